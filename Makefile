@@ -142,9 +142,8 @@ instructions: $(DEV_STAMP) $(BUILD_STAMP)
 
 bench-spark: $(DEV_STAMP) $(BUILD_STAMP)
 	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
-	$(if $(SERVERS),$(BIN)/python bench/spark_source.py --servers $(dir $(abspath $(SERVERS))),\
-	  @echo "The source is measured with a real nsqd: set SERVERS")
-	$(BIN)/python bench/spark_sink.py $(if $(SERVERS),--servers $(SERVERS))
+	$(BIN)/python -m nsq_fast bench suite --short $(patsubst %,--only spark-%,stream read cold write) \
+	  $(if $(SERVERS),--servers $(SERVERS))
 	$(BIN)/python bench/spark_trace.py --records 1000000
 
 lint: $(DEV_STAMP)
@@ -157,7 +156,7 @@ check: lint $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,
-# which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py. Where greenlets
+# which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_compiled.py. Where greenlets
 # switch, the heap is watched and the stack is not: greenlet copies it. Left out are tests that measure what the
 # sanitizers change (time, memory), that fork, and that need servers of their own. What a sanitizer says goes to
 # stderr, which pytest must not take (-s).

@@ -1,6 +1,7 @@
-"""What a message costs a consumer in instructions of its process, and whether that is more than at another commit.
+"""What a message costs a consumer in instructions of its process, and whether that is more than at another commit; or
+what ``histograms=True`` adds to it.
 
-    python bench/instructions.py [--base COMMIT] [--messages 10000]
+    python bench/instructions.py [--base COMMIT] [--histograms] [--messages 10000]
 
 Instructions are counted by valgrind and not timed, so it does not matter what else the machine does. What starting and
 ending takes is taken off by running the process with few messages, too. Its nsqd is a program that sends as many
@@ -14,6 +15,9 @@ things, too.
 
 With ``--base`` that commit is built and counted here as well, with the same interpreter, compiler and libraries. The
 exit code is 1 where a message costs 3 % more than there.
+
+With ``--histograms`` a sample is counted by itself: either none is due but the first, or one in each portion. What
+remains is arithmetic, since a consumer takes a hundred samples a second at most.
 """
 
 from __future__ import annotations
@@ -37,6 +41,11 @@ ALLOWED = 1.03
 SLOWER = 50
 ROOT = Path(__file__).resolve().parent.parent
 VALGRIND = "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"
+KINDS = {"off": None, "never": float("inf"), "each portion": 0.0}
+"""With histograms or without -> the seconds between two samples; None: without."""
+
+RATES = (10_000, 100_000, 400_000)
+SAMPLES_A_SECOND = 100
 
 
 # The nsqd
@@ -79,10 +88,16 @@ def wait_for_fins(lines: BinaryIO, count: int) -> None:
 # The client
 
 
-def consume(port: int, count: int) -> None:
+def consume(port: int, count: int, kind: str) -> None:
     """What is counted."""
     from nsq_fast import Consumer
 
+    options = {}
+    if (every := KINDS[kind]) is not None:
+        from nsq_fast.client import handlers
+
+        handlers.EVERY = every
+        options["histograms"] = True
     left = count
 
     def handle(consumer: Consumer, message: object) -> None:
@@ -91,7 +106,8 @@ def consume(port: int, count: int) -> None:
         if not left:
             consumer.close(drain=False)
 
-    Consumer("topic", "channel", f"127.0.0.1:{port}", message_handler=handle, max_in_flight=PORTION).start()
+    options |= {"message_handler": handle, "max_in_flight": PORTION}
+    Consumer("topic", "channel", f"127.0.0.1:{port}", **options).start()
 
 
 # The measurement
@@ -104,7 +120,7 @@ def slow_clock() -> dict[str, str]:
     raise SystemExit("there is no libfaketime: apt-get install faketime")
 
 
-def counted(count: int, where: Path) -> int:
+def counted(count: int, where: Path, kind: str) -> int:
     """Instructions of a whole process that runs the code of a folder."""
     this = [sys.executable, __file__]
     with subprocess.Popen([*this, "--serve", str(count), str(PORTION)], stdout=subprocess.PIPE, text=True) as nsqd:
@@ -112,7 +128,7 @@ def counted(count: int, where: Path) -> int:
         port = nsqd.stdout.readline().strip()
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(where), **slow_clock()}
         ended = subprocess.run(
-            [*VALGRIND, *this, "--consume", port, str(count)],
+            [*VALGRIND, *this, "--consume", port, str(count), kind],
             capture_output=True, text=True, env=environment, cwd=where, check=False,
         )  # fmt: skip
         nsqd.kill()
@@ -122,14 +138,24 @@ def counted(count: int, where: Path) -> int:
     return int(found[1])
 
 
-def per_message(messages: int, where: Path) -> float:
+def per_message(messages: int, where: Path = ROOT, kind: str = "off") -> float:
     """Instructions for a message, without what starting and ending takes."""
-    return (counted(FEW + messages, where) - counted(FEW, where)) / messages
+    return (counted(FEW + messages, where, kind) - counted(FEW, where, kind)) / messages
+
+
+def count_histograms(messages: int) -> None:
+    off, never, each = (per_message(messages, kind=kind) for kind in KINDS)
+    sample = (each - never) * PORTION
+    text = f"{off:,.0f} without histograms, {never / off - 1:+.2%} with; a sample: {sample:,.0f}\n"
+    for rate in RATES:
+        with_samples = never + sample * SAMPLES_A_SECOND / rate
+        text += f"at {rate:,} messages/s and {SAMPLES_A_SECOND} samples/s: {with_samples / off - 1:+.2%}\n"
+    sys.stdout.write(text)
 
 
 def is_well(messages: int, base: Path | None) -> bool:
     """Count, and say how much; whether that is not too much more than in ``base``."""
-    now = per_message(messages, ROOT)
+    now = per_message(messages)
     line, allowed = f"{now:,.1f} instructions a message", now
     if base is not None:
         before = per_message(messages, base)
@@ -142,15 +168,20 @@ def is_well(messages: int, base: Path | None) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", metavar="COMMIT", help="compare with this commit")
+    parser.add_argument("--histograms", action="store_true", help="count what they add")
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--serve", nargs=2, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--consume", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--consume", nargs=3, help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.serve:
         serve(*told.serve)
         return 0
     if told.consume:
-        consume(*told.consume)
+        port, count, kind = told.consume
+        consume(int(port), int(count), kind)
+        return 0
+    if told.histograms:
+        count_histograms(told.messages)
         return 0
     if not told.base:
         return 0 if is_well(told.messages, None) else 1

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ._per_interpreter import require_main_interpreter
+
 
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of ``package``: each name of ``home`` stands in the module that it maps to."""
@@ -14,7 +16,12 @@ def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
     def resolve(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{home[name]}", package), name)
+        try:
+            module = importlib.import_module(f".{home[name]}", package)
+        except ImportError:
+            require_main_interpreter()  # in another one gevent refuses to be imported, without saying what to do
+            raise
+        value = getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 

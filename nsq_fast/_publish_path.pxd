@@ -11,13 +11,14 @@ cdef extern from "Python.h" nogil:
 cdef class Wakeups:
     cdef object _hub
     cdef object _getcurrent
-    cdef object call_soon       # of an asyncio loop
+    cdef object _call_soon
     cdef readonly object loop
     cdef list _ready
     cdef list _due              # being resumed, the next one last
     cdef public bint is_waking
 
     cdef int add_all(self, list awaited) except -1
+    cdef list _take_ready(self)
 
 
 cdef class Outcomes:
@@ -49,7 +50,11 @@ cdef class PublishPath(PublishFields):
     cdef public object group
     cdef public double deadline
     cdef public bint is_prompt
+    cdef public bint _asyncio_future_blocking
+    cdef public object context
+    cdef object _cancelled      # what the task that awaits it gets
 
+    cdef Wakeups _wakeups(self)
     cpdef bint read_soon(self, Wakeups wakeups) except -1
 
 

@@ -339,7 +339,7 @@ class ConnectionConfig(Config, frozen=True):
     ext_filter: Mapping[str, Any] | None = option(None, "redesigned: filter on extended headers")
     connect_timeout: float = option(5.0, "limit for connect, TLS and handshake together", unit="s", minimum=0.001)
     write_timeout: float = option(
-        30.0, "limit for the peer to take bytes that wait to be written", unit="s", minimum=0.001
+        30.0, "limit for the peer to take, or to acknowledge, bytes that are written", unit="s", minimum=0.001
     )
     max_frame_size: int = option(
         8 * 1024 * 1024,

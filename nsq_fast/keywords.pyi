@@ -5,10 +5,12 @@ there at run time. Options that have a parameter of their own are left out, as t
 tests/support/keywords.py: do not edit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from .config_source import ConfigSource
+from .producer import Headers
+from .protocol.partitioner import Key
 
 class ConnectionKeywords(TypedDict, total=False):
     """The options of ConnectionConfig."""
@@ -118,3 +120,21 @@ class ProducerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     max_backoff_duration: float
     max_msg_size: int
     max_body_size: int
+
+class PublishKeywords(TypedDict, total=False):
+    """The keywords of ``publish``."""
+
+    key: Key | None
+    partition: int | None
+    trace_id: int | None
+    headers: Headers | None
+    tag: str | None
+
+class MultipublishKeywords(TypedDict, total=False):
+    """The keywords of ``multipublish``."""
+
+    key: Key | None
+    partition: int | None
+    trace_id: int | Sequence[int] | None
+    headers: Headers | Sequence[Headers] | None
+    tag: str | None

@@ -17,9 +17,8 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gevent.monkey import get_original
 
@@ -68,45 +67,46 @@ class ProducerLike(Protocol):
         """A snapshot."""
 
 
-S = TypeVar("S")
+COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 
-@dataclass(frozen=True)
-class _Figure(Generic[S]):
-    """One metric of each client: ``read`` takes its value from what ``stats()`` returned."""
+class _Figure(NamedTuple):
+    """One metric of each client: ``read`` takes its value from what ``stats()`` returned.
 
-    name: str
-    help: str
-    read: Callable[[S], float]
-    is_counter: bool = False
-
-
-@dataclass(frozen=True)
-class _Times(Generic[S]):
-    """One histogram of each client that measures it: ``read`` takes it from what ``stats()`` returned, or None."""
+    The value of a histogram is a HistogramStats; None of a client that does not measure it.
+    """
 
     name: str
     help: str
-    read: Callable[[S], HistogramStats | None]
+    read: Callable[[Any], Any]
+    kind: type[Any] = GAUGE
 
 
-_CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
-    _Figure("messages_received", "Deliveries, repeated ones included.", lambda each: each.totals.received, True),
-    _Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, True),
-    _Figure("messages_requeued", "REQs handed to the system.", lambda each: each.totals.requeued, True),
-    _Figure("messages_skipped", "Finished for their skip_header, unhandled.", lambda each: each.totals.skipped, True),
-    _Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, True),
-    _Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, True),
-    _Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, True),
-    _Figure("responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, True),
-    _Figure("responses_lost", "FIN or REQ lost with the connection.", lambda each: each.totals.answers_lost, True),
-    _Figure("messages_touched", "TOUCHes, automatic ones included.", lambda each: each.totals.touched, True),
-    _Figure("subscriptions", "Connections subscribed, renewed ones too.", lambda each: each.totals.subscriptions, True),
-    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each.leader_moves, True),
-    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each.lookup_errors, True),
-    _Figure("order_violations", "Ordered messages out of order.", lambda each: each.order_violations, True),
-    _Figure("ordered_messages_repeated", "Ordered messages delivered again.", lambda each: each.repeated, True),
-    _Figure("ordered_deliveries_blocked", "Ordered, with too many attempts already.", lambda each: each.blocked, True),
+_CONSUMER = (
+    _Figure("messages_received", "Deliveries, repeated ones included.", lambda each: each.totals.received, COUNTER),
+    _Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, COUNTER),
+    _Figure("messages_requeued", "REQs handed to the system.", lambda each: each.totals.requeued, COUNTER),
+    _Figure(
+        "messages_skipped", "Finished for their skip_header, unhandled.", lambda each: each.totals.skipped, COUNTER
+    ),
+    _Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, COUNTER),
+    _Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, COUNTER),
+    _Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, COUNTER),
+    _Figure(
+        "responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, COUNTER
+    ),
+    _Figure("responses_lost", "FIN or REQ lost with the connection.", lambda each: each.totals.answers_lost, COUNTER),
+    _Figure("messages_touched", "TOUCHes, automatic ones included.", lambda each: each.totals.touched, COUNTER),
+    _Figure(
+        "subscriptions", "Connections subscribed, renewed ones too.", lambda each: each.totals.subscriptions, COUNTER
+    ),
+    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each.leader_moves, COUNTER),
+    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each.lookup_errors, COUNTER),
+    _Figure("order_violations", "Ordered messages out of order.", lambda each: each.order_violations, COUNTER),
+    _Figure("ordered_messages_repeated", "Ordered messages delivered again.", lambda each: each.repeated, COUNTER),
+    _Figure(
+        "ordered_deliveries_blocked", "Ordered, with too many attempts already.", lambda each: each.blocked, COUNTER
+    ),
     _Figure(
         "connections", "Connections that are subscribed.", lambda each: sum(c.is_connected for c in each.connections)
     ),
@@ -121,19 +121,18 @@ _CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
     _Figure("running", "1 while started and not closed.", lambda each: each.is_running),
     _Figure("paused", "1 between pause and resume.", lambda each: each.is_paused),
     _Figure("starved", "1 while handlers hold 85 % of what a connection may get.", lambda each: each.is_starved),
+    _Figure("handler_seconds", "What handlers took, of samples.", lambda each: each.handler_time, HISTOGRAM),
+    _Figure(
+        "message_age_seconds", "Publish to start of the handler, of samples.", lambda each: each.message_age, HISTOGRAM
+    ),
 )
 
-_CONSUMER_TIMES: tuple[_Times[ConsumerStats], ...] = (
-    _Times("handler_seconds", "What handlers took, of samples.", lambda each: each.handler_time),
-    _Times("message_age_seconds", "Publish to start of the handler, of samples.", lambda each: each.message_age),
-)
-
-_PRODUCER: tuple[_Figure[dict[str, Any]], ...] = (
-    _Figure("publishes_stored", "Publishes that an nsqd confirmed.", lambda each: each["stored"], True),
-    _Figure("publishes_refused", "Publishes that failed and are not stored.", lambda each: each["refused"], True),
-    _Figure("publishes_unknown", "Publishes that failed and may be stored.", lambda each: each["unknown"], True),
-    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each["leader_moves"], True),
-    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each["lookup_errors"], True),
+_PRODUCER = (
+    _Figure("publishes_stored", "Publishes that an nsqd confirmed.", lambda each: each["stored"], COUNTER),
+    _Figure("publishes_refused", "Publishes that failed and are not stored.", lambda each: each["refused"], COUNTER),
+    _Figure("publishes_unknown", "Publishes that failed and may be stored.", lambda each: each["unknown"], COUNTER),
+    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each["leader_moves"], COUNTER),
+    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each["lookup_errors"], COUNTER),
     _Figure("pending_publishes", "Publishes that have no result yet.", lambda each: each["pending"]),
     _Figure("waiting_publishes", "Those of them that wait for an nsqd.", lambda each: each["waiting"]),
     _Figure("held_messages", "Messages that count towards max_pending.", lambda each: each["held"]),
@@ -145,10 +144,9 @@ _PRODUCER: tuple[_Figure[dict[str, Any]], ...] = (
         "Partitions whose leader is not known.",
         lambda each: sum(leader is None for topic in each["leaders"].values() for leader in topic.values()),
     ),
-)
-
-_PRODUCER_TIMES: tuple[_Times[dict[str, Any]], ...] = (
-    _Times("publish_seconds", "Call of a publish to its confirmation, of samples.", lambda each: each["latency"]),
+    _Figure(
+        "publish_seconds", "Call of a publish to its confirmation, of samples.", lambda each: each["latency"], HISTOGRAM
+    ),
 )
 
 
@@ -164,10 +162,8 @@ class ClientCollector:
     """
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
-        self._consumers = _Group[Any](
-            f"{PREFIX}_consumer", ("consumer", "topic", "channel"), _CONSUMER, _CONSUMER_TIMES
-        )
-        self._producers = _Group[Any](f"{PREFIX}_producer", ("producer",), _PRODUCER, _PRODUCER_TIMES)
+        self._consumers = _Group(f"{PREFIX}_consumer", ("consumer", "topic", "channel"), _CONSUMER)
+        self._producers = _Group(f"{PREFIX}_producer", ("producer",), _PRODUCER)
         if registry is not None:
             registry.register(self)
 
@@ -227,13 +223,10 @@ class _Client:
         self.has_failed = False
 
 
-class _Group(Generic[S]):
+class _Group:
     """The clients of one kind, by name."""
 
-    def __init__(
-        self, prefix: str, labels: tuple[str, ...], figures: tuple[_Figure[S], ...], times: tuple[_Times[S], ...]
-    ) -> None:
-        self._times = times
+    def __init__(self, prefix: str, labels: tuple[str, ...], figures: tuple[_Figure, ...]) -> None:
         self._prefix = prefix
         self._labels = labels
         self._figures = figures
@@ -259,69 +252,56 @@ class _Group(Generic[S]):
         with self._lock:
             self._clients = {name: entry for name, entry in self._clients.items() if entry.ref() not in (None, client)}
 
-    def families(self) -> list[Metric]:
+    def families(self) -> list[Any]:
         """The metrics, without values."""
-        return [*self._figure_families(), *self._times_families()]
-
-    def _figure_families(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
-        return [
-            (CounterMetricFamily if figure.is_counter else GaugeMetricFamily)(
-                f"{self._prefix}_{figure.name}", figure.help, labels=self._labels
-            )
-            for figure in self._figures
-        ]
-
-    def _times_families(self) -> list[HistogramMetricFamily]:
-        return [
-            HistogramMetricFamily(f"{self._prefix}_{each.name}", each.help, labels=self._labels) for each in self._times
-        ]
+        return [each.kind(f"{self._prefix}_{each.name}", each.help, labels=self._labels) for each in self._figures]
 
     def collect(self) -> list[Metric]:
         """The metrics of all clients that live."""
-        families, histograms = self._figure_families(), self._times_families()
+        families = self.families()
         with self._lock:
             entries = list(self._clients.values())
         for entry in entries:
-            values, times = self._values(entry)
-            for family, value in zip(families, values, strict=False):
-                family.add_metric(entry.labels, value)
-            for histogram, found in zip(histograms, times, strict=False):
-                if found is not None:
-                    histogram.add_metric(entry.labels, _cumulative(found), found.sum)
-        return [*families, *histograms]
+            for family, value in zip(families, self._values(entry), strict=False):
+                if isinstance(family, HISTOGRAM):
+                    if value is not None:
+                        family.add_metric(entry.labels, _cumulative(value), value.sum)
+                else:
+                    family.add_metric(entry.labels, float(value))
+        return families
 
-    def _values(self, entry: _Client) -> tuple[list[float], list[HistogramStats | None]]:
-        """One for each figure and each histogram; none when the client lives no longer, or cannot be read."""
+    def _values(self, entry: _Client) -> list[Any]:
+        """One for each figure; none when the client lives no longer, or cannot be read."""
         client: Any = entry.ref()
         if client is None:
-            return [], []
+            return []
         try:
-            stats: S = client.stats()
-            values = [float(figure.read(stats)) for figure in self._figures]
-            times = [each.read(stats) for each in self._times]
+            stats = client.stats()
+            values = [each.read(stats) for each in self._figures]
         except Exception as error:
             if not entry.has_failed:
                 logger.warning(
                     "no metrics of %r until its stats() can be read again: %r", client, error, extra=METRICS_FAILED
                 )
             entry.has_failed = True
-            return [], []
+            return []
         entry.has_failed = False
         with self._lock:
             if entry.process != os.getpid():
                 entry.process, entry.shown = os.getpid(), {}
-            pairs = zip(self._figures, values, strict=True)
-            return [self._never_down(entry, figure, value) for figure, value in pairs], times
+            return [
+                self._never_down(entry, figure, value) if figure.kind is COUNTER else value
+                for figure, value in zip(self._figures, values, strict=True)
+            ]
 
-    def _never_down(self, entry: _Client, figure: _Figure[S], value: float) -> float:
+    def _never_down(self, entry: _Client, figure: _Figure, value: float) -> float:
         """Prometheus takes a counter that goes down for one that began anew, and would count everything twice.
 
         ``stats()`` of a running consumer, read in another thread, may lack for a moment what the connection to an nsqd
         that has just gone had counted.
         """
-        if figure.is_counter:
-            value = entry.shown[figure.name] = max(value, entry.shown.get(figure.name, 0.0))
-        return value
+        highest = entry.shown[figure.name] = max(value, entry.shown.get(figure.name, 0.0))
+        return highest
 
 
 def _cumulative(times: HistogramStats) -> list[tuple[str, float]]:

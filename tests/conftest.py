@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +15,10 @@ from support import compiled, kinds, spark_needs
 from support.browser import Browser
 from support.cluster import Standalone
 from support.scripted_nsqd import ScriptedNsqd
-from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.servers import EMBEDDED_NSQD, SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
-from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.loop import FaultReporter
-from nsq_fast.names import Address
 
 pytest_plugins = ["nsq_fast.testing", "support.properties"]
 
@@ -191,50 +188,15 @@ def real_lookupd() -> Iterator[Callable[..., RealLookupd]]:
         server.kill()
 
 
-class NsqdProcess:
-    """An nsqd in a process of its own, embedded or real. It keeps every message on disk."""
-
-    def __init__(self, server: BrokerProcess | RealNsqd) -> None:
-        self._server = server
-        self.start, self.stop, self.kill = server.start, server.stop, server.kill
-
-    @property
-    def address(self) -> str:
-        return str(self._server.nsqd.tcp if isinstance(self._server, BrokerProcess) else self._server.tcp_address)
-
-    @property
-    def http(self) -> Address:
-        found = self._server.nsqd.http if isinstance(self._server, BrokerProcess) else self._server.http_address
-        return Address(*found)
-
-    def go_down(self) -> None:
-        """SIGKILL; the real one gets SIGTERM: killed, it comes back without some messages that it had begun to send."""
-        if isinstance(self._server, BrokerProcess):
-            self.kill()
-        else:
-            self.stop()
-
-    def freeze(self) -> None:
-        """SIGSTOP: the system goes on taking connections and bytes for it."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        os.kill(self._server.pid, number)
-
-
 @pytest.fixture(params=["embedded", "original"])
-def nsqd_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NsqdProcess]:
-    """An nsqd that needs nothing of this process: for tests that block its threads, or run an event loop."""
-    if request.param == "embedded":
-        server: BrokerProcess | RealNsqd = BrokerProcess(lookupd=False, data_path=tmp_path, mem_queue_size=0)
-        server.start()
-    elif find_server("nsqd") is None:
+def nsqd_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealNsqd]:
+    """An nsqd that needs nothing of this process, and keeps every message on disk.
+
+    For tests that block the threads of this process, or run an event loop.
+    """
+    if request.param == "original" and find_server("nsqd") is None:
         pytest.skip(f"no real nsqd below {SERVERS}")
-    else:
-        server = RealNsqd(tmp_path, "-mem-queue-size=0", "-sync-every=1")
-    yield NsqdProcess(server)
+    command = EMBEDDED_NSQD if request.param == "embedded" else None
+    server = RealNsqd(tmp_path, "-mem-queue-size=0", "-sync-every=1", command=command)
+    yield server
     server.kill()

@@ -12,6 +12,7 @@ from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
 from nsq_fast.client.admin import LookupPoller
 from nsq_fast.client.give_up import PublishTo, WriteToFolder
+from nsq_fast.config import Config, ConnectionConfig, ConsumerConfig, LookupConfig, Option, ProducerConfig
 from nsq_fast.errors import PublishFailed
 
 NAN = float("nan")
@@ -29,129 +30,76 @@ def producer(**arguments: Any) -> Producer:
     return Producer(**{"nsqd_tcp_addresses": "127.0.0.1", **arguments})
 
 
-# name of the argument -> wrong values
 ADDRESSES = [None, 5, b"h:1", [None], [5], ["h:x"], "h:0", "h:70000", ":1", [("h", "x")], [("h", 1, 2)]]
-CONNECTION: dict[str, list[Any]] = {
-    "client_id": [5, b"x"],
-    "hostname": [5],
-    "user_agent": [5],
-    "heartbeat_interval": [0, 0.5, 61, "often", None, NAN, True],
-    "output_buffer_size": [63, 65537, 1.5, "x", -2],
-    "output_buffer_timeout": [24, 1001, 0.25, -2],
-    "sample_rate": [-1, 100, 1.5, "x"],
-    "msg_timeout": [0, 901, "x", NAN],
-    "tls_v1": [1, "maybe", None],
-    "tls_options": [5, "cert.pem", {"ca": "x"}, {"cafile": "/does/not/exist"}, {"certfile": "/does/not/exist"}],
-    "snappy": [1, "x"],
-    "deflate": [1, "x"],
-    "deflate_level": [0, 10, "x"],
-    "auth_secret": [5, ["x"]],
-    "topology_region": [5],
-    "topology_zone": [5],
-    "connect_timeout": [0, -1, "x", NAN, None],
-    "write_timeout": [0, "x"],
-    "max_frame_size": [0, 2**31, "x"],
-    "local_address": [5],
+NAMES: dict[str, list[Any]] = {"nsqd_tcp_addresses": [None, 5, b"h:1"], "lookupd_http_addresses": [None, 5, b"h:1"]}
+TLS: list[Any] = [5, "cert.pem", {"ca": "x"}, {"cafile": "/does/not/exist"}, {"certfile": "/does/not/exist"}]
+# maker -> the configs whose options it takes; name of another argument, or of an option -> more wrong values
+OPTIONS: dict[Callable[..., object], tuple[type[Config], ...]] = {
+    consumer: (ConnectionConfig, LookupConfig, ConsumerConfig),
+    producer: (ConnectionConfig, LookupConfig, ProducerConfig),
+    Broker: (NsqdOptions,),
 }
-LOOKUP: dict[str, list[Any]] = {
-    "lookupd_poll_interval": [0, -1, "x", None, NAN],
-    "lookupd_poll_jitter": [-0.1, 1.1, "x", NAN],
-    "lookupd_timeout": [0, "x"],
-    "lookupd_refresh_interval": [-1, "x"],
-}
-CONSUMER: dict[str, list[Any]] = {
-    "topic": [None, 5, b"t", "", "a b", "t" * 65, "t#", "t#ephemeral#ephemeral", "ü"],
-    "channel": [None, 5, b"c", "", "a/b", "c" * 65],
-    "nsqd_tcp_addresses": [None, 5, b"h:1"],
-    "lookupd_http_addresses": [None, 5, b"h:1"],
-    "name": [5, b"x"],
-    "message_handler": ["handler", 5],
-    "batch_handler": ["handler", 5],
-    "give_up": ["log", 5],
-    "max_tries": [-1, 65536, "x", None, 1.5, True],
-    "max_in_flight": [-1, "x", 1.5, True, 1_000_001],
-    "requeue_delay": [-1, 0.5, "x", True],
-    "requeue_base_delay": [-1, "x", NAN],
-    "requeue_factor": [0.5, "x"],
-    "requeue_max_delay": [-1, NAN],
-    "requeue_jitter": [-1, 2],
-    "low_ready_idle_timeout": [0, "x", None],
-    "max_backoff_duration": [-1, "x", None, NAN],
-    "backoff_on_requeue": [1, "x", None],
-    "max_reconnect_delay": [0, "x"],
-    "concurrency": [0, -1, 1.5, "x", True],
-    "batch_size": [0, "x"],
-    "auto_touch": [1, "x"],
-    **CONNECTION,
-    **LOOKUP,
-}
-PRODUCER: dict[str, list[Any]] = {
-    "nsqd_tcp_addresses": [None, 5, b"h:1"],
-    "lookupd_http_addresses": [None, 5, b"h:1"],
-    "publish_timeout": [0, -1, "x", NAN],
-    "max_publish_attempts": [0, 1.5, "x"],
-    "retry_unknown_outcome": [1, "x"],
-    "retry_base_delay": [-1, "x"],
-    "retry_max_delay": [-1, "x"],
-    "coalesce": [1, "x"],
-    "linger": [-1, "x", NAN],
-    "linger_max_messages": [0, "x"],
-    "linger_max_bytes": [0, "x"],
-    "max_pending": [0, "x"],
-    "connections_per_nsqd": [0, 65, "x"],
-    "max_backoff_duration": [0, "x"],
-    "max_msg_size": [0, "x"],
-    "max_body_size": [0, "x"],
-    **CONNECTION,
-    **LOOKUP,
-}
-BROKER: dict[str, list[Any]] = {
-    "nsqds": [-1, 1.5, "2", None],
-    "data_path": [5, ["x"]],
-    "lookupd_options": [5, "x"],
-    "addresses": [5, "x"],
-    "tcp_address": [5, "host", "host:", "host:x", "h:65536", None],
-    "http_address": [5, "host", "h:-1"],
-    "https_address": [5, "host"],
-    "lookupd_tcp_addresses": ["h:1", 5, (5,), ("",), ["h:x"], ("h:0",)],
-    "auth_http_addresses": ["h:1", 5, ("",)],
-    "auth_http_request_method": ["put"],
-    "node_id": [-1, 1024, "x"],
-    "mem_queue_size": [-1, "x"],
-    "max_bytes_per_file": [1, "x"],
-    "sync_every": [0, "x"],
-    "sync_timeout": [0, "x"],
-    "msg_timeout": [0, "x", NAN],
-    "max_msg_timeout": [0, "x"],
-    "max_msg_size": [0, "x"],
-    "max_body_size": [0, "x"],
-    "max_req_timeout": [-1, "x"],
-    "max_heartbeat_interval": [0, "x"],
-    "max_rdy_count": [0, "x"],
-    "max_channel_consumers": [-1, "x"],
-    "statsd_address": ["h:x", 5],
-    "statsd_interval": [0, "x"],
-    "tls_cert": ["cert.pem", 5],
-    "tls_key": ["key.pem"],
-    "tls_client_auth_policy": ["maybe"],
-    "tls_required": ["yes"],
-    "max_deflate_level": [0, 10],
-    "snappy": [1, "x"],
+OTHERS: dict[Callable[..., object], dict[str, list[Any]]] = {
+    consumer: {
+        **NAMES,
+        "topic": [None, 5, b"t", "", "a b", "t" * 65, "t#", "t#ephemeral#ephemeral", "ü"],
+        "channel": [None, 5, b"c", "", "a/b", "c" * 65],
+        "name": [5, b"x"],
+        "message_handler": ["handler", 5],
+        "batch_handler": ["handler", 5],
+        "give_up": ["log", 5],
+        "tls_options": TLS,
+        "auth_secret": [5, ["x"]],
+        "output_buffer_timeout": [0.25],  # it is in milliseconds
+        "requeue_delay": [0.5],
+    },
+    producer: {**NAMES, "tls_options": TLS},
+    Broker: {
+        "nsqds": [-1, 1.5, "2", None],
+        "lookupd_options": [5, "x"],
+        "addresses": [5, "x"],
+        "tcp_address": ["host", "host:", "host:x", "h:65536"],
+        "http_address": ["host", "h:-1"],
+        "https_address": ["host"],
+        "lookupd_tcp_addresses": ["h:1", 5, (5,), ("",), ["h:x"], ("h:0",)],
+        "auth_http_addresses": ["h:1", 5, ("",)],
+        "auth_http_request_method": ["put"],
+        "statsd_address": ["h:x"],
+        "tls_cert": ["cert.pem"],
+        "tls_key": ["key.pem"],
+        "tls_client_auth_policy": ["maybe"],
+        "tls_required": ["yes"],
+    },
 }
 
 
-def cases(make: Callable[..., object], table: dict[str, list[Any]]) -> Iterator[Any]:
-    for name, values in table.items():
-        for value in values:
-            yield pytest.param(make, name, value, id=f"{make.__name__}-{name}={value!r}")
+def wrong_values(option: Option) -> Iterator[Any]:
+    """What an option refuses, as it is declared."""
+    values: dict[type, list[Any]] = {str: [5, b"x"], bool: [1, "maybe"], int: ["x", 1.5, True], float: ["x", NAN, True]}
+    yield from values.get(option.kind, ())
+    yield from ["no such choice"] if option.choices else []
+    bounds = [(option.minimum, -1), (option.maximum, 1)]
+    yield from (bound + step for bound, step in bounds if bound is not None and bound + step not in option.also)
+    if option.default is not None and option.kind in values:
+        yield None
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "value"), [*cases(consumer, CONSUMER), *cases(producer, PRODUCER), *cases(Broker, BROKER)]
+    ("make", "name", "values"),
+    [
+        pytest.param(make, name, values, id=f"{make.__name__}-{name}")
+        for make, configs in OPTIONS.items()
+        for name, values in [
+            *((name, [*wrong_values(each)]) for config in configs for name, each in config.OPTIONS.items()),
+            *OTHERS[make].items(),
+        ]
+        if values
+    ],
 )
-def test_a_wrong_argument_of_a_constructor_is_named(make: Callable[..., object], name: str, value: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match=name):
-        make(**{name: value})
+def test_a_wrong_argument_of_a_constructor_is_named(make: Callable[..., object], name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises((ValueError, TypeError), match=name):
+            make(**{name: value})
 
 
 @pytest.mark.parametrize("make", [consumer, producer, Broker, NsqdOptions, LookupdOptions])
@@ -219,40 +167,19 @@ def test_a_wrong_argument_of_a_publish_is_named(name: str, use: Callable[[Produc
 
 NSQD = NsqdHTTPClient("127.0.0.1", 1)
 LOOKUPD = LookupdHTTPClient("127.0.0.1", 1)
-TOPIC_METHODS: list[Callable[[Any], object]] = [
-    NSQD.create_topic,
-    NSQD.delete_topic,
-    NSQD.empty_topic,
-    NSQD.pause_topic,
-    NSQD.unpause_topic,
-    LOOKUPD.lookup,
-    LOOKUPD.channels,
-    LOOKUPD.create_topic,
-    LOOKUPD.delete_topic,
-]
-CHANNEL_METHODS: list[Callable[[Any, Any], object]] = [
-    NSQD.create_channel,
-    NSQD.delete_channel,
-    NSQD.empty_channel,
-    NSQD.pause_channel,
-    NSQD.unpause_channel,
-    LOOKUPD.create_channel,
-    LOOKUPD.delete_channel,
-]
+OF_TOPIC = {NSQD: "create_topic delete_topic empty_topic pause_topic unpause_topic",
+            LOOKUPD: "lookup channels create_topic delete_topic"}  # fmt: skip
+OF_CHANNEL = {NSQD: "create_channel delete_channel empty_channel pause_channel unpause_channel",
+              LOOKUPD: "create_channel delete_channel"}  # fmt: skip
 
 
-@pytest.mark.parametrize("method", TOPIC_METHODS, ids=lambda method: method.__qualname__)
 @pytest.mark.parametrize("value", [None, 5, b"t", "", "a b"])
-def test_a_wrong_topic_of_an_admin_client_is_named(method: Callable[[Any], object], value: Any) -> None:
-    with pytest.raises(ValueError, match="topic"):
-        method(value)
-
-
-@pytest.mark.parametrize("method", CHANNEL_METHODS, ids=lambda method: method.__qualname__)
-@pytest.mark.parametrize("value", [None, 5, b"c", "", "a b"])
-def test_a_wrong_channel_of_an_admin_client_is_named(method: Callable[[Any, Any], object], value: Any) -> None:
-    with pytest.raises(ValueError, match="channel"):
-        method("t", value)
+def test_a_wrong_name_of_an_admin_client_is_named(value: Any) -> None:
+    for methods, arguments, what in ((OF_TOPIC, (), "topic"), (OF_CHANNEL, ("t",), "channel")):
+        for client, names in methods.items():
+            for name in names.split():
+                with pytest.raises(ValueError, match=what):
+                    getattr(client, name)(*arguments, value)
 
 
 @pytest.mark.parametrize(

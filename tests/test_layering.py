@@ -2,7 +2,8 @@
 
 A folder is a layer, and imports go downwards only. The compiled core knows
 `errors` alone; `protocol/` knows the core and the data modules and does no I/O;
-`runtime/` owns gevent, sockets and clocks; everything above uses public names.
+`client/` and its faces own sockets and clocks; everything above uses the names
+that `runtime.py` lists.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ DATA = {
     "_per_interpreter", "_record", "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame", "_publish"}
-COMPILED_FOR_RUNTIME = set(NAMES) - CORE
+COMPILED_FOR_CLIENT = set(NAMES) - CORE
+CLIENT = DATA | CORE | COMPILED_FOR_CLIENT | {"protocol", "client"}
+GEVENT_FACE = {"bridge", "columns", "consumer", "handler_threads", "producer"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,
     "__main__": {"cli"},
     "errors": {"printable"},
     "printable": set(),
-    "_lazy": set(),
+    "_lazy": {"_per_interpreter"},
     "_record": set(),
     "_per_interpreter": set(),
     "_version": {"_built"},
@@ -51,12 +54,17 @@ ALLOWED = {
     "logs": DATA,
     "config_source": set(),
     "protocol": DATA | CORE,
-    "client": DATA | CORE | COMPILED_FOR_RUNTIME | {"protocol"},
-    "runtime": DATA | CORE | COMPILED_FOR_RUNTIME | {"protocol", "client"},
+    "client": CLIENT,
+    "bridge": CLIENT,
+    "handler_threads": CLIENT,
+    "producer": CLIENT,
+    "consumer": CLIENT | {"handler_threads", "producer"},
+    "columns": CLIENT | {"producer"},
+    "aio": CLIENT,
+    "threads": CLIENT | {"bridge", "consumer", "handler_threads", "producer"},
+    "runtime": CLIENT | GEVENT_FACE,
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
-    "threads": DATA | CORE | {"_publish_path", "protocol", "client", "runtime"},
-    "aio": DATA | CORE | COMPILED_FOR_RUNTIME | {"protocol", "client", "runtime"},
     "integrations": DATA | CORE | {"aio", "threads", "__init__"},
     "metrics": DATA | {"runtime"},
     "otel": DATA | CORE,
@@ -71,8 +79,6 @@ ALLOWED = {
 # The one way up: commands that are Spark's, and import it when they run.
 READY_ROWS = "bench/programs/ready_rows.py"  # a format of Spark, imported in processes of Spark's only
 MAY_ALSO_IMPORT = {
-    # what of the client has not moved to ``client`` yet
-    "client/gevent_loop.py": {"runtime"},
     "cli/trace_report.py": {"spark"},
     "cli/journal.py": {"spark"},
     "cli/lag.py": {"spark"},
@@ -86,13 +92,11 @@ IMPURE = {
     "urllib",
 }  # fmt: skip
 ABOVE_RUNTIME = {
-    "aio",
     "broker",
     "gnsq",
     "integrations",
     "metrics",
     "otel",
-    "threads",
     "spark",
     "testing",
     "bench",
@@ -280,7 +284,7 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
     wrong = [
         shown(path, item)
         for path in SOURCES
-        if layer_of(path) in {"aio", "broker", "cli", "gnsq", "integrations", "metrics", "spark", "testing", "threads"}
+        if layer_of(path) in {"broker", "cli", "gnsq", "integrations", "metrics", "spark", "testing"}
         for item in imports_of(path)
         if layers_imported(item) - {layer_of(path)}
         and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)
@@ -288,19 +292,19 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
     assert wrong == []
 
 
-def test_the_upper_layers_use_the_interface_of_the_runtime() -> None:
-    """They import from `nsq_fast.runtime` itself, whose names are the list of what they may use."""
+def test_the_upper_layers_use_what_is_listed_for_them() -> None:
+    """They import from `nsq_fast.runtime`, whose names are the list of what they may use."""
     wrong = [
         shown(path, item)
         for path in SOURCES
         if layer_of(path) in ABOVE_RUNTIME
         for item in imports_of(path)
-        if item.module.startswith("nsq_fast.runtime.") or (item.module == "nsq_fast.runtime" and not item.names)
+        if layers_imported(item) & (GEVENT_FACE | {"client"})
     ]
     assert wrong == []
 
 
-def test_the_interface_of_the_runtime_holds_what_is_used() -> None:
+def test_the_list_for_the_upper_layers_holds_what_is_used() -> None:
     used = {
         name
         for path in SOURCES
@@ -338,12 +342,12 @@ def test_only_the_sides_of_the_port_know_a_loop() -> None:
         for item in imports_of(path)
         if item.module.split(".")[0] in loops
     }
-    assert knowing == {"asyncio_loop.py", "gevent_loop.py"}
+    assert knowing == {"asyncio_loop.py", "gevent_loop.py", "greenlets.py"}
 
 
 @pytest.mark.parametrize("package", ["aio", "runtime", "broker", "spark", "threads", "worker"])
 def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
-    path = PACKAGE / package / "__init__.py"
+    path = PACKAGE / f"{package}.py" if package == "runtime" else PACKAGE / package / "__init__.py"
     typed = {
         name: item.module.removeprefix(f"nsq_fast.{package}.").removeprefix("nsq_fast")
         for item in imports_of(path)
@@ -379,7 +383,7 @@ def test_the_lower_layers_know_no_option_of_spark() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE.parent)} knows {name}"
         for path in SOURCES
-        if layer_of(path) in {"protocol", "runtime", "broker", *DATA}
+        if layer_of(path) in {"protocol", "client", "broker", *DATA, *GEVENT_FACE}
         for name in set(options)
         if re.search(rf"\b{name}\b", path.read_text())
     ]
@@ -390,7 +394,7 @@ def test_public_exceptions_live_in_errors() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
         for path in SOURCES
-        if layer_of(path) in {"protocol", "runtime", "config", "names"}
+        if layer_of(path) in {"protocol", "client", "config", "names", *GEVENT_FACE}
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
         if any(re.search(r"(Error|Exception|Lost|Failed|Invalid)$", ast.unparse(base)) for base in node.bases)
@@ -467,8 +471,8 @@ LOADED_WHEN_USED = {
     "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11", "hashlib",
     "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks", "nsq_fast.client.admin",
     "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers", "nsq_fast.client.lookup",
-    "nsq_fast.config_source", "nsq_fast.header_patterns", "nsq_fast.client.positions", "nsq_fast.runtime.crossing",
-    "nsq_fast.runtime.handler_threads", "nsq_fast.client.trace_records", "secrets", "snappy", "ssl", "urllib.parse",
+    "nsq_fast.config_source", "nsq_fast.header_patterns", "nsq_fast.bridge",
+    "nsq_fast.handler_threads", "nsq_fast.client.trace_records", "secrets", "snappy", "ssl", "urllib.parse",
     "urllib.request",
 }  # fmt: skip
 

@@ -157,23 +157,6 @@ def test_a_publish_that_returns_at_once_ends_its_span_with_its_result(exported: 
         until(lambda: len(exported.spans("publish orders")) == 2)
 
 
-def test_whoever_iterates_gets_spans_of_receipts(exported: Exported, nsqd: NsqdServer) -> None:
-    telemetry, address = exported.telemetry("envelope"), str(nsqd.tcp_address)
-    with telemetry.instrument(Producer(address)) as producer, Consumer("orders", "billing", address) as consumer:
-        producer.publish("orders", b"body")
-        for message in telemetry.receive(consumer):
-            assert message.body == b"body"
-            with telemetry.process(consumer, message) as opened:
-                assert opened.body == b"body"
-                opened.finish()
-            break
-        until(lambda: consumer.stats().totals.finished == 1)
-    published, received = exported.span("publish orders"), exported.span("receive orders")
-    assert received.kind is SpanKind.CLIENT
-    assert links(received) == [ids(published)]
-    check_process(published, exported.span("process orders"))
-
-
 def test_spans_are_linked_by_an_envelope_after_a_requeue_too(exported: Exported, nsqd_process: Any) -> None:
     """Publish, receive and process, on a real nsqd as on the embedded one."""
     telemetry, attempts = exported.telemetry("envelope"), []
@@ -200,7 +183,8 @@ def test_spans_are_linked_by_an_envelope_after_a_requeue_too(exported: Exported,
     first, again, iterated = exported.spans("process orders")
     for published, processed in ((one, first), (one, again), (two, iterated)):
         check_process(published, processed)
-    assert links(exported.span("receive orders")) == [ids(two)]
+    received = exported.span("receive orders")
+    assert (received.kind, links(received)) == (SpanKind.CLIENT, [ids(two)])
 
 
 # Every face
@@ -401,15 +385,6 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "nsq_fa
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, check=True)
     assert ended.stdout.strip() == "[]"
-
-
-def test_only_the_producer_that_is_instrumented_makes_spans(exported: Exported, nsqd: NsqdServer) -> None:
-    address = str(nsqd.tcp_address)
-    with Producer(address) as plain, exported.telemetry().instrument(Producer(address)) as producer:
-        plain.publish("orders", b"x")
-        assert exported.spans("publish orders") == []
-        producer.publish("orders", b"x")
-        assert len(exported.spans("publish orders")) == 1
 
 
 def test_without_an_sdk_messages_go_through_as_they_are(nsqd: NsqdServer) -> None:

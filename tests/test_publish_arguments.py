@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,39 +32,74 @@ MOST = 3
 Call = Callable[..., Any]
 
 
-@contextmanager
-def gevent_face(address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
-    """A producer whose room is small, and what calls its methods."""
-    producer = nsq_fast.Producer(address, max_pending=MOST, **options)
-    producer.start()
-    yield producer, lambda method, *arguments, **extras: getattr(producer, method)(*arguments, **extras)
-    producer.close()
+class Blocking:
+    """A face whose methods return when they are done."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @contextmanager
+    def producer(self, address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
+        """A producer whose room is small, and what calls its methods."""
+        with self._module.Producer(address, max_pending=MOST, **options) as producer:
+            yield producer, partial(self._call, producer)
+
+    @contextmanager
+    def consumer(self, address: str) -> Iterator[tuple[Any, Call, Message]]:
+        """A consumer, what calls its methods, and a message of it that is not responded to."""
+        with self._module.Consumer("t", "c", address) as consumer:
+            messages = iter(consumer)
+            message = next(messages)
+            message.enable_async()
+            yield consumer, partial(self._call, consumer), message
+
+    @staticmethod
+    def _call(client: Any, method: str, *arguments: Any, **extras: Any) -> Any:
+        return getattr(client, method)(*arguments, **extras)
 
 
-@contextmanager
-def threads_face(address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
-    """As of gevent."""
-    with threads.Producer(address, max_pending=MOST, **options) as producer:
-        yield producer, lambda method, *arguments, **extras: getattr(producer, method)(*arguments, **extras)
+class Asyncio:
+    """As ``Blocking``, in a loop of its own."""
+
+    @contextmanager
+    def producer(self, address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
+        with self._running(aio.Producer(address, max_pending=MOST, **options)) as (producer, call):
+            yield producer, call
+
+    @contextmanager
+    def consumer(self, address: str) -> Iterator[tuple[Any, Call, Message]]:
+        async def begin() -> tuple[Any, Message]:
+            messages = aiter(consumer)
+            return messages, await anext(messages)
+
+        with self._running(aio.Consumer("t", "c", address)) as (consumer, call):
+            _messages, message = call(begin)
+            message.enable_async()
+            yield consumer, call, message
+
+    @contextmanager
+    def _running(self, client: Any) -> Iterator[tuple[Any, Call]]:
+        loop = asyncio.new_event_loop()
+
+        async def awaited(method: Any, arguments: Any, extras: Any) -> Any:
+            called = getattr(client, method) if isinstance(method, str) else method
+            return await asyncio.wait_for(called(*arguments, **extras), 30)
+
+        def call(method: Any, *arguments: Any, **extras: Any) -> Any:
+            return loop.run_until_complete(awaited(method, arguments, extras))
+
+        call("start")
+        yield client, call
+        call("close")
+        loop.close()
 
 
-@contextmanager
-def aio_face(address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
-    """As of gevent."""
-    producer = aio.Producer(address, max_pending=MOST, **options)
-    loop = asyncio.new_event_loop()
-
-    async def awaited(method: str, arguments: Any, extras: Any) -> Any:
-        value = getattr(producer, method)(*arguments, **extras)
-        return await asyncio.wait_for(value, 30)
-
-    loop.run_until_complete(producer.start())
-    yield producer, lambda method, *arguments, **extras: loop.run_until_complete(awaited(method, arguments, extras))
-    loop.run_until_complete(producer.close())
-    loop.close()
+FACES: dict[str, Any] = {"gevent": Blocking(nsq_fast), "threads": Blocking(threads), "aio": Asyncio()}
 
 
-FACES = {"gevent": gevent_face, "threads": threads_face, "aio": aio_face}
+@pytest.fixture(params=FACES)
+def face(request: pytest.FixtureRequest) -> Any:
+    return FACES[request.param]
 
 
 def result(value: Any) -> Any:
@@ -73,9 +109,8 @@ def result(value: Any) -> Any:
     return value.get(timeout=30) if hasattr(value, "get") else value
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_wrong_argument_is_refused_and_takes_no_room(nsqd_process: Any, face: str) -> None:
-    with FACES[face](nsqd_process.address) as (_, call):
+def test_a_wrong_argument_is_refused_and_takes_no_room(nsqd_process: Any, face: Any) -> None:
+    with face.producer(nsqd_process.address) as (_, call):
         call("publish", "t", b"the first")
         taken = []
         for name, value in ALL:
@@ -94,9 +129,8 @@ def test_a_wrong_argument_is_refused_and_takes_no_room(nsqd_process: Any, face: 
         assert call("publish", "t", b"the last") == b"OK"
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(nsqd_process: Any, face: str) -> None:
-    with FACES[face](nsqd_process.address) as (producer, call):
+def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(nsqd_process: Any, face: Any) -> None:
+    with face.producer(nsqd_process.address) as (producer, call):
         for value in WRONG_TIMES:
             for method in ("close", "join"):
                 with pytest.raises(ConfigError, match="timeout="):
@@ -105,9 +139,8 @@ def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(nsqd_proce
         assert call("publish", "t", b"the last") == b"OK"
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(closed_port: int, face: str) -> None:
-    with FACES[face](f"127.0.0.1:{closed_port}") as (_, call):
+def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(closed_port: int, face: Any) -> None:
+    with face.producer(f"127.0.0.1:{closed_port}") as (_, call):
         for method, content, extras in (
             ("publish", b"one", {"block": False}),
             ("publish", b"one", {"timeout": 0.1}),
@@ -135,12 +168,11 @@ def said_of_keys(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "keys_unordered"]
 
 
-@pytest.mark.parametrize("face", FACES)
 def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
-    nsqd_process: Any, face: str, caplog: pytest.LogCaptureFixture
+    nsqd_process: Any, face: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    with FACES[face](nsqd_process.address) as (_, call):  # the first comes before the connection is up
+    with face.producer(nsqd_process.address) as (_, call):  # the first comes before the connection is up
         publish_with_keys(call)
         publish_with_keys(call)
     (said,) = said_of_keys(caplog)
@@ -148,22 +180,20 @@ def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
     assert "no order" in said
 
 
-@pytest.mark.parametrize("face", FACES)
 def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
-    real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], face: str, caplog: pytest.LogCaptureFixture
+    real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], face: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     lookupd = real_lookupd()
     real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    with FACES[face](lookupd_http_addresses=f"{lookupd.http_address}") as (_, call):
+    with face.producer(lookupd_http_addresses=f"{lookupd.http_address}") as (_, call):
         publish_with_keys(call)
         publish_with_keys(call)
     assert len(said_of_keys(caplog)) == 1
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_key_waits_for_an_nsqd_no_longer_than_its_publish(closed_port: int, face: str) -> None:
-    with FACES[face](f"127.0.0.1:{closed_port}") as (_, call):
+def test_a_key_waits_for_an_nsqd_no_longer_than_its_publish(closed_port: int, face: Any) -> None:
+    with face.producer(f"127.0.0.1:{closed_port}") as (_, call):
         for extras in ({"block": False}, {"timeout": 0.1}):
             with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
                 call("publish", "t", b"one", key="a", **extras)
@@ -172,61 +202,6 @@ def test_a_key_waits_for_an_nsqd_no_longer_than_its_publish(closed_port: int, fa
 # Consumers and their messages
 
 
-@contextmanager
-def gevent_consumer(address: str) -> Iterator[tuple[Any, Call, Message]]:
-    """A consumer, what calls its methods, and a message of it that is not responded to."""
-    with nsq_fast.Consumer("t", "c", address) as consumer:
-        for message in consumer:
-            message.enable_async()
-            yield (
-                consumer,
-                lambda method, *arguments, **extras: getattr(consumer, method)(*arguments, **extras),
-                message,
-            )
-            return
-
-
-@contextmanager
-def threads_consumer(address: str) -> Iterator[tuple[Any, Call, Message]]:
-    """As of gevent."""
-    with threads.Consumer("t", "c", address) as consumer:
-        for message in consumer:
-            message.enable_async()
-            yield (
-                consumer,
-                lambda method, *arguments, **extras: getattr(consumer, method)(*arguments, **extras),
-                message,
-            )
-            return
-
-
-@contextmanager
-def aio_consumer(address: str) -> Iterator[tuple[Any, Call, Message]]:
-    """As of gevent."""
-    loop = asyncio.new_event_loop()
-    consumer = aio.Consumer("t", "c", address)
-
-    async def awaited(method: str, arguments: Any, extras: Any) -> Any:
-        return await asyncio.wait_for(getattr(consumer, method)(*arguments, **extras), 30)
-
-    async def first() -> Message:
-        await consumer.start()
-        async for message in consumer:
-            message.enable_async()
-            return message
-        raise AssertionError("no message")
-
-    message = loop.run_until_complete(asyncio.wait_for(first(), 30))
-    yield (
-        consumer,
-        lambda method, *arguments, **extras: loop.run_until_complete(awaited(method, arguments, extras)),
-        message,
-    )
-    loop.run_until_complete(consumer.close())
-    loop.close()
-
-
-CONSUMERS = {"gevent": gevent_consumer, "threads": threads_consumer, "aio": aio_consumer}
 WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
 
 
@@ -238,9 +213,8 @@ def filled(nsqd_process: Any) -> str:
     return str(nsqd_process.address)
 
 
-@pytest.mark.parametrize("face", CONSUMERS)
-def test_a_wrong_argument_of_a_response_is_refused_and_the_message_can_be_answered(filled: str, face: str) -> None:
-    with CONSUMERS[face](filled) as (consumer, call, message):
+def test_a_wrong_argument_of_a_response_is_refused_and_the_message_can_be_answered(filled: str, face: Any) -> None:
+    with face.consumer(filled) as (consumer, call, message):
         for value in WRONG_DELAYS:
             with pytest.raises(ConfigError, match="time_ms="):
                 message.requeue(value)
@@ -256,9 +230,8 @@ def test_a_wrong_argument_of_a_response_is_refused_and_the_message_can_be_answer
         assert consumer.is_running
 
 
-@pytest.mark.parametrize("face", CONSUMERS)
-def test_a_wrong_timeout_of_a_consumer_is_refused_and_ends_nothing(filled: str, face: str) -> None:
-    with CONSUMERS[face](filled) as (consumer, call, message):
+def test_a_wrong_timeout_of_a_consumer_is_refused_and_ends_nothing(filled: str, face: Any) -> None:
+    with face.consumer(filled) as (consumer, call, message):
         for value in WRONG_TIMES:
             for method in ("close", "join"):
                 with pytest.raises(ConfigError, match="timeout="):

@@ -25,7 +25,7 @@ def require_main_interpreter() -> None:
     """Raise ImportError, saying what to do, in an interpreter that is not the main one of its process."""
     if not _is_main():
         raise ImportError(
-            "nsq_fast.runtime (Consumer, Producer, and all else that connects) needs gevent, which runs in the main"
-            " interpreter of a process only, and this is another one. Use it in the main interpreter, or in a process"
-            " of its own; here, nsq_fast._codec, nsq_fast._frame and nsq_fast.protocol can be imported"
+            "the client of nsq_fast (Consumer, Producer, and all else that connects) runs in the main interpreter of a"
+            " process only, and this is another one. Use it in the main interpreter, or in a process of its own; here,"
+            " nsq_fast._codec, nsq_fast._frame and nsq_fast.protocol can be imported"
         )

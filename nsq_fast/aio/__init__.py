@@ -6,8 +6,7 @@
         await producer.publish("greetings", b"hello")
 
 They have the names and arguments of those of ``nsq_fast``, which live on gevent.
-What they do is done by such ones, in a hub thread of the process: a blocked loop
-keeps no heartbeat from being answered.
+What they do is done by the loop in which they were started; gevent is not imported.
 """
 
 from __future__ import annotations

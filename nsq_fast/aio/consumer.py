@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
-from inspect import iscoroutinefunction
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +24,7 @@ from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
+from nsq_fast.client.handlers import deferred_kind
 from nsq_fast.client.workers import SLICE, Cursor, Pool, Worker
 from nsq_fast.errors import ConfigError, NotRunning
 
@@ -78,7 +78,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def check_handler(self, name: str, handler: Any) -> None:
         if handler is not None and not callable(handler):
             raise ConfigError(f"{name}={handler!r}: must be callable")
-        if handler is not None and not _is_coroutine_function(handler):
+        if handler is not None and deferred_kind(handler) != "an async function":
             raise ConfigError(
                 f"{name}={handler!r}: must be a coroutine function, as it runs in the event loop, which it would block:"
                 " write `async def`, and `await asyncio.to_thread(...)` in it for what blocks; or use nsq_fast.threads"
@@ -205,33 +205,12 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
                 " Make one for each loop"
             )
 
-    # In any thread
-
-    @property
-    def max_in_flight(self) -> int:
-        """Most messages held at once, over all connections. May be set at any time; 0 holds everything back, None
-        means one for each connection there is.
-        """
-        return self.flow.limit
-
-    @max_in_flight.setter
-    def max_in_flight(self, value: int | None) -> None:
-        self.config.replace(max_in_flight=value)  # raises what is wrong with it
-        self._in_loop(lambda: ConsumerCore.max_in_flight.__set__(self, value))  # type: ignore[attr-defined]
-
-    def pause(self) -> None:
-        """Ask for no more messages (RDY 0). What has been received is still handled."""
-        self._in_loop(super().pause)
-
-    def resume(self) -> None:
-        """End ``pause``."""
-        self._in_loop(super().resume)
-
-    def _in_loop(self, function: Callable[[], None]) -> None:
+    def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
+        # In any thread: it is made in the loop.
         if self._has_closed is None or self.loop.is_closed or self.loop.is_this_thread:
-            function()
+            function(value)
         else:
-            self.loop.call_from_outside(function)
+            self.loop.call_from_outside(partial(function, value))
 
     # Iterating
 
@@ -285,36 +264,17 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         return asyncio.to_thread(function, *arguments)
 
     def dead_letters(self, options: dict[str, Any]) -> Any:
-        return _DeadLetters(list(self.nsqd_addresses), list(self.lookupd_addresses), options)
+        from .producer import Producer  # most consumers have none
 
+        class DeadLetters(Producer):
+            """It is started when it is used first."""
 
-def _is_coroutine_function(handler: Any) -> bool:
-    """Also a callable object whose ``__call__`` is one, and ``functools.partial`` of any of these."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+            async def publish(self, *arguments: Any, **place: Any) -> Any:
+                if self._home is None:
+                    await self.start()
+                return await super().publish(*arguments, **place)
 
-
-class _DeadLetters:
-    """A Producer that is started when it is used first."""
-
-    def __init__(self, nsqds: list[Any], lookupds: list[Any], options: dict[str, Any]) -> None:
-        from .producer import Producer
-
-        self._producer = Producer(nsqds, lookupds, **options)
-        self._is_started = False
-
-    async def publish(self, topic: str, body: bytes, **place: Any) -> None:
-        """Publish, and return when the message is stored."""
-        if not self._is_started:
-            await self._producer.start()
-            self._is_started = True
-        await self._producer.publish(topic, body, **place)
-
-    async def close(self) -> None:
-        """Close it."""
-        if self._is_started:
-            await self._producer.close()
+        return DeadLetters(list(self.nsqd_addresses), list(self.lookupd_addresses), **options)
 
 
 class _Waiters:

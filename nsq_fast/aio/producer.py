@@ -11,19 +11,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
+from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.producer import Addresses, ProducerCore
+from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
-from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning
 from nsq_fast.log_events import PUBLISHES_UNCONFIRMED
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import OK, Receipt
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nsq_fast.keywords import ProducerKeywords
+    from typing_extensions import Self
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
@@ -48,17 +46,11 @@ class Producer(ProducerCore):
     where their loop is not closed it runs for two seconds more.
     """
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        *,
-        trace: TraceLog = trace_log,
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        super().__init__(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options)
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+    _home: asyncio.AbstractEventLoop | None = None
+    _pid = 0
+
+    def _new_wakeups(self) -> Wakeups:
+        return Wakeups(None, None, self._home)
 
     # Publishing
 
@@ -83,22 +75,19 @@ class Producer(ProducerCore):
         if self._home is not asyncio.get_running_loop():
             self._check_loop("publish()")
         is_usual = block and (defer is timeout is trace_id is None and headers is None and tag is None)
-        usual = self._prepared(topic, body, key, partition) if is_usual else None
+        usual = self._sent_usual(topic, body, key, partition) if is_usual else None
         if usual is None:
             publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             stored: Stored = await self._carry_out([publish], publish, block)
             return stored
-        usual.destination.add(usual)
         # Of a single publish that is pending the reply comes soon: see SpinReader.
         if not usual.done and (self._ready or not usual.read_soon(self._wakeups)):
-            future = self._create_future()
-            usual.waiter = future
             try:
-                await future
+                await usual
             except asyncio.CancelledError as error:
-                self._cancelled(error, (usual,), future)
+                error.possibly_stored = self._withdraw((usual,))  # type: ignore[attr-defined]
                 raise
-        if usual.error is not None:
+        elif usual.error is not None:
             raise usual.error
         return OK
 
@@ -237,7 +226,7 @@ class Producer(ProducerCore):
             return NotRunning("the producer was closed")
         return NotRunning("the producer is not running: await start(), or use it with `async with`")
 
-    async def __aenter__(self) -> Producer:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -47,20 +47,20 @@ TORNADO = "tornado example"
 _MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
 _BUILD_TIMEOUT = 300
 _OLDEST_PYSPARK = (4, 2)
-_EVERYTHING = frozenset({"consume", "publish", "roundtrip", "ordered", "idle", "start"})
-_ONLY_CONSUME = frozenset({"consume"})
-_ONLY_PUBLISH = frozenset({"publish"})
+_CONSUME, _PUBLISH = frozenset({"consume"}), frozenset({"publish"})
+_BOTH = _CONSUME | _PUBLISH
+_THERE_AND_BACK = _BOTH | {"roundtrip"}
+_EVERYTHING = _THERE_AND_BACK | {"ordered", "idle", "start"}
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
     """A client: its name, the command line that runs its program, and what it takes part in.
 
     Attributes:
-        can_negotiate: its program asks for compression, TLS, and an nsqd that does not buffer.
-        can_open_loop: it measures latency at a rate.
-        can_spread: it holds several connections.
-        can_sleep: its handlers may sleep.
-        can_look_up: it finds the servers of a topic with partitions; needs_cluster: it takes part in nothing else.
+        can: ``negotiate`` compression, TLS, and an nsqd that does not buffer; measure latency at a ``rate``; ``spread``
+            over several connections; ``sleep`` in its handlers; find by lookup the servers of a topic with
+            ``partitions``.
+        needs_cluster: it takes part in nothing else.
         takes_options: it connects with the options of our clients for TLS and AUTH.
     """
 
@@ -68,13 +68,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     version: str = ""
     variant: str = ""
-    kinds: frozenset[str] = frozenset({"consume", "publish"})
+    kinds: frozenset[str] = _BOTH
     modes: frozenset[str] = frozenset({"single", "concurrent", "batch"})
-    can_negotiate: bool = False
-    can_open_loop: bool = True
-    can_spread: bool = False
-    can_sleep: bool = False
-    can_look_up: bool = False
+    can: frozenset[str] = frozenset({"rate"})
     needs_cluster: bool = False
     takes_options: bool = False
 
@@ -82,15 +78,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it can do what a scenario asks."""
         if settings.kind not in self.kinds or (settings.mode and settings.mode not in self.modes):
             return False
-        if (settings.compression or settings.tls or settings.unbuffered) and not self.can_negotiate:
-            return False
-        if (settings.rate or settings.rate_share) and not self.can_open_loop:
-            return False
-        if not (self.can_look_up if settings.needs_cluster else not self.needs_cluster):
-            return False
-        if settings.handler_sleep and not self.can_sleep:
-            return False
-        return self.can_spread or settings.connections == 1
+        return settings.asks <= self.can and (settings.needs_cluster or not self.needs_cluster)
 
 
 def available(peer_python: str | None = None) -> list[Client]:
@@ -112,7 +100,6 @@ def needed_by(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """The names that clients can have."""
     ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN, SPARK)
     floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, PIPELINED_FLOOR, ORDERED_FLOOR, "floor: Python", SPARK_FLOOR)
     return (*ours, "go-nsq", "go-nsq async", *_MODULES, EMBEDDED, TORNADO, *floors)
@@ -122,97 +109,52 @@ def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
     return python, str(PROGRAMS / f"{name}.py")
 
 
-_PEER_PROGRAMS: dict[str, Callable[[str], tuple[str, ...]]] = {
-    "gnsq": lambda python: _program("use_gnsq", python),
-    "pynsq": lambda python: _program("use_reader", python),
-    "ansq": lambda python: (*_program("use_asyncio_peer", python), "ansq"),
-    "asyncnsq": lambda python: (*_program("use_asyncio_peer", python), "asyncnsq"),
-}
+def _able(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+def _variants(
+    program: tuple[str, ...], version: str, rows: Iterable[tuple[str, str, frozenset[str], str, str]], **more: Any
+) -> Iterator[Client]:
+    """Clients of one program. A row: name, variant, kinds, modes ("" for all), what it can."""
+    for name, variant, kinds, modes, can in rows:
+        given: dict[str, Any] = {"modes": _able(modes)} if modes else {}
+        yield Client(
+            name=name, command=program, version=version, variant=variant, kinds=kinds, can=_able(can), **given, **more
+        )
 
 
 def _ours() -> Iterator[Client]:
-    yield from _ours_on_gevent()
-    able: dict[str, Any] = {"can_negotiate": True, "takes_options": True, "can_spread": True, "can_sleep": True}
-    asyncio_kinds = _EVERYTHING - {"ordered", "start"}
-    program = _program("use_aio")
-    yield Client(name=ASYNCIO, command=program, version=__version__, kinds=asyncio_kinds, **able)
-    yield Client(
-        name=THREADS,
-        command=_program("use_threads"),
-        version=__version__,
-        kinds=frozenset({"consume", "publish", "idle"}),
-        can_open_loop=False,
-        **able,
+    full = "negotiate rate spread sleep"
+    on_gevent = (
+        (OURS, "", _EVERYTHING, "", f"{full} partitions"),
+        (BATCHES, "batches", _CONSUME, "", "negotiate"),
+        (COLUMNS, "columns", _CONSUME, "", "negotiate"),
+        ("nsq_fast linger", "linger", _PUBLISH, "concurrent", "negotiate rate"),
+        (SEPARATE, "separate", _PUBLISH, "concurrent", "negotiate rate"),
     )
+    yield from _variants(_program("use_nsq_fast"), __version__, on_gevent, takes_options=True)
+    keyed = ((KEYED, "keyed", _PUBLISH, "concurrent", "partitions"),)
+    yield from _variants(_program("use_nsq_fast"), __version__, keyed, takes_options=True, needs_cluster=True)
+    aio = ((ASYNCIO, "", _EVERYTHING - {"ordered", "start"}, "", full),)
+    yield from _variants((*_program("use_asyncio"), "aio"), __version__, aio, takes_options=True)
+    threads = ((THREADS, "", _BOTH | {"idle"}, "", "negotiate spread sleep"),)
+    yield from _variants(_program("use_threads"), __version__, threads, takes_options=True)
     if (EXAMPLES / "tornado_reader.py").exists() and find_spec("tornado"):
-        command = (*_program("use_reader"), "tornado")
-        yield Client(name=TORNADO, command=command, version=__version__, kinds=_ONLY_CONSUME)
-    if _has_drop_in():
-        command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
-        kinds = frozenset({"consume", "publish", "roundtrip"})
-        yield Client(name=DROP_IN, command=command, version=__version__, kinds=kinds, can_negotiate=True)
-
-
-def _ours_on_gevent() -> Iterator[Client]:
-    program = _program("use_nsq_fast")
-
-    def variant(name: str, kinds: frozenset[str], **more: Any) -> Client:
-        return Client(
-            name=name,
-            command=program,
-            version=__version__,
-            variant=name.rpartition(" ")[2],
-            kinds=kinds,
-            takes_options=True,
-            **more,
-        )
-
-    yield Client(
-        name=OURS,
-        command=program,
-        version=__version__,
-        kinds=_EVERYTHING,
-        can_negotiate=True,
-        can_spread=True,
-        can_sleep=True,
-        can_look_up=True,
-        takes_options=True,
-    )
-    yield variant(BATCHES, _ONLY_CONSUME, can_open_loop=False, can_negotiate=True)
-    yield variant(COLUMNS, _ONLY_CONSUME, can_open_loop=False, can_negotiate=True)
-    concurrent = frozenset({"concurrent"})
-    yield variant("nsq_fast linger", _ONLY_PUBLISH, modes=concurrent, can_negotiate=True)
-    yield variant(SEPARATE, _ONLY_PUBLISH, modes=concurrent, can_negotiate=True)
-    yield variant(KEYED, _ONLY_PUBLISH, modes=concurrent, can_look_up=True, needs_cluster=True)
-
-
-def _has_drop_in() -> bool:
-    return (Path(__file__).parents[1] / "gnsq" / "__init__.py").exists()
+        tornado = ((TORNADO, "", _CONSUME, "", "rate"),)
+        yield from _variants((*_program("use_reader"), "tornado"), __version__, tornado)
+    drop_in = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
+    yield from _variants(drop_in, __version__, ((DROP_IN, "", _THERE_AND_BACK, "", "negotiate rate"),))
 
 
 def _go() -> Iterator[Client]:
     program = build_go_client()
-    if program is None:
-        return
-    version = _go_module_version()
-    yield Client(
-        name="go-nsq",
-        command=(str(program),),
-        version=version,
-        kinds=_EVERYTHING - {"ordered", "start"},
-        can_negotiate=True,
-        can_spread=True,
-        can_sleep=True,
-    )
-    yield Client(
-        name="go-nsq async",
-        command=(str(program),),
-        version=version,
-        variant="async",
-        kinds=frozenset({"publish"}),
-        modes=frozenset({"concurrent"}),
-        can_negotiate=True,
-    )
+    if program is not None:
+        rows = (
+            ("go-nsq", "", _EVERYTHING - {"ordered", "start"}, "", "negotiate rate spread sleep"),
+            ("go-nsq async", "async", _PUBLISH, "concurrent", "negotiate rate"),
+        )
+        yield from _variants((str(program),), _go_module_version(), rows)
 
 
 @cache
@@ -240,22 +182,17 @@ def _go_module_version() -> str:
 
 
 def _peers(python: str) -> Iterator[Client]:
-    versions = _peer_versions(python)
-    for name in versions:
-        kinds = frozenset({"consume"}) if name == "pynsq" else frozenset({"consume", "publish"})
-        if name == "gnsq":
-            kinds |= {"roundtrip"}
-        yield Client(
-            name=name,
-            command=_PEER_PROGRAMS[name](python),
-            version=versions[name],
-            kinds=kinds,
-            can_negotiate=name == "gnsq",
-            can_open_loop=name in ("gnsq", "pynsq"),
-        )
-    if "pynsq" in versions:  # with our parser
-        program = _program("use_pynsq_embedded", python)
-        yield Client(name=EMBEDDED, command=program, version=versions["pynsq"], kinds=_ONLY_CONSUME)
+    for name, version in _peer_versions(python).items():
+        program, kinds, can = {
+            "gnsq": (_program("use_gnsq", python), _THERE_AND_BACK, "negotiate rate"),
+            "pynsq": (_program("use_reader", python), _CONSUME, "rate"),
+            "ansq": ((*_program("use_asyncio", python), "ansq"), _BOTH, ""),
+            "asyncnsq": ((*_program("use_asyncio", python), "asyncnsq"), _BOTH, ""),
+        }[name]
+        yield from _variants(program, version, ((name, "", kinds, "", can),))
+        if name == "pynsq":  # with our parser
+            embedded = ((EMBEDDED, "", _CONSUME, "", "rate"),)
+            yield from _variants(_program("use_pynsq_embedded", python), version, embedded)
 
 
 @cache
@@ -280,38 +217,25 @@ print(json.dumps(found))
 
 
 def _floors() -> Iterator[Client]:
-    def floor(name: str, kinds: frozenset[str], **more: Any) -> Client:
-        return Client(
-            name=name,
-            command=_program("floor_core"),
-            version=__version__,
-            variant=name.removeprefix("floor: "),
-            kinds=kinds,
-            **more,
-        )
-
-    kinds = frozenset({"consume", "publish", "roundtrip", "start"})
-    modes = frozenset({"single", "batch"})
-    yield floor(CORE_FLOOR, kinds, modes=modes, can_spread=True, can_negotiate=True)
-    yield floor(BATCH_FLOOR, _ONLY_CONSUME, can_open_loop=False)
-    yield floor(READY_FLOOR, _ONLY_PUBLISH, modes=frozenset({"batch"}), can_open_loop=False)
-    yield floor(PIPELINED_FLOOR, _ONLY_PUBLISH, modes=frozenset({"concurrent"}), can_open_loop=False)
-    yield floor(ORDERED_FLOOR, frozenset({"ordered"}), can_look_up=True, can_open_loop=False)
-    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_ONLY_CONSUME, can_open_loop=False)
+    rows = (
+        (CORE_FLOOR, _THERE_AND_BACK | {"start"}, "single batch", "negotiate rate spread"),
+        (BATCH_FLOOR, _CONSUME, "", ""),
+        (READY_FLOOR, _PUBLISH, "batch", ""),
+        (PIPELINED_FLOOR, _PUBLISH, "concurrent", ""),
+        (ORDERED_FLOOR, frozenset({"ordered"}), "", "partitions"),
+    )
+    variants = ((name, name.removeprefix("floor: "), kinds, modes, can) for name, kinds, modes, can in rows)
+    yield from _variants(_program("floor_core"), __version__, variants)
+    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_CONSUME)
 
 
 def _spark() -> Iterator[Client]:
-    if not _has_spark():
-        return
-    able: dict[str, Any] = {
-        "command": _program("use_spark"),
-        "version": __version__,
-        "kinds": frozenset({"spark"}),
-        "modes": frozenset(SPARK_MODES),
-        "can_open_loop": False,
-    }
-    yield Client(name=SPARK, variant="Spark", **able)
-    yield Client(name=SPARK_FLOOR, variant=SPARK_FLOOR.removeprefix("floor: "), **able)
+    if _has_spark():
+        rows = (
+            (name, variant, frozenset({"spark"}), " ".join(SPARK_MODES), "")
+            for name, variant in ((SPARK, "Spark"), (SPARK_FLOOR, SPARK_FLOOR.removeprefix("floor: ")))
+        )
+        yield from _variants(_program("use_spark"), __version__, rows)
 
 
 def _has_spark() -> bool:

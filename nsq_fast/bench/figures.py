@@ -141,6 +141,7 @@ def limit_of(result: ClientResult, cores: int) -> str:
 
 THRESHOLD = 0.05
 METRICS_COMPARED = ("rate", "cpu", "p99", "peak")
+_CORE = "core: "
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,22 +169,29 @@ def compare(
     threshold: float = THRESHOLD,
 ) -> Iterator[Change]:
     """Every figure that both runs have; of all clients when none are named, and the same of figures."""
-    for each in _compared(before, after, clients, relative_to, threshold):
-        if not figures or each.metric in figures:
-            yield each
-
-
-def _compared(before: Run, after: Run, clients: Sequence[str], relative_to: str, threshold: float) -> Iterator[Change]:
-    for old in before.scenarios:
-        new = after.scenario(old.name)
-        if new is None:
+    later = dict(_figures(after, relative_to))
+    for (scenario, client, metric), old in _figures(before, relative_to):
+        new = later.get((scenario, client, metric))
+        is_wanted = not clients or client in clients or scenario.startswith(_CORE)
+        if new is None or not is_wanted or (figures and metric not in figures):
             continue
-        for result in old.clients:
-            found = new.client(result.client)
-            if found is None or not result.rounds or (clients and result.client not in clients):
+        verdict = verdict_on(old, new, metric == "rate", threshold)
+        yield Change(scenario=scenario, client=client, metric=metric, before=old, after=new, verdict=verdict)
+
+
+def _figures(run: Run, relative_to: str) -> Iterator[tuple[tuple[str, str, str], Figure]]:
+    """All that are compared, each by its scenario, client and name."""
+    for scenario in run.scenarios:
+        for result in scenario.clients:
+            if not result.rounds:
                 continue
-            yield from _changes(old, new, result, found, relative_to, threshold)
-    yield from _core_changes(before, after, threshold)
+            for metric in METRICS_COMPARED:
+                if value := _figure_in(scenario, result, metric, relative_to):
+                    yield (scenario.name, result.client, metric), value
+            for what, number in result.counted.items():
+                yield (scenario.name, result.client, f"{what}/message"), figure([number])
+    for each in run.core:
+        yield (f"{_CORE}{each.group}", each.name, "ns/message"), figure(each.ns_per_message)
 
 
 def differences(before: Run, after: Run) -> Iterator[str]:
@@ -203,28 +211,6 @@ def differences(before: Run, after: Run) -> Iterator[str]:
         yield f"another server: {old} before, {new} after, in {', '.join(names)}"
 
 
-def _changes(
-    old: Scenario, new: Scenario, first: ClientResult, second: ClientResult, relative_to: str, threshold: float
-) -> Iterator[Change]:
-    for metric in METRICS_COMPARED:
-        before, after = _figure_in(old, first, metric, relative_to), _figure_in(new, second, metric, relative_to)
-        if before and after:
-            verdict = verdict_on(before, after, METRICS[metric].more_is_better, threshold)
-            yield Change(
-                scenario=old.name, client=first.client, metric=metric, before=before, after=after, verdict=verdict
-            )
-    for what in first.counted.keys() & second.counted.keys():
-        before, after = figure([first.counted[what]]), figure([second.counted[what]])
-        yield Change(
-            scenario=old.name,
-            client=first.client,
-            metric=f"{what}/message",
-            before=before,
-            after=after,
-            verdict=verdict_on(before, after, False, threshold),
-        )
-
-
 def _figure_in(scenario: Scenario, result: ClientResult, metric: str, relative_to: str) -> Figure | None:
     value = value_of(result, metric, scenario.settings.size)
     if value is None or not relative_to or metric == "peak":  # memory does not depend on how fast a machine is
@@ -234,23 +220,6 @@ def _figure_in(scenario: Scenario, result: ClientResult, metric: str, relative_t
     if unit is None or not unit.low:
         return None
     return Figure(value.median / unit.median, value.low / unit.high, value.high / unit.low)
-
-
-def _core_changes(before: Run, after: Run, threshold: float) -> Iterator[Change]:
-    later = {(each.group, each.name): each for each in after.core}
-    for old in before.core:
-        new = later.get((old.group, old.name))
-        if new is not None:
-            first, second = figure(old.ns_per_message), figure(new.ns_per_message)
-            verdict = verdict_on(first, second, False, threshold)
-            yield Change(
-                scenario=f"core: {old.group}",
-                client=old.name,
-                metric="ns/message",
-                before=first,
-                after=second,
-                verdict=verdict,
-            )
 
 
 def verdict_on(before: Figure, after: Figure, more_is_better: bool, threshold: float = THRESHOLD) -> str:

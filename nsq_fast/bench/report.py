@@ -34,7 +34,6 @@ _HEADS = {"spread": "spread", "limit": "limit", **{name: f"{name}/message" for n
 
 
 def header(scenario: Scenario) -> list[str]:
-    """The heads of the columns."""
     return ["client", *(_head(column) for column in _columns(scenario))]
 
 

@@ -81,8 +81,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_cluster(self) -> bool:
-        """Whether its topic has partitions."""
         return self.kind == "ordered" or self.partitions > 1
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What clients have to be able to do, see ``Client.can``."""
+        asked = {
+            "negotiate": bool(self.compression or self.tls or self.unbuffered),
+            "rate": bool(self.rate or self.rate_share),
+            "spread": self.connections > 1,
+            "sleep": bool(self.handler_sleep),
+            "partitions": self.needs_cluster,
+        }
+        return frozenset(name for name, is_asked in asked.items() if is_asked)
 
     @property
     def needs_own_servers(self) -> bool:
@@ -194,8 +205,6 @@ class About(msgspec.Struct, kw_only=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """Everything a run gave."""
-
     about: About
     scenarios: list[Scenario] = []
     core: list[CoreResult] = []

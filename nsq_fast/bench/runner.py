@@ -137,7 +137,6 @@ class _Running:
 
     @property
     def rounds(self) -> int:
-        """How many were taken."""
         return max((len(result.rounds) for result in self._results.values()), default=0)
 
     def take_round(self, number: int) -> None:

@@ -41,37 +41,23 @@ class Started:
 
 
 @contextmanager
-def run_nsqd(folder: Path, host: str, *flags: str) -> Iterator[Started]:
-    """Run ``folder/nsqd`` on free ports of ``host``. Raises ConfigError without a binary, NsqError when it ends."""
-    with (
-        tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data,
-        _server(folder / "nsqd", host, Path(data) / "log", f"-data-path={data}", *_FLAGS, *flags) as started,
-    ):
-        yield started
-
-
-@contextmanager
-def run_nsqlookupd(folder: Path) -> Iterator[Started]:
-    """Run ``folder/nsqlookupd`` on free ports; the same errors."""
-    with (
-        tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data,
-        _server(folder / "nsqlookupd", "127.0.0.1", Path(data) / "log") as started,
-    ):
-        yield started
-
-
-@contextmanager
-def _server(binary: Path, host: str, log: Path, *flags: str) -> Iterator[Started]:
+def _run(binary: Path, host: str, *flags: str) -> Iterator[Started]:
+    """Run a server on free ports of ``host``, with a folder of its own. Raises ConfigError without a binary, NsqError
+    when it ends."""
     if not os.access(binary, os.X_OK):
         raise ConfigError(f"{binary} is not there, or not executable")
-    command = [str(binary), f"-tcp-address={host}:0", f"-http-address={host}:0", *flags]
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
-    try:
-        yield Started(process.pid, _wait_for_ports(process, binary.name, log), _version(binary))
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as folder:
+        log = Path(folder) / "log"
+        if binary.name == "nsqd":
+            flags = (f"-data-path={folder}", *_FLAGS, *flags)
+        command = [str(binary), f"-tcp-address={host}:0", f"-http-address={host}:0", *flags]
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+        try:
+            yield Started(process.pid, _wait_for_ports(process, binary.name, log), _version(binary))
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _wait_for_ports(process: subprocess.Popen[bytes], name: str, log: Path) -> dict[str, int]:
@@ -126,8 +112,22 @@ def fill_topic(nsqds: Sequence[Address], topic: str, count: int, size: int, opti
     for number, nsqd in enumerate(nsqds):
         create_channel(nsqd, topic, options)
         with Producer([nsqd], **options) as producer:
-            for many in _batches(_share(count, number, len(nsqds)), size):
-                producer.multipublish(topic, [b"x" * size] * many, timeout=_TIMEOUT)
+            _fill(producer, topic, _share(count, number, len(nsqds)), size)
+
+
+def fill_partitions(
+    lookupds: Sequence[str], topic: str, partitions: int, count: int, size: int, options: Mapping[str, Any]
+) -> None:
+    """Share ``count`` bodies out over the partitions of a topic. Raises NsqError."""
+    with Producer(lookupd_http_addresses=lookupds, **options) as producer:
+        for partition in range(partitions):
+            _fill(producer, topic, _share(count, partition, partitions), size, partition=partition)
+
+
+def _fill(producer: Producer, topic: str, count: int, size: int, **place: Any) -> None:
+    most = max(1, min(1000, BATCH_BYTES // (size + 4)))
+    for many in [most] * (count // most) + ([count % most] if count % most else []):
+        producer.multipublish(topic, [b"x" * size] * many, timeout=_TIMEOUT, **place)
 
 
 def wait_until_listed(lookupd: str, topic: str) -> None:
@@ -140,23 +140,8 @@ def wait_until_listed(lookupd: str, topic: str) -> None:
             sleep(_LIST_POLL)
 
 
-def fill_partitions(
-    lookupds: Sequence[str], topic: str, partitions: int, count: int, size: int, options: Mapping[str, Any]
-) -> None:
-    """Share ``count`` bodies out over the partitions of a topic. Raises NsqError."""
-    with Producer(lookupd_http_addresses=lookupds, **options) as producer:
-        for partition in range(partitions):
-            for many in _batches(_share(count, partition, partitions), size):
-                producer.multipublish(topic, [b"x" * size] * many, partition=partition, timeout=_TIMEOUT)
-
-
 def _share(count: int, number: int, places: int) -> int:
     return count * (number + 1) // places - count * number // places
-
-
-def _batches(count: int, size: int) -> list[int]:
-    most = max(1, min(1000, BATCH_BYTES // (size + 4)))
-    return [most] * (count // most) + ([count % most] if count % most else [])
 
 
 _MAX_RDY = 100_000
@@ -224,20 +209,15 @@ def embedded(settings: Settings) -> Iterator[Server]:
     if settings.needs_cluster:
         yield from _cluster(settings)
         return
-    with _tls(settings) as files:
-        flags: dict[str, Any] = {"tls_cert": str(files[0]), "tls_key": str(files[1])} if files else {}
-        host = _listen_host(settings)
+    with ExitStack() as stack:
+        files, trust = _certificate(settings, stack)
+        flags: dict[str, Any] = dict(zip(("tls_cert", "tls_key"), files, strict=False))
+        host, is_start = _listen_host(settings), settings.kind == "start"
         options: dict[str, Any] = {"max_rdy_count": _MAX_RDY, "mem_queue_size": 10_000_000, "tcp_address": f"{host}:0"}
-        with BrokerProcess(lookupd=settings.kind == "start", **options, **flags) as broker:
-            nsqd = broker.nsqd
-            yield Server(
-                "embedded nsqd",
-                _many(nsqd.tcp, settings.connections),
-                (nsqd.http,),
-                (f"http://{broker.lookupd.http}",) if settings.kind == "start" else (),
-                pids=(broker.pid,),
-                **_trust(files),
-            )
+        broker = stack.enter_context(BrokerProcess(lookupd=is_start, **options, **flags))
+        lookupds = (f"http://{broker.lookupd.http}",) if is_start else ()
+        addresses = _many(broker.nsqd.tcp, settings.connections)
+        yield Server("embedded nsqd", addresses, (broker.nsqd.http,), lookupds, pids=(broker.pid,), **trust)
 
 
 def _cluster(settings: Settings) -> Iterator[Server]:
@@ -255,50 +235,33 @@ def _cluster(settings: Settings) -> Iterator[Server]:
         )
 
 
-@contextmanager
-def _tls(settings: Settings) -> Iterator[tuple[Path, Path] | None]:
-    with ExitStack() as stack:
-        if not settings.tls:
-            yield None
-            return
-        yield certificate(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-
-
-def _trust(files: tuple[Path, Path] | None) -> dict[str, Any]:
-    """What a Server says of the certificate made by ``_tls``."""
-    if files is None:
-        return {}
-    cafile = str(files[0])
-    return {"cafile": cafile, "client_options": {"tls_v1": True, "tls_options": {"cafile": cafile}}}
-
-
-@contextmanager
-def _lookupd(folder: Path, settings: Settings) -> Iterator[Started | None]:
-    with ExitStack() as stack:
-        is_needed = settings.kind == "start"
-        yield stack.enter_context(run_nsqlookupd(folder)) if is_needed else None
+def _certificate(settings: Settings, stack: ExitStack) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The files of a certificate and its key, where the scenario is over TLS; and what a Server says of them."""
+    if not settings.tls:
+        return (), {}
+    cert, key = map(str, certificate(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+    trust = {"cafile": cert, "client_options": {"tls_v1": True, "tls_options": {"cafile": cert}}}
+    return (cert, key), trust
 
 
 def from_folder(folder: Path) -> Source:
-    """A source that starts the nsqd binary of a folder."""
+    """A source that starts the nsqd binary of a folder, and nsqlookupd where a lookup is what is measured."""
 
     @contextmanager
     def source(settings: Settings) -> Iterator[Server]:
         if settings.needs_cluster:
             raise ConfigError("partitions need a cluster: the embedded one, or yours with --lookupd")
-        with _tls(settings) as files, _lookupd(folder, settings) as lookupd:
-            flags = [f"-tls-cert={files[0]}", f"-tls-key={files[1]}"] if files else []
-            if lookupd:
+        with ExitStack() as stack:
+            files, trust = _certificate(settings, stack)
+            flags = [f"-{name}={file}" for name, file in zip(("tls-cert", "tls-key"), files, strict=False)]
+            lookupds: tuple[str, ...] = ()
+            if settings.kind == "start":
+                lookupd = stack.enter_context(_run(folder / "nsqlookupd", "127.0.0.1"))
                 flags += [f"-lookupd-tcp-address={lookupd.tcp}", "-broadcast-address=127.0.0.1"]
-            with run_nsqd(folder, _listen_host(settings), *flags) as started:
-                yield Server(
-                    started.version,
-                    _many(started.tcp, settings.connections),
-                    (started.http,),
-                    (f"http://{lookupd.http}",) if lookupd else (),
-                    pids=(started.pid,),
-                    **_trust(files),
-                )
+                lookupds = (f"http://{lookupd.http}",)
+            nsqd = stack.enter_context(_run(folder / "nsqd", _listen_host(settings), *flags))
+            addresses = _many(nsqd.tcp, settings.connections)
+            yield Server(nsqd.version, addresses, (nsqd.http,), lookupds, pids=(nsqd.pid,), **trust)
 
     return source
 

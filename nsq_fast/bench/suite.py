@@ -1,16 +1,15 @@
-"""The scenarios of a whole comparison, what `nsq-fast bench suite` runs; shares, what a client does with a message over
-what its floor, or another client, does in the same round; and the goals, each a bound on one figure or on a ratio of
-two figures of the same run.
+"""The scenarios of a whole comparison, what `nsq-fast bench suite` runs; and the goals, each a bound on one figure, or
+on a ratio of figures of the same run.
 
-A machine that is slow, or busy with something else, is so for both sides of a share: they take turns, and each round
-gives one ratio.
+Some ratios are taken in turns: what a client does with a message over what its floor, or another client, does in the
+same round. A machine that is slow, or busy with something else, is so for both, and each round gives one ratio.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -67,7 +66,6 @@ class Plan(msgspec.Struct, frozen=True):
     group: str = ""
 
     def over_tls(self) -> Plan:
-        """The same over TLS."""
         return msgspec.structs.replace(self, settings=msgspec.structs.replace(self.settings, tls=True))
 
 
@@ -158,42 +156,52 @@ _SPARK_SHARE = 0.6
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One figure of a round: of a client in a scenario."""
+    """One figure of a run, or of a round: of a client in a scenario."""
 
     scenario: str
     client: str
     metric: str
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A goal that is a ratio: the figures of ``top``, multiplied, over those of ``bottom``.
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on the figures of ``top``, multiplied; over those of ``bottom``, where there are any.
 
     Attributes:
-        bound: the ratio is at least this where ``is_least``, else at most.
-        of: what ``bottom`` is, in words.
+        bound: it is at least this where ``is_least``, else at most.
+        of: what ``bottom`` is, in words; of a figure alone its unit.
+        in_turns: the ratio is that of rounds that took turns, and further rounds are taken until it is known.
+        or_what_the_server_gives: a rate that few servers give: a run in which the server used a core or more cannot
+            show it.
     """
 
     what: str
-    of: str
     bound: float
     is_least: bool
     top: tuple[Side, ...]
-    bottom: tuple[Side, ...]
+    bottom: tuple[Side, ...] = ()
+    of: str = ""
+    in_turns: bool = False
+    or_what_the_server_gives: bool = False
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """All figures that it takes."""
         return self.top + self.bottom
 
-    def is_met_by(self, ratio: float) -> bool:
-        """Whether a ratio is as the goal has it."""
-        return ratio >= self.bound if self.is_least else ratio <= self.bound
+    @property
+    def target(self) -> str:
+        unit = f"x {self.of}" if self.bottom else self.of
+        rest = ", or what the server gives" if self.or_what_the_server_gives else ""
+        bound = f"{self.bound:,g}" if self.bound < 1e6 else f"{self.bound:,.0f}"
+        return f"{'at least' if self.is_least else 'at most'} {bound}{unit}{rest}"
+
+    def is_met_by(self, value: float) -> bool:
+        """Whether a figure or a ratio is as the goal has it."""
+        return value >= self.bound if self.is_least else value <= self.bound
 
     def in_rounds(self, scenarios: Iterable[Scenario]) -> list[float]:
         """The ratio of each round; none where a client was not measured."""
         named = {scenario.name: scenario for scenario in scenarios}
-        top = [_values(named, side) for side in self.top]
-        bottom = [_values(named, side) for side in self.bottom]
+        top, bottom = ([_values(named, side) for side in sides] for sides in (self.top, self.bottom))
         rounds = min(map(len, top + bottom))
         pairs = [
             (math.prod(each[number] for each in top), math.prod(each[number] for each in bottom))
@@ -208,6 +216,46 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
             return None
         top, bottom = ([_counted(named, side, what) for side in sides] for sides in (self.top, self.bottom))
         return math.prod(top) / math.prod(bottom) if all(top + bottom) else None
+
+    def actual(self, run: Run) -> tuple[float, str] | None:
+        """What a run says of it, and how to show that; None where it was not measured."""
+        if self.in_turns:
+            return self._settled(run)
+        figures = [value_in(run, side) for side in self.sides]
+        if any(value is None or (self.bottom and not value.median) for value in figures):
+            return None
+        ours, *others = (value for value in figures if value is not None)
+        if not others:
+            return self._alone(run, ours)
+        (theirs,) = others
+        is_close = ours.low <= self.bound * theirs.high and self.bound * theirs.low <= ours.high
+        return ours.over(theirs), _ratio(ours.over(theirs)) + (" (within the spread of the target)" if is_close else "")
+
+    def _settled(self, run: Run) -> tuple[float, str] | None:
+        ratios = self.in_rounds(run.scenarios)
+        if not ratios:
+            return None
+        found = middle(ratios)
+        text = _ratio(found.median)
+        if found.spread > SETTLED:
+            text += f" ({_ratio(found.low)[:-1]} to {_ratio(found.high)[:-1]}: not settled by {len(ratios)} rounds)"
+        by_count = self.counted(run.scenarios, INSTRUCTIONS)
+        return found.median, text if by_count is None else f"{text}; by instructions {_ratio(by_count)}"
+
+    def _alone(self, run: Run, ours: Figure) -> tuple[float, str]:
+        (side,) = self.top
+        text = f"{shown(ours, side.metric)}{self.of}"
+        if self.or_what_the_server_gives and ours.median < self.bound:
+            scenario = run.scenario(side.scenario)
+            result = scenario.client(side.client) if scenario else None
+            limit = limit_of(result, run.about.cores) if result else ""
+            if limit in ("server", "machine"):
+                return self.bound, f"{text}, limited by the {limit}"
+        return ours.median, text
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}x" if value >= 0.1 else f"{value:.3f}x"
 
 
 def _of_side(named: dict[str, Scenario], side: Side) -> tuple[Scenario, ClientResult] | None:
@@ -230,6 +278,19 @@ def _values(named: dict[str, Scenario], side: Side) -> list[float]:
     read = read_of(side.metric)
     found = [read(each, scenario.settings.size) for each in result.rounds]
     return [value for value in found if value is not None] if None not in found else []
+
+
+def value_in(run: Run, side: Side) -> Figure | None:
+    """The figure of a side over its rounds."""
+    found = run.scenario(side.scenario)
+    result = found.client(side.client) if found else None
+    return value_of(result, side.metric, found.settings.size) if found and result else None
+
+
+def figure_in(run: Run, scenario: str, client: str, metric: str) -> float | None:
+    """The median of a metric of a client in a scenario."""
+    value = value_in(run, Side(scenario, client, metric))
+    return value.median if value else None
 
 
 def middle(values: Sequence[float]) -> Figure:
@@ -256,124 +317,27 @@ def is_settled(ratios: Sequence[float]) -> bool:
     return not ratios or (len(ratios) > 1 and middle(ratios).spread <= SETTLED)
 
 
-def shares_among(scenarios: Iterable[str]) -> list[Share]:
-    """Those that need no other scenarios than these."""
+def turns_among(scenarios: Iterable[str]) -> list[Goal]:
+    """The goals taken in turns that need no other scenarios than these."""
     names = set(scenarios)
-    return [share for share in SHARES if names.issuperset(side.scenario for side in share.sides)]
+    return [goal for goal in GOALS if goal.in_turns and names.issuperset(side.scenario for side in goal.sides)]
 
 
 def unsettled(scenarios: Sequence[Scenario]) -> set[str]:
     """The names of those of which a goal compares figures that are not known well enough."""
-    shares = shares_among(scenario.name for scenario in scenarios)
-    open_shares = [share for share in shares if not is_settled(share.in_rounds(scenarios))]
-    return {side.scenario for share in open_shares for side in share.sides}
+    goals = turns_among(scenario.name for scenario in scenarios)
+    return {side.scenario for goal in goals if not is_settled(goal.in_rounds(scenarios)) for side in goal.sides}
 
 
 def clients_compared(scenarios: Iterable[str]) -> set[str]:
-    """The clients that goals among these scenarios compare."""
-    return {side.client for share in shares_among(scenarios) for side in share.sides}
+    """The clients that take turns for goals among these scenarios."""
+    return {side.client for goal in turns_among(scenarios) for side in goal.sides}
 
 
 def floor_of(scenario: str) -> str:
     """The client that is the floor of a scenario; the compiled core where no goal names another."""
-    named = (side.client for share in SHARES for side in share.bottom if side.scenario == scenario)
+    named = (side.client for goal in GOALS if goal.in_turns for side in goal.bottom if side.scenario == scenario)
     return next((client for client in named if client.startswith("floor: ")), CORE_FLOOR)
-
-
-def _over(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Share:
-    """Ours over another one's, in one scenario: at least ``bound`` of a rate, at most of what costs."""
-    return Share(
-        what=what,
-        of=other,
-        bound=bound,
-        is_least=metric == "rate",
-        top=(Side(scenario, client, metric),),
-        bottom=(Side(scenario, other, metric),),
-    )
-
-
-def _latencies(what: str, scenario: str) -> Iterator[Share]:
-    for metric, name in (("p99", "p99"), ("p999", "p99.9")):
-        yield _over(f"{what}: {name}", scenario, metric, 0.7, "go-nsq")
-
-
-def _few_in_flight() -> Share:
-    few, many = (f"in-flight-{count}" for count in (min(IN_FLIGHT), max(IN_FLIGHT)))
-    return Share(
-        what="CPU per message with 10 in flight, over that with 10,000",
-        of="the same of floor: core",
-        bound=1.2,
-        is_least=False,
-        top=(Side(few, OURS, "cpu"), Side(many, CORE_FLOOR, "cpu")),
-        bottom=(Side(many, OURS, "cpu"), Side(few, CORE_FLOOR, "cpu")),
-    )
-
-
-def _many_connections() -> Share:
-    many, one = (f"connections-{count}" for count in (max(CONNECTIONS), min(CONNECTIONS)))
-    return Share(
-        what="CPU per message on 100 connections",
-        of="that on one",
-        bound=1.3,
-        is_least=False,
-        top=(Side(many, OURS, "cpu"),),
-        bottom=(Side(one, OURS, "cpu"),),
-    )
-
-
-def _spark_rows() -> Iterator[Share]:
-    """The rate; and, as nsqd has the same cores, what Spark with its workers needs of them."""
-    for mode, name in (("stream", "stream with a journal"), ("read", "table with a journal"), ("cold", "first table")):
-        yield _over(f"Spark, {name}: rows/s", f"spark-{mode}", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK)
-        yield _over(
-            f"Spark, {name}: CPU per row", f"spark-{mode}", "cpu", round(1 / _SPARK_SHARE, 2), SPARK_FLOOR, SPARK
-        )
-    yield _over("Spark, write: rows/s", "spark-write", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK)
-
-
-SHARES: tuple[Share, ...] = (
-    _over("consume: client CPU per message", "consume", "cpu", 1.25, CORE_FLOOR),
-    _over("consume, batch_handler: client CPU per message", "consume", "cpu", 1.1, BATCH_FLOOR, BATCHES),
-    _over("consume, columns: client CPU per message", "consume", "cpu", 0.5, CORE_FLOOR, COLUMNS),
-    *(
-        _over(f"consume, {name}: client CPU per message", f"consume-{name.lower()}", "cpu", 1.3, CORE_FLOOR)
-        for name in ("TLS", "snappy", "deflate")
-    ),
-    _few_in_flight(),
-    _over("10 in flight: messages/s", f"in-flight-{min(IN_FLIGHT)}", "rate", 0.8, CORE_FLOOR),
-    _many_connections(),
-    _over("MPUB x 200: client CPU per message", "publish-batch", "cpu", 1.5, READY_FLOOR),
-    _over("publish one at a time: messages/s", "publish-single", "rate", 0.9, CORE_FLOOR),
-    _over("publish one at a time: messages/s", "publish-single", "rate", 2, "go-nsq"),
-    *(
-        _over("publish, 100 callers, no coalescing: messages/s", "publish-concurrent", "rate", bound, other, SEPARATE)
-        for bound, other in ((4, "gnsq"), (0.9, PIPELINED_FLOOR))
-    ),
-    _over("publish with a key: client CPU per message", "publish-key", "cpu", 1.08, OURS, KEYED),
-    _over("ordered, one partition: messages/s", "ordered-1", "rate", 0.95, ORDERED_FLOOR),
-    *_latencies("publish to handler at 10,000/s", "latency"),
-    *_latencies("publish to handler at half of the peak rate", "latency-half"),
-    *_spark_rows(),
-)
-"""The goals that are ratios, in the order they are shown."""
-
-
-COLUMNS_RATE = 1_500_000.0
-
-
-class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """One goal.
-
-    Attributes:
-        sides: the figures that it is about.
-        actual: reads its value from a run, and how to show it; None where it was not measured.
-    """
-
-    what: str
-    target: str
-    sides: tuple[Side, ...]
-    is_met: Callable[[float], bool]
-    actual: Callable[[Run], tuple[float, str] | None]
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -387,167 +351,132 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(run: Run) -> Iterator[Judged]:
-    """Compare a run with every goal."""
-    for goal in goals():
-        found = goal.actual(run)
-        if found is None:
-            yield Judged(goal.what, goal.target, _lack(run, goal.sides), "not measured")
+    for goal in GOALS:
+        if found := goal.actual(run):
+            verdict = "met" if goal.is_met_by(found[0]) else "missed"
+            yield Judged(goal.what, goal.target, found[1], verdict)
         else:
-            yield Judged(goal.what, goal.target, found[1], "met" if goal.is_met(found[0]) else "missed")
+            lacking = [side for side in goal.sides if value_in(run, side) is None]
+            text = f"the run has no {lacking[0].client} in {lacking[0].scenario}" if lacking else "the figure is 0"
+            yield Judged(goal.what, goal.target, text, "not measured")
 
 
-def _lack(run: Run, sides: Sequence[Side]) -> str:
-    lacking = [side for side in sides if value_in(run, side) is None]
-    return f"the run has no {lacking[0].client} in {lacking[0].scenario}" if lacking else "the figure is 0"
+# The goals
 
 
-def figure_in(run: Run, scenario: str, client: str, metric: str) -> float | None:
-    """The median of a metric of a client in a scenario."""
-    value = value_in(run, Side(scenario, client, metric))
-    return value.median if value else None
+def _times(
+    what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS, in_turns: bool = False
+) -> Goal:
+    """Ours over another one's, in one scenario: at least ``bound`` of a rate, at most of what costs."""
+    top, bottom = (Side(scenario, client, metric),), (Side(scenario, other, metric),)
+    is_least = metric == "rate"
+    return Goal(what=what, of=other, bound=bound, is_least=is_least, top=top, bottom=bottom, in_turns=in_turns)
 
 
-def value_in(run: Run, side: Side) -> Figure | None:
-    """The figure of a side over its rounds."""
-    found = run.scenario(side.scenario)
-    result = found.client(side.client) if found else None
-    return value_of(result, side.metric, found.settings.size) if found and result else None
+def _turns(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Goal:
+    return _times(what, scenario, metric, bound, other, client, in_turns=True)
 
 
-def _no_more(what: str, scenario: str, metric: str, bound: float, unit: str, client: str = OURS) -> Goal:
-    return _bound(what, scenario, metric, bound, unit, False, client)
+def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, client: str = OURS) -> Goal:
+    return Goal(what=what, of=unit, bound=bound, is_least=metric == "rate", top=(Side(scenario, client, metric),))
 
 
-def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, is_least: bool, client: str = OURS) -> Goal:
-    def actual(run: Run) -> tuple[float, str] | None:
-        value = figure_in(run, scenario, client, metric)
-        return None if value is None else (value, f"{shown(value, metric)}{unit}")
-
-    sign = "at least" if is_least else "at most"
-    is_met: Callable[[float], bool] = (lambda v: v >= bound) if is_least else (lambda v: v <= bound)
-    sides = (Side(scenario, client, metric),)
-    return Goal(what=what, target=f"{sign} {bound:,g}{unit}", sides=sides, is_met=is_met, actual=actual)
+def _cross(what: str, of: str, bound: float, top: Sequence[tuple[str, str]], bottom: Sequence[tuple[str, str]]) -> Goal:
+    """CPU a message of clients in scenarios, over that of others."""
+    above, below = (tuple(Side(*each, "cpu") for each in sides) for sides in (top, bottom))
+    return Goal(what=what, of=of, bound=bound, is_least=False, top=above, bottom=below, in_turns=True)
 
 
-def _times(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Goal:
-    """Ours is at least ``bound`` times the other's (of a rate), or at most (of what costs)."""
-    is_rate = metric == "rate"
-    sides = (Side(scenario, client, metric), Side(scenario, other, metric))
+_FEW, _MANY = (f"in-flight-{count}" for count in (min(IN_FLIGHT), max(IN_FLIGHT)))
+_ONE, _HUNDRED = (f"connections-{count}" for count in (min(CONNECTIONS), max(CONNECTIONS)))
+_CONCURRENT = "publish-concurrent"
+_AT_RATE, _AT_HALF = "publish to handler at 10,000/s", "publish to handler at half of the peak rate"
 
-    def actual(run: Run) -> tuple[float, str] | None:
-        ours, theirs = (value_in(run, side) for side in sides)
-        if ours is None or theirs is None or not ours.median or not theirs.median:
-            return None
-        ratio = ours.over(theirs)
-        text = f"{ratio:.2f}x" if is_rate or ratio > 0.95 else f"1/{1 / ratio:.1f}"
-        is_close = ours.low <= bound * theirs.high and bound * theirs.low <= ours.high
-        return ratio, f"{text} (within the spread of the target)" if is_close else text
-
-    fraction = f"{bound:g}x" if is_rate or bound >= 1 else f"1/{1 / bound:g}"
-    target = f"{'at least' if is_rate else 'at most'} {fraction} {other}"
-    is_met: Callable[[float], bool] = (lambda v: v >= bound) if is_rate else (lambda v: v <= bound)
-    return Goal(what=what, target=target, sides=sides, is_met=is_met, actual=actual)
-
-
-def _share(share: Share) -> Goal:
-    """The share is as its bound says; one that its rounds did not settle says so."""
-
-    def actual(run: Run) -> tuple[float, str] | None:
-        ratios = share.in_rounds(run.scenarios)
-        if not ratios:
-            return None
-        found = middle(ratios)
-        text = f"{found.median:.2f}x"
-        if found.spread > SETTLED:
-            text += f" ({found.low:.2f} to {found.high:.2f}: not settled by {len(ratios)} rounds)"
-        by_count = share.counted(run.scenarios, INSTRUCTIONS)
-        return found.median, text if by_count is None else f"{text}; by instructions {by_count:.2f}x"
-
-    sign = "at least" if share.is_least else "at most"
-    target = f"{sign} {share.bound:g}x {share.of}"
-    return Goal(what=share.what, target=target, sides=share.sides, is_met=share.is_met_by, actual=actual)
-
-
-def _columns_rate() -> Goal:
-    """A rate that few servers give: a run in which the server used a core or more cannot show it."""
-    side = Side("consume", COLUMNS, "rate")
-
-    def actual(run: Run) -> tuple[float, str] | None:
-        rate, found = value_in(run, side), run.scenario(side.scenario)
-        result = found.client(COLUMNS) if found else None
-        if rate is None or result is None:
-            return None
-        limit = limit_of(result, run.about.cores)
-        is_bounded = rate.median < COLUMNS_RATE and limit in ("server", "machine")
-        text = f"{shown(rate, 'rate')}/s" + (f", limited by the {limit}" if is_bounded else "")
-        return (COLUMNS_RATE if is_bounded else rate.median), text
-
-    target = f"at least {COLUMNS_RATE:,.0f}/s, or what the server gives"
-    return Goal(
+GOALS: tuple[Goal, ...] = (
+    _turns("consume: client CPU per message", "consume", "cpu", 1.25, CORE_FLOOR),
+    _turns("consume, batch_handler: client CPU per message", "consume", "cpu", 1.1, BATCH_FLOOR, BATCHES),
+    _turns("consume, columns: client CPU per message", "consume", "cpu", 0.5, CORE_FLOOR, COLUMNS),
+    *(
+        _turns(f"consume, {name}: client CPU per message", f"consume-{name.lower()}", "cpu", 1.3, CORE_FLOOR)
+        for name in ("TLS", "snappy", "deflate")
+    ),
+    _cross(
+        "CPU per message with 10 in flight, over that with 10,000",
+        "the same of floor: core",
+        1.2,
+        [(_FEW, OURS), (_MANY, CORE_FLOOR)],
+        [(_MANY, OURS), (_FEW, CORE_FLOOR)],
+    ),
+    _turns("10 in flight: messages/s", _FEW, "rate", 0.8, CORE_FLOOR),
+    _cross("CPU per message on 100 connections", "that on one", 1.3, [(_HUNDRED, OURS)], [(_ONE, OURS)]),
+    _turns("MPUB x 200: client CPU per message", "publish-batch", "cpu", 1.5, READY_FLOOR),
+    _turns("publish one at a time: messages/s", "publish-single", "rate", 0.9, CORE_FLOOR),
+    _turns("publish one at a time: messages/s", "publish-single", "rate", 2, "go-nsq"),
+    *(
+        _turns("publish, 100 callers, no coalescing: messages/s", _CONCURRENT, "rate", bound, other, SEPARATE)
+        for bound, other in ((4, "gnsq"), (0.9, PIPELINED_FLOOR))
+    ),
+    _turns("publish with a key: client CPU per message", "publish-key", "cpu", 1.08, OURS, KEYED),
+    _turns("ordered, one partition: messages/s", "ordered-1", "rate", 0.95, ORDERED_FLOOR),
+    *(
+        _turns(f"{what}: {name}", scenario, metric, 0.7, "go-nsq")
+        for what, scenario in ((_AT_RATE, "latency"), (_AT_HALF, "latency-half"))
+        for metric, name in (("p99", "p99"), ("p999", "p99.9"))
+    ),
+    # The rate; and, as nsqd has the same cores, what Spark with its workers needs of them.
+    *(
+        _turns(f"Spark, {name}: {title}", f"spark-{mode}", metric, bound, SPARK_FLOOR, SPARK)
+        for mode, name in (
+            ("stream", "stream with a journal"), ("read", "table with a journal"), ("cold", "first table")
+        )
+        for metric, title, bound in (
+            ("rate", "rows/s", _SPARK_SHARE),
+            ("cpu", "CPU per row", round(1 / _SPARK_SHARE, 2)),
+        )
+    ),
+    _turns("Spark, write: rows/s", "spark-write", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK),
+    Goal(
         what="consume, columns: messages/s",
-        target=target,
-        sides=(side,),
-        is_met=lambda rate: rate >= COLUMNS_RATE,
-        actual=actual,
-    )
-
-
-def goals() -> list[Goal]:
-    """All of them, in the order they are shown."""
-    found = [
-        *map(_share, SHARES),
-        _columns_rate(),
-        _times("consume: client CPU per message", "consume", "cpu", 1 / 8, "go-nsq"),
-        _times("consume: client CPU per message", "consume", "cpu", 1 / 40, "gnsq"),
-        _times("consume: messages/s", "consume", "rate", 0.85, CORE_FLOOR),
-        _times("consume: messages/s", "consume", "rate", 3, "go-nsq"),
-        _times("consume: messages/s", "consume", "rate", 14, "gnsq"),
-        _times("consume: messages/s", "consume", "rate", 7, "asyncnsq"),
-    ]
-    for name, title in (
-        ("1k", "1 KiB"),
-        ("16k", "16 KiB"),
-        ("snappy", "snappy"),
-        ("deflate", "deflate"),
-        ("tls", "TLS"),
-    ):
-        found.append(_times(f"consume, {title}: messages/s", f"consume-{name}", "rate", 1, "go-nsq"))
-        found.append(_times(f"consume, {title}: client CPU", f"consume-{name}", "cpu", 1, "go-nsq"))
-    concurrent = "publish-concurrent"
-    return [
-        *found,
-        _bound("handlers that sleep 5 ms, 100 at once", "sleep", "rate", 18_000, "/s", True),
-        _times("publish one at a time", "publish-single", "rate", 2, "gnsq"),
-        _times("publish, 100 callers", concurrent, "rate", 1, "go-nsq async"),
-        _times("publish, 100 callers", concurrent, "rate", 3.5, "gnsq"),
-        _times("publish, 100 callers, linger", concurrent, "rate", 6, "gnsq", "nsq_fast linger"),
-        _times("the same, nsqd's output buffer on: p99", "latency-buffered", "p99", 1, "go-nsq"),
-        _no_more("idle on 100 connections: share of a core", "idle", "busy", 1, " %"),
-        _no_more("idle on 100 connections: memory", "idle", "peak", 60, " MiB"),
-        _no_more("import of nsq_fast: CPU", "start", "package", 60, " ms"),
-        _no_more("import of its consumer and producer too: CPU", "start", "import", 60, " ms"),
-        _no_more("first message after start, by lookup", "start", "first", 100, " ms"),
-        *_asyncio_goals(),
-        *_thread_goals(),
-    ]
-
-
-def _asyncio_goals() -> list[Goal]:
-    return [
-        _times("asyncio, consume: messages/s", "consume", "rate", 3, "asyncnsq", ASYNCIO),
-        _times("asyncio, consume: messages/s", "consume", "rate", 4, "ansq", ASYNCIO),
-        _times("asyncio, consume: client CPU per message", "consume", "cpu", 1 / 5, "ansq", ASYNCIO),
-        _times("asyncio, handlers that sleep 5 ms, 100 at once", "sleep", "rate", 0.9, OURS, ASYNCIO),
-        _times("asyncio, publish one at a time", "publish-single", "rate", 1, "ansq", ASYNCIO),
-        _times("asyncio, publish, 100 callers", "publish-concurrent", "rate", 2, "ansq", ASYNCIO),
-        _times("asyncio, publish at 10,000/s: p99", "publish-rate", "p99", 2, OURS, ASYNCIO),
-        _no_more("asyncio, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", ASYNCIO),
-    ]
-
-
-def _thread_goals() -> list[Goal]:
-    return [
-        _bound("threads, consume, 4 handler threads", "consume", "rate", 100_000, "/s", True, THREADS),
-        _times("threads, publish from 16", "publish-16", "rate", 1, "gnsq", THREADS),
-        _no_more("threads, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", THREADS),
-    ]
+        of="/s",
+        bound=1_500_000.0,
+        is_least=True,
+        top=(Side("consume", COLUMNS, "rate"),),
+        or_what_the_server_gives=True,
+    ),
+    _times("consume: client CPU per message", "consume", "cpu", 1 / 8, "go-nsq"),
+    _times("consume: client CPU per message", "consume", "cpu", 1 / 40, "gnsq"),
+    *(
+        _times("consume: messages/s", "consume", "rate", bound, other)
+        for bound, other in ((0.85, CORE_FLOOR), (3, "go-nsq"), (14, "gnsq"), (7, "asyncnsq"))
+    ),
+    *(
+        _times(f"consume, {title}: {what}", f"consume-{name}", metric, 1, "go-nsq")
+        for name, title in (
+            ("1k", "1 KiB"), ("16k", "16 KiB"), ("snappy", "snappy"), ("deflate", "deflate"), ("tls", "TLS")
+        )
+        for metric, what in (("rate", "messages/s"), ("cpu", "client CPU"))
+    ),
+    _bound("handlers that sleep 5 ms, 100 at once", "sleep", "rate", 18_000, "/s"),
+    _times("publish one at a time", "publish-single", "rate", 2, "gnsq"),
+    _times("publish, 100 callers", _CONCURRENT, "rate", 1, "go-nsq async"),
+    _times("publish, 100 callers", _CONCURRENT, "rate", 3.5, "gnsq"),
+    _times("publish, 100 callers, linger", _CONCURRENT, "rate", 6, "gnsq", "nsq_fast linger"),
+    _times("the same, nsqd's output buffer on: p99", "latency-buffered", "p99", 1, "go-nsq"),
+    _bound("idle on 100 connections: share of a core", "idle", "busy", 1, " %"),
+    _bound("idle on 100 connections: memory", "idle", "peak", 60, " MiB"),
+    _bound("import of nsq_fast: CPU", "start", "package", 60, " ms"),
+    _bound("import of its consumer and producer too: CPU", "start", "import", 60, " ms"),
+    _bound("first message after start, by lookup", "start", "first", 100, " ms"),
+    _times("asyncio, consume: messages/s", "consume", "rate", 3, "asyncnsq", ASYNCIO),
+    _times("asyncio, consume: messages/s", "consume", "rate", 4, "ansq", ASYNCIO),
+    _times("asyncio, consume: client CPU per message", "consume", "cpu", 1 / 5, "ansq", ASYNCIO),
+    _times("asyncio, handlers that sleep 5 ms, 100 at once", "sleep", "rate", 0.9, OURS, ASYNCIO),
+    _times("asyncio, publish one at a time", "publish-single", "rate", 1, "ansq", ASYNCIO),
+    _times("asyncio, publish, 100 callers", _CONCURRENT, "rate", 2, "ansq", ASYNCIO),
+    _times("asyncio, publish at 10,000/s: p99", "publish-rate", "p99", 2, OURS, ASYNCIO),
+    _bound("asyncio, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", ASYNCIO),
+    _bound("threads, consume, 4 handler threads", "consume", "rate", 100_000, "/s", THREADS),
+    _times("threads, publish from 16", "publish-16", "rate", 1, "gnsq", THREADS),
+    _bound("threads, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", THREADS),
+)  # fmt: skip
+"""In the order they are shown."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.protocol.topology import Nsqd, merge, parse_lookup
-from nsq_fast.runtime import ClusterAdmin, Endpoint, LookupdHTTPClient, NsqdHTTPClient, PartitionResult
+from nsq_fast.runtime import ClusterAdmin, Endpoint, PartitionResult
 
 from . import options
 from .options import Security, security_options
+from .servers import Lookup
 
 Decorated = Callable[..., Any]
-ResultT = TypeVar("ResultT")
 
 
 class _Admin(click.Group):
@@ -40,40 +39,37 @@ def command() -> None:
     """
 
 
-def _of_channel(name: str, help: str, *arguments: Decorated) -> Callable[[Decorated], click.Command]:
-    """A subcommand about a channel: with its topic, its channel, a partition, and the arguments named."""
+Subcommand = Callable[[Decorated], click.Command]
+_TOPIC = click.argument("topic", type=options.topic, metavar="TOPIC")
+_CHANNEL = click.argument("channel", type=options.channel, metavar="CHANNEL")
+_MAYBE_CHANNEL = click.argument("channel", type=options.channel, metavar="[CHANNEL]", required=False)
+_PARTITION = click.option("--partition", type=click.IntRange(min=0), help="This partition only.")
+
+
+def _subcommand(name: str, help: str, make: Callable[..., Any], *parts: Decorated) -> Subcommand:
+    """A subcommand with these arguments and options, and those that say which servers are meant.
+
+    Its function gets what ``make`` makes of the nsqlookupds; the results that it returns are reported.
+    """
 
     def decorate(function: Decorated) -> click.Command:
-        def run(
-            lookupds: Sequence[Endpoint],
-            security: Security,
-            topic: str,
-            channel: str,
-            partition: int | None,
-            **rest: Any,
-        ) -> None:
-            _report(function(_admin(lookupds, security), topic, channel, partition, **rest), name)
+        def run(lookupds: Sequence[Endpoint], security: Security, **rest: Any) -> None:
+            _, lookupds = options.find_servers([], lookupds, None)
+            options.require_reachable("nsqlookupd", lookupds)
+            results = function(make(lookupds, security), **rest)
+            if results is not None:
+                _report(results, name)
 
-        channel = click.argument("channel", type=options.channel, metavar="CHANNEL")
-        partition = click.option("--partition", type=click.IntRange(min=0), help="This partition only.")
-        return _subcommand(name, help, run, channel, *arguments, partition)
+        decorated: Any = run
+        for part in reversed([*parts, options.lookupd_http_option(), security_options()]):
+            decorated = part(decorated)
+        made: click.Command = command.command(name, help=help)(decorated)
+        return made
 
     return decorate
 
 
-def _subcommand(name: str, help: str, run: Decorated, *parts: Decorated) -> click.Command:
-    """A subcommand about a topic, with these arguments and options, and those that say which servers are meant."""
-    topic = click.argument("topic", type=options.topic, metavar="TOPIC")
-    decorated: Any = run
-    for part in reversed([topic, *parts, options.lookupd_http_option(), security_options()]):
-        decorated = part(decorated)
-    made: click.Command = command.command(name, help=help)(decorated)
-    return made
-
-
-def _admin(lookupds: Sequence[Endpoint], security: Security) -> ClusterAdmin:
-    _, lookupds = options.find_servers([], lookupds, None)
-    options.require_reachable("nsqlookupd", lookupds)
+def _cluster_admin(lookupds: Sequence[Endpoint], security: Security) -> ClusterAdmin:
     return ClusterAdmin([str(lookupd) for lookupd in lookupds], **security.of_http)
 
 
@@ -106,107 +102,9 @@ def _is_missing_route(error: str) -> bool:
 # --- on both kinds of servers ----------------------------------------------------------------------------------------
 
 
-class _Place:
-    """Where a topic is: an nsqd, and the partition that it leads there; None on an nsqd of the original."""
-
-    def __init__(self, partition: int | None, nsqd: Nsqd, options: dict[str, Any]) -> None:
-        self._partition = partition
-        self._nsqd = nsqd
-        self._options = options
-
-    def call(self, action: str, topic: str, channel: str | None) -> PartitionResult:
-        """POST ``/topic/<action>``, or ``/channel/<action>``."""
-        if self._nsqd.http is None:
-            return PartitionResult(self._partition, self._nsqd, "lookup does not name its HTTP port")
-        path = f"/channel/{action}" if channel else f"/topic/{action}"
-        try:
-            with NsqdHTTPClient(*self._nsqd.http, **self._options) as client:
-                client.call("POST", path, topic=topic, channel=channel, partition=self._partition)
-        except HttpError as error:
-            return PartitionResult(self._partition, self._nsqd, str(error))
-        return PartitionResult(self._partition, self._nsqd)
-
-
-class _Servers:
-    """The nsqlookupds that are given, and the nsqds of a topic that they know."""
-
-    def __init__(self, lookupds: Sequence[Endpoint], security: Security) -> None:
-        _, self._lookupds = options.find_servers([], lookupds, None)
-        options.require_reachable("nsqlookupd", self._lookupds)
-        self._options = security.of_http
-        # The lookupds of the original do not know each other: what they are told, all must be told.
-        self.is_redesigned = self._first(_lists_lookupds)
-
-    def _clients(self) -> Iterator[LookupdHTTPClient]:
-        for lookupd in self._lookupds:
-            with LookupdHTTPClient.from_url(str(lookupd), **self._options) as client:
-                yield client
-
-    def _first(self, ask: Callable[[LookupdHTTPClient], ResultT]) -> ResultT:
-        """The first answer that there is; raises the last HttpError where there is none."""
-        failure: HttpError | None = None
-        for client in self._clients():
-            try:
-                return ask(client)
-            except HttpError as error:  # noqa: PERF203
-                failure = error
-        assert failure is not None
-        raise failure
-
-    def places(self, topic: str, partition: int | None = None) -> list[_Place]:
-        """Each nsqd of a topic, or each partition. Raises HttpError when no nsqlookupd knows the topic."""
-        found, failure = [], None
-        for client in self._clients():
-            try:
-                found.append(parse_lookup(client.call("GET", "/lookup", topic=topic, access="r", metainfo=True)))
-            except HttpError as error:  # noqa: PERF203
-                failure = error
-        if not found and failure is not None:
-            raise failure
-        topology = merge(found)
-        places: list[tuple[int | None, Nsqd]] = [*sorted(topology.partitions.items())]
-        places += [(None, nsqd) for nsqd in topology.unpartitioned]
-        return [_Place(*each, self._options) for each in places if partition in (None, each[0])]
-
-    def tell_lookupds(self, action: str, topic: str, channel: str | None) -> None:
-        """Tell all nsqlookupds of the original. Raises HttpError; one that does not know the name is content."""
-        for client in self._clients():
-            path = f"/channel/{action}" if channel else f"/topic/{action}"
-            try:
-                client.call("POST", path, topic=topic, channel=channel)
-            except HttpError as error:
-                if action != "delete" or error.status != 404:
-                    raise
-
-    def tell_leader(self, action: str, topic: str, **query: Any) -> None:
-        """Tell the leading nsqlookupd of a redesigned cluster. Raises HttpError."""
-        leader = self._first(lambda client: client.list_lookupds()).get("lookupdleader") or {}
-        if not leader.get("HttpPort"):
-            raise NsqError("no nsqlookupd leads just now: try again")
-        with LookupdHTTPClient(leader["NodeIP"], int(leader["HttpPort"]), **self._options) as client:
-            client.call("POST", f"/topic/{action}", topic=topic, **query)
-
-
-def _lists_lookupds(client: LookupdHTTPClient) -> bool:
-    try:
-        return bool(client.list_lookupds())
-    except HttpError as error:
-        if error.status == 404:
-            return False
-        raise
-
-
-def _of_either(name: str, help: str, *arguments: Decorated) -> Callable[[Decorated], click.Command]:
+def _of_either(name: str, help: str, *parts: Decorated) -> Subcommand:
     """A subcommand about a topic, or about a channel where one is named."""
-
-    def decorate(function: Decorated) -> click.Command:
-        def run(lookupds: Sequence[Endpoint], security: Security, **rest: Any) -> None:
-            function(_Servers(lookupds, security), **rest)
-
-        channel = click.argument("channel", type=options.channel, metavar="[CHANNEL]", required=False)
-        return _subcommand(name, help, run, channel, *arguments)
-
-    return decorate
+    return _subcommand(name, help, Lookup, _TOPIC, _MAYBE_CHANNEL, *parts)
 
 
 @_of_either(
@@ -219,99 +117,82 @@ def _of_either(name: str, help: str, *arguments: Decorated) -> Callable[[Decorat
     click.option("--extend", is_flag=True, help="A redesigned topic whose messages have headers."),
 )
 def _create(
-    servers: _Servers,
+    lookup: Lookup,
     topic: str,
     channel: str | None,
     partitions: int | None,
     replicas: int | None,
     ordered: bool,
     extend: bool,
-) -> None:
+) -> Sequence[PartitionResult] | None:
     of_topic = {"--partitions": partitions, "--replicas": replicas, "--ordered": ordered, "--extend": extend}
     given = [name for name, value in of_topic.items() if value]
-    if given and (channel or not servers.is_redesigned):
+    if given and (channel or not lookup.is_redesigned):
         what = "a channel" if channel else "a topic of the original NSQ"
         raise click.UsageError(f"{given[0]}: {what} has none")
-    if not servers.is_redesigned:
-        servers.tell_lookupds("create", topic, channel)
-        places = _places_or_none(servers, topic)
-        _report([place.call("create", topic, channel) for place in places], "create")
+    if not lookup.is_redesigned:
+        lookup.tell_all("create", topic, channel)
+        places = lookup.places_or_none(topic)
         if not places:
             click.echo("the nsqlookupds know it; nsqds create it with its first message", err=True)
-    elif channel:
-        _report([place.call("create", topic, channel) for place in servers.places(topic)], "create")
-    else:
-        query = {"partition_num": partitions or 1, "replicator": replicas or 1}
-        query |= {"orderedmulti": True} if ordered else {}
-        servers.tell_leader("create", topic, **query, **({"extend": True} if extend else {}))
-        click.echo(f"{topic}: created")
+        return [place.call("create", topic, channel) for place in places]
+    if channel:
+        return [place.call("create", topic, channel) for place in lookup.places(topic)]
+    query = {"partition_num": partitions or 1, "replicator": replicas or 1}
+    query |= {"orderedmulti": True} if ordered else {}
+    lookup.tell_leader("create", topic, **query, **({"extend": True} if extend else {}))
+    click.echo(f"{topic}: created")
+    return None
 
 
 @_of_either("delete", "Delete TOPIC with its channels, or CHANNEL of it; messages that wait are lost.")
-def _delete(servers: _Servers, topic: str, channel: str | None) -> None:
-    if servers.is_redesigned and not channel:
-        servers.tell_leader("delete", topic, partition="**")
+def _delete(lookup: Lookup, topic: str, channel: str | None) -> Sequence[PartitionResult] | None:
+    if lookup.is_redesigned and not channel:
+        lookup.tell_leader("delete", topic, partition="**")
         click.echo(f"{topic}: deleted")
-        return
-    places = servers.places(topic)
-    if not servers.is_redesigned:
+        return None
+    places = lookup.places(topic)
+    if not lookup.is_redesigned:
         # First, or an nsqd that creates the topic in between would have the channel from there again.
-        servers.tell_lookupds("delete", topic, channel)
-    _report([place.call("delete", topic, channel) for place in places], "delete")
+        lookup.tell_all("delete", topic, channel)
+    return [place.call("delete", topic, channel) for place in places]
 
 
-def _places_or_none(servers: _Servers, topic: str) -> list[_Place]:
-    try:
-        return servers.places(topic)
-    except HttpError as error:
-        if error.status == 404:
-            return []
-        raise
+def _on_each(name: str, help: str) -> None:
+    """A subcommand that every nsqd of a topic is told, or that of one partition."""
+
+    @_of_either(name, help, _PARTITION)
+    def run(lookup: Lookup, topic: str, channel: str | None, partition: int | None) -> Sequence[PartitionResult]:
+        if lookup.is_redesigned and not channel:
+            raise click.UsageError(f"a redesigned cluster cannot {name} a topic as a whole: name a CHANNEL")
+        places = lookup.places(topic, partition)
+        if not places:
+            which = "" if partition is None else f" that leads partition {partition}"
+            raise NsqError(f"{topic}: lookup names no nsqd{which}")
+        return [place.call(name, topic, channel) for place in places]
 
 
-def _on_each(servers: _Servers, action: str, topic: str, channel: str | None, partition: int | None) -> None:
-    if servers.is_redesigned and not channel:
-        raise click.UsageError(f"a redesigned cluster cannot {action} a topic as a whole: name a CHANNEL")
-    places = servers.places(topic, partition)
-    if not places:
-        which = "" if partition is None else f" that leads partition {partition}"
-        raise NsqError(f"{topic}: lookup names no nsqd{which}")
-    _report([place.call(action, topic, channel) for place in places], action)
-
-
-_PARTITION = click.option("--partition", type=click.IntRange(min=0), help="This partition only.")
-
-
-@_of_either(
-    "empty",
-    "Drop the messages that wait in CHANNEL; without one, those in TOPIC that no channel has got.",
-    _PARTITION,
-)
-def _empty(servers: _Servers, topic: str, channel: str | None, partition: int | None) -> None:
-    _on_each(servers, "empty", topic, channel, partition)
-
-
-@_of_either("pause", "Stop delivery of CHANNEL; without one, from TOPIC to all its channels.", _PARTITION)
-def _pause(servers: _Servers, topic: str, channel: str | None, partition: int | None) -> None:
-    _on_each(servers, "pause", topic, channel, partition)
-
-
-@_of_either("unpause", "Go on with delivery of CHANNEL, or of TOPIC.", _PARTITION)
-def _unpause(servers: _Servers, topic: str, channel: str | None, partition: int | None) -> None:
-    _on_each(servers, "unpause", topic, channel, partition)
+_on_each("empty", "Drop the messages that wait in CHANNEL; without one, those in TOPIC that no channel has got.")
+_on_each("pause", "Stop delivery of CHANNEL; without one, from TOPIC to all its channels.")
+_on_each("unpause", "Go on with delivery of CHANNEL, or of TOPIC.")
 
 
 # --- on a redesigned cluster -----------------------------------------------------------------------------------------
 
 
+def _of_channel(name: str, help: str, *arguments: Decorated) -> Subcommand:
+    """A subcommand about a channel, on all partitions or on one."""
+    return _subcommand(name, help, _cluster_admin, _TOPIC, _CHANNEL, *arguments, _PARTITION)
+
+
 @_of_channel("skip", "Count what waits and what comes as done, undelivered: the channel loses those messages.")
-def _skip(admin: ClusterAdmin, topic: str, channel: str, partition: int | None) -> Sequence[PartitionResult]:
-    return admin.skip(topic, channel, partition=partition)
+def _skip(admin: ClusterAdmin, **where: Any) -> Sequence[PartitionResult]:
+    return admin.skip(**where)
 
 
 @_of_channel("unskip", "Deliver what comes from now on.")
-def _unskip(admin: ClusterAdmin, topic: str, channel: str, partition: int | None) -> Sequence[PartitionResult]:
-    return admin.unskip(topic, channel, partition=partition)
+def _unskip(admin: ClusterAdmin, **where: Any) -> Sequence[PartitionResult]:
+    return admin.unskip(**where)
 
 
 @_of_channel(
@@ -347,47 +228,52 @@ def _rate_limit(
     return admin.limit_rate(topic, channel, kilobytes, partition=partition)
 
 
-@command.command("expand")
-@click.argument("topic", type=options.topic, metavar="TOPIC")
-@click.argument("partitions", type=click.IntRange(min=1))
-@options.lookupd_http_option()
-@security_options()
-def _expand(lookupds: Sequence[Endpoint], security: Security, topic: str, partitions: int) -> None:
-    """Give TOPIC more partitions. Keys go to other partitions from then on."""
-    _admin(lookupds, security).expand(topic, partitions)
+def _of_cluster(name: str, help: str, *arguments: Decorated) -> Subcommand:
+    return _subcommand(name, help, _cluster_admin, *arguments)
 
 
-@command.command("move-leader")
-@click.argument("topic", type=options.topic, metavar="TOPIC")
-@click.argument("partition", type=click.IntRange(min=0))
-@click.argument("node")
-@options.lookupd_http_option()
-@security_options()
-def _move_leader(lookupds: Sequence[Endpoint], security: Security, topic: str, partition: int, node: str) -> None:
-    """Let NODE, a distributed_id as lookup shows it, lead PARTITION of TOPIC."""
-    _admin(lookupds, security).move_leader(topic, partition, node)
+_THIS_PARTITION = click.argument("partition", type=click.IntRange(min=0))
 
 
-@command.command("move-replica")
-@click.argument("topic", type=options.topic, metavar="TOPIC")
-@click.argument("partition", type=click.IntRange(min=0))
-@click.argument("origin")
-@click.argument("node")
-@options.lookupd_http_option()
-@security_options()
-def _move_replica(
-    lookupds: Sequence[Endpoint], security: Security, topic: str, partition: int, origin: str, node: str
-) -> None:
-    """Let NODE have what ORIGIN has of PARTITION of TOPIC; both are distributed_ids."""
-    _admin(lookupds, security).move_replica(topic, partition, origin, node)
+@_of_cluster(
+    "expand",
+    "Give TOPIC more partitions. Keys go to other partitions from then on.",
+    _TOPIC,
+    click.argument("partitions", type=click.IntRange(min=1)),
+)
+def _expand(admin: ClusterAdmin, topic: str, partitions: int) -> None:
+    admin.expand(topic, partitions)
 
 
-@command.command("cluster")
-@options.lookupd_http_option()
-@security_options()
-def _cluster(lookupds: Sequence[Endpoint], security: Security) -> None:
-    """Say whether the cluster is stable, and how much its nodes have to do. The exit code is 1 while it is not."""
-    stats = _admin(lookupds, security).stats()
+@_of_cluster(
+    "move-leader",
+    "Let NODE, a distributed_id as lookup shows it, lead PARTITION of TOPIC.",
+    _TOPIC,
+    _THIS_PARTITION,
+    click.argument("node"),
+)
+def _move_leader(admin: ClusterAdmin, topic: str, partition: int, node: str) -> None:
+    admin.move_leader(topic, partition, node)
+
+
+@_of_cluster(
+    "move-replica",
+    "Let NODE have what ORIGIN has of PARTITION of TOPIC; both are distributed_ids.",
+    _TOPIC,
+    _THIS_PARTITION,
+    click.argument("origin"),
+    click.argument("node"),
+)
+def _move_replica(admin: ClusterAdmin, topic: str, partition: int, origin: str, node: str) -> None:
+    admin.move_replica(topic, partition, origin, node)
+
+
+@_of_cluster(
+    "cluster",
+    "Say whether the cluster is stable, and how much its nodes have to do. The exit code is 1 while it is not.",
+)
+def _cluster(admin: ClusterAdmin) -> None:
+    stats = admin.stats()
     click.echo("stable" if stats.is_stable else "not stable: moves are refused")
     for node in stats.nodes:
         click.echo(f"{node.address}: load {node.leader_load:.1f} as leader, {node.node_load:.1f} in all")

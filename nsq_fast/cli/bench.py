@@ -30,7 +30,8 @@ from nsq_fast.bench.results import (
 from nsq_fast.bench.runner import Task, run_scenarios, settle_scenarios
 from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, picture_of, rows, settings_of, title_of
 from nsq_fast.bench.scale import html as scale_html
-from nsq_fast.bench.servers import Source, embedded, from_folder, given_lookupds, given_nsqds
+from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
+from nsq_fast.bench.servers import embedded as embedded_source
 from nsq_fast.bench.suite import Plan, in_turns, judge, plans, unsettled
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
@@ -40,31 +41,35 @@ from . import console, options
 from .options import Security, security_options
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_INTEGERS = {
-    "size": (200, "Bytes in a message."),
-    "count": (0, "Messages a round; 0: as many as a client handles in --duration."),
-    "rounds": (3, "How many rounds."),
-    "max_in_flight": (2500, "Messages a consumer holds."),
-    "connections": (1, "Connections of a consumer, to several loopback addresses of the nsqd."),
-    "partitions": (4, "Partitions of the topic."),
-    "concurrency": (1, "Callers of a publish, handlers of a consumer, messages on their way in a roundtrip."),
-    "batch": (200, "Messages in an MPUB."),
+_ONE, _RATE = click.IntRange(1), click.FloatRange(0)
+_BUFFERING = "Whether nsqd sends each message at once, or gathers them in its output buffer."
+_SETTINGS: dict[str, tuple[Any, Any, str]] = {
+    "size": (_ONE, 200, "Bytes in a message."),
+    "count": (click.IntRange(0), 0, "Messages a round; 0: as many as a client handles in --duration."),
+    "duration": (options.duration, 2.0, "How long a client works in a round."),
+    "rounds": (_ONE, 3, "How many rounds."),
+    "max_in_flight": (_ONE, 2500, "Messages a consumer holds."),
+    "connections": (_ONE, 1, "Connections of a consumer, to several loopback addresses of the nsqd."),
+    "partitions": (_ONE, 4, "Partitions of the topic."),
+    "concurrency": (_ONE, 1, "Callers of a publish, handlers of a consumer, messages on their way in a roundtrip."),
+    "batch": (_ONE, 200, "Messages in an MPUB."),
+    "handler_sleep": (options.duration, 0.0, "How long each handler sleeps."),
+    "linger": (options.duration, 0.001, "What the client with linger waits for more to publish."),
+    "settle": (options.duration, 0.5, "Time before an open loop, or before an idle client is measured."),
+    "mode": (click.Choice(MODES), "single", "How."),
+    "rate": (_RATE, 0.0, "Open loop: messages/s, whatever becomes of them."),
+    "compression": (click.Choice(COMPRESSIONS[1:]), None, "Compressed connections."),
 }
-_DURATIONS = {
-    "duration": (2.0, "How long a client works in a round."),
-    "handler_sleep": (0.0, "How long each handler sleeps."),
-    "linger": (0.001, "What the client with linger waits for more to publish."),
-    "settle": (0.5, "Time before an open loop, or before an idle client is measured."),
-}
+"""Option of a scenario -> its type, its default, its help."""
+
+_SOME = ("size", "count", "duration", "rounds", "concurrency", "rate", "compression")
 _TAKEN = {
-    "consume": (
-        "size", "count", "duration", "rounds", "max_in_flight", "connections", "concurrency", "handler_sleep", "settle"
-    ),
-    "publish": ("size", "count", "duration", "rounds", "concurrency", "batch", "linger"),
-    "roundtrip": ("size", "count", "duration", "rounds", "max_in_flight", "concurrency"),
+    "consume": (*_SOME, "unbuffered", "max_in_flight", "connections", "handler_sleep", "settle"),
+    "publish": (*_SOME, "mode", "batch", "linger"),
+    "roundtrip": (*_SOME, "unbuffered", "max_in_flight"),
     "ordered": ("size", "count", "duration", "rounds", "max_in_flight", "partitions"),
     "idle": ("duration", "rounds", "max_in_flight", "connections", "settle"),
-}  # fmt: skip
+}
 _ABOUT = {
     "consume": "Consume a backlog, one FIN a message; with --rate, what is published meanwhile.",
     "publish": "Publish one at a time, from many callers, or in batches.",
@@ -116,42 +121,17 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _settings_options(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        for name in reversed(_TAKEN[kind]):
-            flag = f"--{name.replace('_', '-')}"
-            if name in _INTEGERS:
-                default, text = _INTEGERS[name]
-                kind_of: Any = click.IntRange(0 if name == "count" else 1)
-                function = click.option(flag, type=kind_of, default=default, show_default=True, help=text)(function)
-            else:
-                seconds, text = _DURATIONS[name]
-                function = click.option(
-                    flag, type=options.duration, metavar="DURATION", default=seconds, show_default=True, help=text
-                )(function)
-        return _special_options(kind, function)
-
-    return decorate
-
-
-def _special_options(kind: str, function: Callable[..., None]) -> Callable[..., None]:
-    if kind == "publish":
-        mode = click.option("--mode", type=click.Choice(MODES), default="single", show_default=True, help="How.")
-        function = mode(function)
-    if kind in ("consume", "publish", "roundtrip"):
-        function = click.option(
-            "--rate", type=click.FloatRange(0), default=0.0, help="Open loop: messages/s, whatever becomes of them."
-        )(function)
-        function = click.option(
-            "--compression", type=click.Choice(COMPRESSIONS[1:]), default=None, help="Compressed connections."
-        )(function)
-    if kind in ("consume", "roundtrip"):
-        function = click.option(
-            "--unbuffered/--buffered",
-            default=kind == "roundtrip",
-            show_default=True,
-            help="Whether nsqd sends each message at once, or gathers them in its output buffer.",
-        )(function)
+def _settings_options(kind: str, function: Callable[..., None]) -> Callable[..., None]:
+    for name in reversed(_TAKEN[kind]):
+        flag = f"--{name.replace('_', '-')}"
+        if name == "unbuffered":
+            flag, default = "--unbuffered/--buffered", kind == "roundtrip"
+            given: dict[str, Any] = {"default": default, "show_default": True, "help": _BUFFERING}
+        else:
+            kind_of, default, text = _SETTINGS[name]
+            metavar = {"metavar": "DURATION"} if kind_of is options.duration else {}
+            given = {"type": kind_of, "default": default, "show_default": bool(default), "help": text, **metavar}
+        function = click.option(flag, **given)(function)
     return function
 
 
@@ -172,7 +152,7 @@ def _measuring(kind: str) -> click.Command:
         _run([plan], place, **others)
 
     callback.__doc__ = _ABOUT[kind]
-    return click.command(kind, short_help=_ABOUT[kind])(_where(_settings_options(kind)(callback)))
+    return click.command(kind, short_help=_ABOUT[kind])(_where(_settings_options(kind, callback)))
 
 
 class _Place(NamedTuple):
@@ -207,11 +187,7 @@ def _place(
             "--tls-ca, --tls-cert, --tls-key, --tls-server-name and --auth-secret-file are for servers that run "
             "already, named with --nsqd or --lookupd; those that bench starts have TLS with --tls, and no AUTH"
         )
-    return _Place(from_folder(servers) if servers else _embedded(), False, security.is_tls, False)
-
-
-def _embedded() -> Source:
-    return embedded
+    return _Place(from_folder(servers) if servers else embedded_source, False, security.is_tls, False)
 
 
 def _clients(wanted: Sequence[str], peer_python: str | None, place: _Place) -> list[Client]:
@@ -291,7 +267,7 @@ def _go_on(
 
 
 def _task(plan: Plan, clients: Sequence[Client], place: _Place) -> Task:
-    source = embedded if plan.is_embedded else place.source
+    source = embedded_source if plan.is_embedded else place.source
     return Task(plan.name, plan.settings, chosen(clients, plan.clients), source)
 
 
@@ -466,7 +442,7 @@ def scale_command(
     Against nsqds of --servers, or of the embedded broker. The last column is the largest p99 of the processes: of one
     publish, or from publish to handler.
     """
-    source = from_folder(servers) if servers else embedded
+    source = from_folder(servers) if servers else embedded_source
     (client,) = chosen(available(), [OURS])
     curves = []
     for kind in kinds or _KINDS:

@@ -23,7 +23,6 @@ _INDENT = "  "
 
 
 def output() -> Console:
-    """A console on standard output."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 

@@ -38,12 +38,13 @@ from .jobs import (
     OrderedJob,
     OrderedOptions,
     Place,
+    Results,
     Tell,
     embedded_cluster,
     existing_cluster,
-    is_redesigned,
 )
 from .options import INTERRUPTED, UNSECURED, Security, security_options, stop_signals
+from .servers import Lookup
 from .stat import add_up
 from .trace_report import why_not
 
@@ -62,27 +63,17 @@ _NOTES = {
     "given_up": f"failed {MAX_TRIES} times",
     "lost": "published, never finished nor given up",
     "duplicated": "finished more than once",
-    "left_on_server": "waiting, in flight or deferred at the end",
-    "discovery_seconds": "start to the first message of every topic",
-    "messages_per_second": "first 95 % answered; the rest is late on purpose",
-    "latency_p50_ms": "publish to handler, first delivery",
-    "latency_p99_ms": "",
-}
-
-
-_ORDERED_NOTES = {
-    "published": "answered OK, each with a key",
-    "publish_failed": "not answered OK",
-    "delivered": "calls of the handler",
-    "finished": "FIN",
-    "lost": "published, never finished",
-    "duplicated": "finished more than once",
     "order_violations": "messages of a key after later ones",
     "leader_moves": "partitions that got another leader in the middle",
     "traces_published": "trace records of publishes",
     "traces_joined": "of these, found again in those of the consumer",
-    "messages_per_second": "published, handled and answered",
+    "left_on_server": "waiting, in flight or deferred at the end",
+    "discovery_seconds": "start to the first message of every topic",
+    "messages_per_second": "of the main job the first 95 %: the rest is late on purpose",
+    "latency_p50_ms": "publish to handler, first delivery",
+    "latency_p99_ms": "",
 }
+
 
 _TRACE_NOTES = {
     "records": "of publishes and consumptions, joined by Spark",
@@ -150,30 +141,21 @@ def command(
     """
     if nsqds or lookupds:
         options.require_running(nsqds, lookupds)
-    seeds = tuple(str(lookupd) for lookupd in lookupds)
-    is_cluster = bool(seeds) and is_redesigned(seeds, security)
-    job_options = JobOptions(
-        messages=messages,
-        topics=topics,
-        body_size=size,
-        max_in_flight=max_in_flight,
-        stall_timeout=stall_timeout,
-        security=security.of_client,
-    )
+    lookup = Lookup(lookupds, security) if lookupds else None
+    is_cluster = lookup is not None and lookup.is_redesigned
+    common: dict[str, Any] = {"body_size": size, "stall_timeout": stall_timeout, "security": security.of_client}
     if ordered_messages is None:
         ordered_messages = messages if is_cluster else -(-messages // 10)
     parts = []
     with stop_signals() as stop:
         if not is_cluster:
+            job_options = JobOptions(messages=messages, topics=topics, max_in_flight=max_in_flight, **common)
             parts.append(_run_main_job(job_options, _servers(nsqds, lookupds, security), stop, as_json))
         if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
-            place = existing_cluster(seeds, security) if is_cluster else embedded_cluster()
-            ordered_options = OrderedOptions(
-                (), "", ordered_messages, body_size=size, stall_timeout=stall_timeout, security=security.of_client
-            )
+            place = existing_cluster(lookup) if lookup else embedded_cluster()
             with tempfile.TemporaryDirectory(prefix="nsq-fast-demo-") as folder:
                 log = Path(folder, "trace.log") if traces else None
-                ordered_options = dataclasses.replace(ordered_options, trace_file=log)
+                ordered_options = OrderedOptions((), "", ordered_messages, trace_file=log, **common)
                 parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
                 if log and not stop.is_set():
                     console.progress("the traces of the ordered topic: Spark reports on them, which takes a minute")
@@ -184,7 +166,7 @@ def command(
 
 
 class _Part(NamedTuple):
-    results: dict[str, Any]
+    results: Results
     code: int
 
 
@@ -192,18 +174,12 @@ def _run_main_job(job_options: JobOptions, place: AbstractContextManager[_Server
     with place as servers:
         job = MainJob(dataclasses.replace(job_options, nsqds=servers.nsqds, lookupds=servers.lookupds))
         with _progress(job_options.messages, quiet) as progress:
-            summary = job.run(stop, progress)
+            results = job.run(stop, progress)
         left = None if stop.is_set() else servers.left(job.topics)
         servers.delete(job.topics)
-    results = {**dataclasses.asdict(summary), "left_on_server": left, "server": servers.name}
-    if not quiet:
-        what = f"{console.counted(job_options.messages, 'message')} of {job_options.body_size} bytes"
-        topics = console.counted(job_options.topics, "topic")
-        _print_rows(f"{what}, {topics}, {results['server']}", results, _NOTES)
-    if summary.ended == "interrupted":
-        return _Part(results, INTERRUPTED)
-    is_bad = summary.lost or summary.publish_failed or left or summary.ended != "done"
-    return _Part(results, 1 if is_bad else 0)
+    results |= {"left_on_server": left, "server": servers.name}
+    what = f"{console.counted(job_options.topics, 'topic')}, {servers.name}"
+    return _part(results, job, what, quiet, is_good=not left)
 
 
 def _run_ordered_job(
@@ -212,15 +188,24 @@ def _run_ordered_job(
     with place as (name, lookupds, topic, move):
         job = OrderedJob(dataclasses.replace(ordered_options, lookupds=lookupds, topic=topic), move)
         with _progress(job.ledger.size, quiet) as progress:
-            summary = job.run(stop, progress)
-    results = {**dataclasses.asdict(summary), "server": name}
+            results = job.run(stop, progress)
+    results["server"] = name
+    is_good = not results["order_violations"]
+    is_good &= results["traces_joined"] == results["traces_published"] == results["published"]
+    what = f"{job.options.keys} keys, an ordered topic, {name}"
+    part = _part(results, job, what, quiet, is_good)
+    return part._replace(results={"ordered": results})
+
+
+def _part(results: Results, job: MainJob | OrderedJob, what: str, quiet: bool, is_good: bool) -> _Part:
+    """Show what came of a job, and judge it."""
     if not quiet:
-        what = (
-            f"{console.counted(job.ledger.size, 'message')} of {job.options.body_size} bytes, {job.options.keys} keys"
-        )
-        _print_rows(f"{what}, an ordered topic, {name}", results, _ORDERED_NOTES)
-    code = INTERRUPTED if summary.ended == "interrupted" else int(not summary.is_good)
-    return _Part({"ordered": results}, code)
+        messages = console.counted(job.ledger.size, "message")
+        _print_rows(f"{messages} of {job.options.body_size} bytes, {what}", results, _NOTES)
+    if results["ended"] == "interrupted":
+        return _Part(results, INTERRUPTED)
+    is_good &= results["ended"] == "done" and not (results["lost"] or results["publish_failed"])
+    return _Part(results, int(not is_good))
 
 
 def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> _Part:
@@ -318,8 +303,8 @@ def _progress(messages: int, quiet: bool) -> Iterator[Tell]:
         yield say
 
 
-def _print_rows(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
-    rows = [(name.replace("_", " "), _cell(results[name]), note) for name, note in notes.items()]
+def _print_rows(title: str, results: Results, notes: dict[str, str]) -> None:
+    rows = [(name.replace("_", " "), _cell(results[name]), note) for name, note in notes.items() if name in results]
     output = console.output()
     output.print(console.notes(title, rows))
     if "ended" in results:

@@ -16,7 +16,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns
 from typing import Any, NamedTuple
@@ -27,12 +26,10 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.broker import ClusterProcess
-from nsq_fast.errors import HttpError, NsqError, RequeueMessage
+from nsq_fast.errors import NsqError, RequeueMessage
 from nsq_fast.runtime import (
     Consumer,
     ConsumeRecord,
-    LookupdHTTPClient,
-    NsqdHTTPClient,
     Producer,
     PublishRecord,
     TraceLog,
@@ -40,13 +37,15 @@ from nsq_fast.runtime import (
     log_to_file,
 )
 
-from .options import Security
+from .servers import Lookup
 
 CHANNEL = "workers"
 _TICK = 0.1
+_BULK = 0.95  # the rate is that of the first so many
 _CLOSE_TIMEOUT = 10.0
 
 Tell = Callable[["Ledger"], None]
+Results = dict[str, Any]
 
 
 class Ledger:
@@ -61,7 +60,7 @@ class Ledger:
         settled: messages finished or given up at least once.
         events: how often handlers failed, requeued, touched, answered later.
         latencies: nanoseconds from publish to first delivery.
-        woken: set when ``settled`` reaches ``wake_at``.
+        bulk: so many are settled at ``bulk_at``; the last ones are late on purpose.
     """
 
     def __init__(self, size: int) -> None:
@@ -73,8 +72,8 @@ class Ledger:
         self.given_up = 0
         self.events: Counter[str] = Counter()
         self.latencies = array("q")
-        self.woken = Event()
-        self.wake_at = size
+        self.bulk = max(1, int(size * _BULK))
+        self.bulk_at = 0.0
         self._ok = bytearray(size)
         self._finished = bytearray(size)
         self._given_up = bytearray(size)
@@ -100,7 +99,6 @@ class Ledger:
             self._settle()
 
     def mark_given_up(self, number: int) -> None:
-        """The consumer gave this message up."""
         self.given_up += 1
         if not self.is_settled(number):
             self._settle()
@@ -108,20 +106,12 @@ class Ledger:
 
     def _settle(self) -> None:
         self.settled += 1
-        if self.settled >= self.wake_at:
-            self.woken.set()
+        if self.settled == self.bulk:
+            self.bulk_at = perf_counter()
 
     def is_settled(self, number: int) -> bool:
         """Whether this message was finished or given up."""
         return bool(self._finished[number] or self._given_up[number])
-
-    def wake_when(self, settled: int) -> None:
-        """Have ``woken`` set when that many messages are settled."""
-        self.wake_at = settled
-        if self.settled >= settled:
-            self.woken.set()
-        else:
-            self.woken.clear()
 
     @property
     def moves(self) -> int:
@@ -139,10 +129,29 @@ class Ledger:
         return self.finished - self._finished.count(1)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether everything that was answered OK is settled."""
+        return self.settled >= self.published and not self.lost
+
+    @property
     def lost(self) -> int:
         """Messages answered OK and not settled."""
         marks = zip(self._ok, self._finished, self._given_up, strict=True)
         return sum(ok and not finished and not given_up for ok, finished, given_up in marks)
+
+    def results(self, ended: str, seconds: float) -> Results:
+        """What came of it. ``ended`` is ``done``, ``stalled`` or ``interrupted``; then messages are still on their
+        way, so that ``lost`` is None."""
+        return {
+            "ended": ended,
+            "published": self.published,
+            "publish_failed": self.publish_failed,
+            "delivered": self.delivered,
+            "finished": self.finished,
+            "lost": None if ended == "interrupted" else self.lost,
+            "duplicated": self.duplicated,
+            "seconds": round(seconds, 3),
+        }
 
     def latency_ms(self, percent: float) -> float | None:
         """A percentile of the latencies, in milliseconds; None when there are none."""
@@ -152,15 +161,16 @@ class Ledger:
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] / 1e6
 
 
-def _watch(ledger: Ledger, is_done: Callable[[], bool], stop: Event, timeout: float, tell: Tell) -> str:
-    """Return ``done``, ``stalled`` when nothing has moved for ``timeout`` seconds, or ``interrupted`` by ``stop``.
-
-    ``is_done`` waits for a tick at most.
-    """
+def _watch(ledger: Ledger, at_work: Sequence[Greenlet[..., Any]], stop: Event, timeout: float, tell: Tell) -> str:
+    """Wait until what is at work has ended, and all is settled: ``done``; ``stalled`` when nothing has moved for
+    ``timeout`` seconds, or ``interrupted`` by ``stop``."""
     moved_at, seen = perf_counter(), -1
     while not stop.is_set():
-        if is_done():
-            return "done"
+        joinall(at_work, timeout=_TICK, raise_error=True)
+        if all(each.dead for each in at_work):
+            if ledger.is_whole:
+                return "done"
+            stop.wait(_LATER)
         tell(ledger)
         if ledger.moves != seen:
             moved_at, seen = perf_counter(), ledger.moves
@@ -172,7 +182,6 @@ def _watch(ledger: Ledger, is_done: Callable[[], bool], stop: Event, timeout: fl
 # On original servers
 
 _HEAD = struct.Struct(">QQ")  # sequence number; perf_counter_ns when published, 0: latency is not measured
-_BULK = 0.95  # the rate is that of the first so many: the last ones are late on purpose
 _BATCH = 100
 _WINDOW = 20_000  # messages that may be unsettled: the latency is to be that of a system at work, not of a backlog
 _POLL = 0.002
@@ -198,32 +207,6 @@ class JobOptions:
     security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """What came of the main job. ``ended`` is ``done``, ``stalled`` or ``interrupted``.
-
-    ``lost`` is None when it was interrupted: messages are still on their way then.
-    """
-
-    ended: str
-    published: int
-    publish_failed: int
-    delivered: int
-    finished: int
-    failed: int
-    requeued: int
-    touched: int
-    answered_later: int
-    given_up: int
-    lost: int | None
-    duplicated: int
-    discovery_seconds: float
-    seconds: float
-    messages_per_second: float
-    latency_p50_ms: float | None
-    latency_p99_ms: float | None
-
-
 class MainJob:
     """One run of the job. ``topics`` are fresh names, so that servers in use are not disturbed."""
 
@@ -243,10 +226,9 @@ class MainJob:
         self._unopened = options.topics
         self._all_open = Event()
         self._later: list[tuple[Message, int]] = []
-        self._started = self._flowing_since = self._bulk_at = 0.0
-        self._bulk = 0
+        self._started = self._flowing_since = 0.0
 
-    def run(self, stop: Event, tell: Tell) -> Summary:
+    def run(self, stop: Event, tell: Tell) -> Results:
         """Do the job; return when all is settled, when nothing moves any more, or when ``stop`` is set.
 
         Args:
@@ -256,7 +238,6 @@ class MainJob:
         """
         consumers = [self._consumer(topic) for topic in self.topics]
         self._started = perf_counter()
-        self.ledger.wake_when(int(self.ledger.size * _BULK))
         with Producer(**self._servers, lookupd_poll_interval=1.0) as producer:
             size, count = self.options.messages, len(self.topics)
             edges = [size * number // count for number in range(count + 1)]
@@ -266,8 +247,7 @@ class MainJob:
                 consumer.start(block=False)
             later: Greenlet[..., Any] = spawn(self._answer_later)
             try:
-                is_done = partial(self._is_done, publishers)
-                ended = _watch(self.ledger, is_done, stop, self.options.stall_timeout, tell)
+                ended = _watch(self.ledger, publishers, stop, self.options.stall_timeout, tell)
                 seconds = perf_counter() - self._started
             finally:
                 self._is_running = False
@@ -277,50 +257,24 @@ class MainJob:
         tell(self.ledger)
         return self._summary(ended, seconds)
 
-    def _is_done(self, publishers: list[Greenlet[..., Any]]) -> bool:
-        """The ledger wakes it at the end of the bulk, then when all may be settled."""
-        ledger = self.ledger
-        if not ledger.woken.wait(_TICK):
-            return False
-        self._end_bulk()
-        joinall(publishers, timeout=_TICK)
-        missing = ledger.lost
-        ledger.wake_when(ledger.settled + missing if missing else self._settleable())
-        return not missing and all(publisher.dead for publisher in publishers)
-
-    def _settleable(self) -> int:
-        """Failed publishes never are settled, but for those that were stored all the same."""
-        return self.options.messages - self.ledger.publish_failed
-
-    def _end_bulk(self) -> None:
-        if not self._bulk_at:
-            self._bulk_at, self._bulk = perf_counter(), self.ledger.settled
-
-    def _summary(self, ended: str, seconds: float) -> Summary:
-        ledger, events = self.ledger, self.ledger.events
-        self._end_bulk()
-        flowing_since = self._flowing_since or self._bulk_at
-        return Summary(
-            ended=ended,
-            published=ledger.published,
-            publish_failed=ledger.publish_failed,
-            delivered=ledger.delivered,
-            finished=ledger.finished,
-            failed=events["failed"],
-            requeued=events["requeued"] + events["failed"],
-            touched=events["touched"],
-            answered_later=events["answered_later"],
-            given_up=ledger.given_up,
-            lost=None if ended == "interrupted" else ledger.lost,
-            duplicated=ledger.duplicated,
-            discovery_seconds=round(max(0.0, self._flowing_since - self._started), 3),
-            seconds=round(seconds, 3),
-            messages_per_second=round(self._bulk / max(1e-6, self._bulk_at - flowing_since), 1)
-            if self._flowing_since
-            else 0.0,
-            latency_p50_ms=ledger.latency_ms(50),
-            latency_p99_ms=ledger.latency_ms(99),
-        )
+    def _summary(self, ended: str, seconds: float) -> Results:
+        ledger, events, rate = self.ledger, self.ledger.events, 0.0
+        if self._flowing_since:
+            # Where not as many were settled, it is the rate until now.
+            until, count = (ledger.bulk_at, ledger.bulk) if ledger.bulk_at else (perf_counter(), ledger.settled)
+            rate = count / max(1e-6, until - self._flowing_since)
+        return {
+            **ledger.results(ended, seconds),
+            "failed": events["failed"],
+            "requeued": events["requeued"] + events["failed"],
+            "touched": events["touched"],
+            "answered_later": events["answered_later"],
+            "given_up": ledger.given_up,
+            "discovery_seconds": round(max(0.0, self._flowing_since - self._started), 3),
+            "messages_per_second": round(rate, 1),
+            "latency_p50_ms": ledger.latency_ms(50),
+            "latency_p99_ms": ledger.latency_ms(99),
+        }
 
     # Publishing
 
@@ -344,7 +298,6 @@ class MainJob:
             else:
                 now = perf_counter_ns()
                 account(numbers, producer.multipublish, topic, [self._body(number, now) for number in numbers])
-        self.ledger.wake_when(min(self.ledger.wake_at, self._settleable()))
 
     def _open(self, producer: Producer, topic: str, number: int) -> None:
         """Publish a message that is simply finished; wait until it is, then for the other topics: discovery is over
@@ -457,37 +410,6 @@ class OrderedOptions:
     security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class OrderedSummary:
-    """What came of it. ``ended`` is ``done``, ``stalled`` or ``interrupted``; ``lost`` is None when interrupted.
-
-    ``traces_joined`` counts the publishes of which there is a record of the consumption too.
-    """
-
-    ended: str
-    published: int
-    publish_failed: int
-    delivered: int
-    finished: int
-    lost: int | None
-    duplicated: int
-    order_violations: int
-    leader_moves: int
-    traces_published: int
-    traces_joined: int
-    seconds: float
-    messages_per_second: float
-
-    @property
-    def is_good(self) -> bool:
-        """Whether all is as promised."""
-        return (
-            self.ended == "done"
-            and not (self.lost or self.publish_failed or self.order_violations)
-            and self.traces_joined == self.traces_published == self.published
-        )
-
-
 class OrderedJob:
     """One run, on a topic that exists. A message that comes again is a duplicate, not a violation of the order.
 
@@ -506,7 +428,7 @@ class OrderedJob:
         self._records = _Records(options.trace_file)
         self._padding = b"." * max(0, options.body_size - _NUMBER.size)
 
-    def run(self, stop: Event, tell: Tell) -> OrderedSummary:
+    def run(self, stop: Event, tell: Tell) -> Results:
         """Publish and consume; return when all was consumed, when nothing moves any more, or when ``stop`` is set."""
         trace = TraceLog(self._records.logger)
         trace.enable()
@@ -521,16 +443,8 @@ class OrderedJob:
             greenlets: list[Greenlet[..., Any]] = [spawn(self._publish, producer, key) for key in range(options.keys)]
             greenlets.append(spawn(self._move_in_the_middle))
 
-            def is_done() -> bool:
-                joinall(greenlets, timeout=_TICK, raise_error=True)
-                if not all(greenlet.dead for greenlet in greenlets):
-                    return False
-                if self.ledger.lost:
-                    stop.wait(_TICK)
-                return not self.ledger.lost
-
             try:
-                ended = _watch(self.ledger, is_done, stop, options.stall_timeout, tell)
+                ended = _watch(self.ledger, greenlets, stop, options.stall_timeout, tell)
                 seconds = perf_counter() - began
             finally:
                 for greenlet in greenlets:
@@ -568,24 +482,17 @@ class OrderedJob:
             self._last[key] = max(self._last[key], number)
         ledger.mark_finished(number)
 
-    def _summary(self, ended: str, seconds: float) -> OrderedSummary:
-        ledger = self.ledger
+    def _summary(self, ended: str, seconds: float) -> Results:
+        """``traces_joined`` counts the publishes of which there is a record of the consumption too."""
         published, joined = self._records.join()
-        return OrderedSummary(
-            ended=ended,
-            published=ledger.published,
-            publish_failed=ledger.publish_failed,
-            delivered=ledger.delivered,
-            finished=ledger.finished,
-            lost=None if ended == "interrupted" else ledger.lost,
-            duplicated=ledger.duplicated,
-            order_violations=self._violations,
-            leader_moves=self._moves,
-            traces_published=published,
-            traces_joined=joined,
-            seconds=round(seconds, 3),
-            messages_per_second=round(ledger.finished / seconds, 1),
-        )
+        return {
+            **self.ledger.results(ended, seconds),
+            "order_violations": self._violations,
+            "leader_moves": self._moves,
+            "traces_published": published,
+            "traces_joined": joined,
+            "messages_per_second": round(self.ledger.finished / seconds, 1),
+        }
 
 
 class _Records(logging.Handler):
@@ -630,15 +537,14 @@ class Place(NamedTuple):
     move: Callable[[], None] | None
 
 
-def new_topic() -> str:
-    """A name that nobody uses."""
+def _new_topic() -> str:
     return f"demo-ordered-{uuid4().hex[:8]}"
 
 
 @contextmanager
 def embedded_cluster() -> Iterator[Place]:
     """A cluster of three nsqds and two nsqlookupds, in a process of its own."""
-    topic = new_topic()
+    topic = _new_topic()
     with ClusterProcess(nodes=3, lookupds=2) as cluster:
         cluster.create_topic(topic, _PARTITIONS, 2, channels=[CHANNEL], ordered=True)
         lookupds = tuple(f"http://{lookupd.http}" for lookupd in cluster.lookupds)
@@ -646,61 +552,24 @@ def embedded_cluster() -> Iterator[Place]:
 
 
 @contextmanager
-def existing_cluster(lookupds: Sequence[str], security: Security) -> Iterator[Place]:
+def existing_cluster(servers: Lookup) -> Iterator[Place]:
     """A topic of its own on a cluster in use, deleted afterwards. Leaders stay where they are.
 
     Raises NsqError when the topic cannot be created, or is not ready in time.
     """
-    topic = new_topic()
-    with leading_lookupd(lookupds, security) as lookupd:
-        nodes = len(lookupd.nodes()["producers"])
-        lookupd.create_topic(topic, partition_num=_PARTITIONS, replicator=min(2, nodes), orderedmulti="true")
-        try:
-            _create_channels(lookupd, topic, security)
-            yield Place(f"nsqlookupd {', '.join(lookupds)}", tuple(lookupds), topic, None)
-        finally:
-            with suppress(NsqError):
-                lookupd.delete_topic(topic, partition="**")
-
-
-def is_redesigned(lookupds: Sequence[str], security: Security) -> bool:
-    """Whether these nsqlookupds belong to a redesigned cluster. Raises NsqError when none answers."""
-    error: NsqError | None = None
-    for address in lookupds:
-        with LookupdHTTPClient.from_url(address, **security.of_http) as client:
-            try:
-                return bool(client.list_lookupds().get("lookupdleader"))
-            except HttpError as failed:
-                if failed.status == 404:
-                    return False
-                error = failed
-    raise error or NsqError("no nsqlookupd")
-
-
-@contextmanager
-def leading_lookupd(lookupds: Sequence[str], security: Security) -> Iterator[LookupdHTTPClient]:
-    """The nsqlookupd that takes administrative calls."""
-    with LookupdHTTPClient.from_url(lookupds[0], **security.of_http) as client:
-        leader: dict[str, Any] = client.list_lookupds()["lookupdleader"]
-    with LookupdHTTPClient(leader["NodeIP"], int(leader["HttpPort"]), timeout=30.0, **security.of_http) as client:
-        yield client
-
-
-def _create_channels(lookupd: LookupdHTTPClient, topic: str, security: Security) -> None:
-    """Create the channel on each leader; without one a partition takes no publishes."""
-    leaders = _wait_for_partitions(lookupd, topic, "r")
-    for partition, node in leaders.items():
-        with NsqdHTTPClient(node["broadcast_address"], node["http_port"], **security.of_http) as nsqd:
-            nsqd.create_channel(topic, CHANNEL, partition=int(partition))
-    _wait_for_partitions(lookupd, topic, "w")
-
-
-def _wait_for_partitions(lookupd: LookupdHTTPClient, topic: str, access: str) -> dict[str, Any]:
-    deadline = monotonic() + _READY_TIMEOUT
-    while monotonic() < deadline:
-        with suppress(HttpError):  # 404 as long as there is no channel
-            partitions: dict[str, Any] = lookupd.lookup(topic, access=access, metainfo=True).get("partitions") or {}
-            if len(partitions) == _PARTITIONS:
-                return partitions
-        sleep(_READY_POLL)
-    raise NsqError(f"topic {topic}: not all of its partitions had a leader after {_READY_TIMEOUT:.0f} s")
+    topic, addresses = _new_topic(), tuple(map(str, servers.lookupds))
+    replicas = min(2, servers.count_nodes())
+    servers.tell_leader("create", topic, partition_num=_PARTITIONS, replicator=replicas, orderedmulti="true")
+    try:
+        deadline = monotonic() + _READY_TIMEOUT
+        while len(places := servers.places_or_none(topic)) < _PARTITIONS:
+            if monotonic() > deadline:
+                raise NsqError(f"topic {topic}: not all of its partitions had a leader after {_READY_TIMEOUT:.0f} s")
+            sleep(_READY_POLL)
+        for place in places:  # without a channel a partition takes no publishes
+            if error := place.call("create", topic, CHANNEL).error:
+                raise NsqError(f"topic {topic}: {error}")
+        yield Place(f"nsqlookupd {', '.join(addresses)}", addresses, topic, None)
+    finally:
+        with suppress(NsqError):
+            servers.tell_leader("delete", topic, partition="**")

@@ -56,19 +56,13 @@ def ls(journal: str, endpoint: str | None, region: str | None, as_json: bool) ->
                 )
             )
         return
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("folder", "topic", "channel"):
-        table.add_column(name, overflow="fold")
-    for name in ("committed", "batch", "rows", "age"):
-        table.add_column(name, justify="right")
-    for each, done in found:
-        age = _age(each)
-        table.add_row(
-            *map(str, _shown(each).values()), str(done), str(each.last), f"{each.rows:,}", f"{age or 0:,.0f} s"
-        )
-    console.output().print(table)
+    rows = [
+        [*map(str, (*_shown(each).values(), done, each.last)), f"{each.rows:,}", f"{_age(each) or 0:,.0f} s"]
+        for each, done in found
+    ]
+    head = ("folder", "topic", "channel", "committed", "batch", "rows", "age")
+    output = console.output()
+    output.print(console.grid(head, rows, output.width, names=3, box=SIMPLE_HEAD))
 
 
 @command.command("read")

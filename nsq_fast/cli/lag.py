@@ -84,12 +84,11 @@ def _text(value: Any) -> str:
 
 
 def _print_table(found: Sequence[Lag]) -> None:
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for name in (*_LABELS, *_FIGURES):
-        table.add_column(name.replace("_", " "), justify="left" if name in _LABELS else "right")
-    for lag in found:
-        values = [_text(getattr(lag, name)) for name in _LABELS]
-        table.add_row(*values, *("" if (n := getattr(lag, name)) is None else f"{n:,}" for name in _FIGURES))
-    console.output().print(table)
+    rows = [
+        [_text(getattr(lag, name)) for name in _LABELS]
+        + ["" if (count := getattr(lag, name)) is None else f"{count:,}" for name in _FIGURES]
+        for lag in found
+    ]
+    head = [name.replace("_", " ") for name in (*_LABELS, *_FIGURES)]
+    output = console.output()
+    output.print(console.grid(head, rows, output.width, names=len(_LABELS), box=SIMPLE_HEAD))

@@ -224,7 +224,6 @@ class _Printer:
         self._error: OSError | None = None
 
     def handle(self, _consumer: Consumer, message: Message) -> None:
-        """The handler."""
         if self._stop.is_set():
             raise RequeueMessage(0, backoff=False)
         self._write(self._line(message) + b"\n")

@@ -27,7 +27,7 @@ from socket import gethostname
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsq_fast._client import ConnectionPath, SpinReader
+from nsq_fast._client import LONGEST_MESSAGE, ConnectionPath, SpinReader
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -158,6 +158,9 @@ class Connection(ConnectionPath):
             the server would ignore it; to call ``requeue(message, 0)`` later.
     """
 
+    reads_on = False
+    """Whether who has answered promptly reads the next message, which comes after the answer, by ``read_soon``."""
+
     # Of the base, which is compiled
     _transport: Transport
     _spin: Any
@@ -235,6 +238,10 @@ class Connection(ConnectionPath):
     def is_blocked(self) -> bool:
         """Whether the system has not taken all that was sent: the peer is slow to read."""
         return self._unsent is not None
+
+    def is_unheard(self) -> bool:
+        """Whether the network is at fault where nothing comes: see ``Transport.is_unheard``."""
+        return self._transport.is_unheard()
 
     def read_replies_soon(self) -> None:
         """A caller that waits for the only reply that is due may read it before the loop does: see ``SpinReader``.
@@ -505,6 +512,8 @@ class Connection(ConnectionPath):
     def answer_promptly(self) -> None:
         """Send answers at once from now on, not gathered at the end of the loop's turn."""
         self.is_prompt = True
+        if self.reads_on and not self._transport.layers:
+            self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
 
     def signals_of(self, message: Message) -> MessageSignals:
         """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""

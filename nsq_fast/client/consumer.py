@@ -1,9 +1,9 @@
 """What consumers are on every loop: their options, what they are made of, how they begin, what they tell, how they end.
 
-A face puts a loop under it: ``nsq_fast.runtime.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The
-parts: ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
+A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
+``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
 ``workers`` (who calls handlers), ``acknowledger`` (what follows a handler), ``deadlines`` (handlers that run long,
-messages that expire), ``ordered``.
+messages that expire, what handlers can take on).
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from nsq_fast.log_events import (
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
 from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.publishing import SeenKeys
-from nsq_fast.protocol.targets import TopicArgument, TopicChoice
+from nsq_fast.protocol.targets import TopicArgument, TopicChoice, parse_start
 
-from .acknowledger import Acknowledger
+from .acknowledger import PAUSE, Acknowledger, BlockedPolicy, Ordered, check_blocked_policy
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
-from .deadlines import Deadlines
-from .flow import Flow, Workload
+from .deadlines import Deadlines, Workload
+from .flow import Flow
 from .give_up import GiveUpPolicy
 from .handlers import check_handler
 from .loop import Event
-from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .stats import ConsumerStats, Counters
 from .subscriptions import Subscriber, Subscriptions
 from .tls import check_tls_options
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ConsumerKeywords
-    from nsq_fast.protocol.dynamic_config import DynamicConfig
     from nsq_fast.protocol.targets import StartPositions
 
     from .dynamic import ConfigKeeper
@@ -177,9 +176,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.lookup_config: LookupConfig
         self.config, self.connection_config, self.lookup_config = configs
         self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
-        _check_addresses(self.nsqd_addresses, self.lookupd_addresses, needs_lookup=start_position is not None)
-        if self._choice.pattern is not None:
-            _check_addresses_of_pattern(self.nsqd_addresses, self.lookupd_addresses)
+        _check_addresses(
+            self.nsqd_addresses,
+            self.lookupd_addresses,
+            is_pattern=self._choice.pattern is not None,
+            is_placed=start_position is not None,
+        )
         self.check_handler("message_handler", message_handler)
         self.check_handler("batch_handler", batch_handler)
         self._check_policy("give_up", give_up)
@@ -197,7 +199,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
         self.trace = trace or trace_log
         self._handlers: tuple[Any, Any] = message_handler, batch_handler
-        self._build(_positions(start_position))
+        self._build(parse_start(start_position))
 
     def _build(self, start: StartPositions | None) -> None:
         config = self.config
@@ -247,7 +249,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         raise NotImplementedError
 
     def new_connection(self, address: Address, config: ConnectionConfig, owner: Subscription) -> Connection:
-        """Make one on the loop."""
         return Connection(address, config, owner, self.loop)
 
     def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
@@ -255,11 +256,9 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         raise NotImplementedError
 
     def new_worker(self, pool: Pool) -> Worker:
-        """Make a worker."""
         return Worker(pool)
 
     def start_worker(self, worker: Worker, name: str) -> None:
-        """Have it run."""
         raise NotImplementedError
 
     def is_failure(self, error: BaseException) -> bool:
@@ -478,26 +477,30 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     @max_in_flight.setter
     def max_in_flight(self, value: int | None) -> None:
-        self._check_thread("Consumer.max_in_flight")
-        self.config = self.config.replace(max_in_flight=value)
-        self.flow.max_in_flight = self.config.max_in_flight
+        config = self.config.replace(max_in_flight=value)  # raises what is wrong with it
+        self._change("Consumer.max_in_flight", self._set_limit, config)
+
+    def _set_limit(self, config: ConsumerConfig) -> None:
+        self.config = config
+        self.flow.max_in_flight = config.max_in_flight
         self.flow.changed()
         self.pools.limit_changed()
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0). What has been received is still handled."""
-        self._check_thread("Consumer.pause()")
-        self.flow.is_paused = True
-        self.flow.changed()
+        self._change("Consumer.pause()", self._set_paused, True)
 
     def resume(self) -> None:
         """End ``pause``."""
-        self._check_thread("Consumer.resume()")
-        self.flow.is_paused = False
+        self._change("Consumer.resume()", self._set_paused, False)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self.flow.is_paused = is_paused
         self.flow.changed()
 
-    def _check_thread(self, call: str) -> None:
-        """Raise WrongThread where the caller may not make this call."""
+    def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
+        """Have a change made in the loop. Raises WrongThread where the caller may not make this call."""
+        function(value)
 
     # What a program may ask at any time, in any thread: nothing here changes anything
 
@@ -606,26 +609,14 @@ def check_timeout(timeout: object) -> None:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
 
 
-def _positions(start_position: Any) -> StartPositions | None:
-    """Where the channel is to begin. Raises ConfigError."""
-    if start_position is None:
-        return None
-    from nsq_fast.protocol.targets import parse_start  # most consumers go on where their channel is
-
-    return parse_start(start_position)
-
-
-def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[object], needs_lookup: bool) -> None:
+def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[Any], *, is_pattern: bool, is_placed: bool) -> None:
     if not nsqds and not lookupds:
         raise ConfigError(
             "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
         )
-    if needs_lookup and not lookupds:
+    if is_placed and not lookupds:
         raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")
-
-
-def _check_addresses_of_pattern(nsqds: Sequence[Address], lookupds: Sequence[object]) -> None:
-    if nsqds or not lookupds:
+    if is_pattern and (nsqds or not lookupds):
         raise ConfigError(
             "a pattern of topics takes what lookup lists: give lookupd_http_addresses, and no nsqd_tcp_addresses"
             " (an nsqd of the original creates each topic that it is asked for)"

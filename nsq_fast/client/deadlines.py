@@ -13,9 +13,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from nsq_fast._codec import Message
+from nsq_fast._dispatch import Tally
 from nsq_fast.client.signals import emit
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import HANDLER_SLOW, MESSAGES_EXPIRED
+from nsq_fast.protocol.in_flight import InFlight
 
 from .connection import Connection
 from .give_up import message_name
@@ -37,8 +39,137 @@ LOOKS_PER_TIMEOUT = 10
 LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.01
 
+UNLIMITED = 1 << 30
+
+USABLE = 0.5
+"""Share of the message timeout that messages may spend waiting, at the speed measured. The rest is for handlers that
+take longer than others."""
+
+TOLERANCE = 0.25
+"""A capacity that changes by less stays as it is: each change costs RDY commands."""
+
 LOG_PAUSE = 10.0
 """Seconds between two lines of the log about expired messages."""
+
+
+class Load(Tally):
+    """The work of one pool.
+
+    Attributes:
+        stuck: messages whose handlers run so long that nsqd is about to take them back, or has done so; one a worker.
+        pace: seconds that a handler took for a message when that was measured last; 0.0 before there was any.
+    """
+
+    __slots__ = ("_busy_before", "_handled_before", "_last", "pace", "stuck")
+
+    def __init__(self) -> None:
+        self.stuck: list[Message] = []
+        self.pace = 0.0
+        self._busy_before = 0.0
+        self._handled_before = 0
+        self._last = UNLIMITED
+
+    def measure(self) -> bool:
+        """Take in what was handled since the last call; say whether there was anything."""
+        handled = self.handled - self._handled_before
+        if handled == 0:
+            return False
+        self.pace = (self.busy - self._busy_before) / handled
+        # Differences, not totals: the handlers of now count, not those of the first hour.
+        self._busy_before, self._handled_before = self.busy, self.handled
+        return True
+
+    def count_stuck(self) -> int:
+        """Workers whose handlers run too long right now."""
+        self.stuck = [message for message in self.stuck if not (message.has_responded() or message.is_async())]
+        return len(self.stuck)
+
+    def capacity(self, workers: int, msg_timeout: float) -> int:
+        """How many messages ``workers`` can take on at once and begin with in time; 0 when all of them are stuck.
+
+        Not fewer than there are workers free: a handler that takes nearly the whole timeout is in time if it begins
+        at once.
+        """
+        free = max(workers, 1) - self.count_stuck()
+        # With every worker stuck, any message asked for would wait behind them until nsqd takes it back.
+        if free <= 0:
+            return 0
+        if self.pace <= 0.0:
+            return UNLIMITED
+        fitting = int(min(UNLIMITED, free * USABLE * msg_timeout / self.pace))
+        if abs(fitting - self._last) > TOLERANCE * self._last:
+            self._last = fitting
+        return max(free, self._last)
+
+
+class Workload:
+    """All pools of a consumer, and the messages that the program holds although nsqd has taken them back.
+
+    nsqd delivers the messages of lost connections again elsewhere, but here they still take memory and handlers: they
+    count towards ``max_in_flight`` until they are answered, or until the time is over that they had.
+
+    Args:
+        is_bounded: whether what was measured bounds anything.
+
+    Attributes:
+        pools: those that there are.
+        shared: the pool that serves all connections; None when each has its own.
+        msg_timeout: shortest message timeout of all connections there were, in seconds.
+        orphaned: messages of lost connections, when they were counted last; any thread may read it.
+    """
+
+    def __init__(self, is_bounded: bool) -> None:
+        self.pools: list[Pool] = []
+        self.shared: Pool | None = None
+        self.msg_timeout = inf
+        self.orphaned = 0
+        self._ledgers: list[InFlight] = []
+        self._is_bounded = is_bounded
+
+    # Of lost connections
+
+    def adopt(self, ledger: InFlight) -> None:
+        """A connection is lost. What nobody has begun to handle must be marked as responded before."""
+        if ledger.pending():
+            self._ledgers.append(ledger)
+            self.count_orphans()
+
+    def count_orphans(self) -> int:
+        """How many messages of lost connections the program still holds."""
+        # A ledger that is empty is done with: nothing is ever added to that of a lost connection.
+        counts = [len(ledger.pending()) for ledger in self._ledgers]
+        self._ledgers = [ledger for ledger, count in zip(self._ledgers, counts, strict=True) if count]
+        self.orphaned = sum(counts)
+        return self.orphaned
+
+    def expire_orphans(self, now: float) -> list[Message]:
+        """Take out and return those whose time is over at ``now`` (monotonic)."""
+        expired = [message for ledger in self._ledgers for message in ledger.expire(now)]
+        self.count_orphans()
+        return expired
+
+    @property
+    def next_deadline(self) -> float:
+        """Before this moment ``expire_orphans`` finds nothing."""
+        return min((ledger.next_deadline for ledger in self._ledgers), default=inf)
+
+    # Of handlers
+
+    @property
+    def overdue(self) -> int:
+        """Messages that the program still holds although nsqd has taken them back, or is about to."""
+        return self.count_orphans() + sum(pool.load.count_stuck() for pool in self.pools if pool.load.stuck)
+
+    def capacity_of(self, pool: Pool | None) -> int:
+        """How many messages the workers of ``pool`` can begin with in time."""
+        if pool is None or not self._is_bounded or not (pool.load.pace or pool.load.stuck):
+            return UNLIMITED
+        return pool.load.capacity(len(pool.workers), self.msg_timeout)
+
+    @property
+    def pace(self) -> float:
+        """Seconds that the slowest pool takes for a message."""
+        return max((pool.load.pace for pool in self.pools), default=0.0)
 
 
 class Deadlines:
@@ -61,11 +192,9 @@ class Deadlines:
         self._looks = Repeated(f"{consumer.name} deadlines", self.look)
 
     def start(self, loop: Loop, supervisor: Supervisor) -> None:
-        """Begin to watch."""
         self._looks.start(loop, supervisor)
 
     def stop(self) -> None:
-        """Watch no more."""
         self._looks.stop()
 
     def expect(self, msg_timeout: float) -> None:

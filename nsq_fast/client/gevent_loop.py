@@ -16,12 +16,9 @@ from gevent.resolver.thread import Resolver as ThreadResolver
 
 from nsq_fast.client import signals
 from nsq_fast.errors import NsqError
-from nsq_fast.runtime.fork import known, tell_forks
-from nsq_fast.runtime.loop_turns import LAST, loop_turns
-from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
-from nsq_fast.runtime.supervised import Supervisor
 
 from .connection import Connection
+from .greenlets import LAST, OwnerThread, Supervisor, get_ident, known, loop_turns, tell_forks
 from .resolver import look_up
 from .transport import Transport
 

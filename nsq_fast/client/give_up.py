@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message, TruncatedMessage
-from nsq_fast.config import Config, ConnectionConfig, LookupConfig
+from nsq_fast.config import Config
 from nsq_fast.errors import ConfigError, MessageTooLarge
 from nsq_fast.log_events import MESSAGE_GIVEN_UP
-from nsq_fast.names import Address, check_topic
+from nsq_fast.names import check_topic
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_HEADER
 
@@ -34,37 +34,8 @@ logger = logging.getLogger(__name__)
 # What a connection says of its subscription, which a producer has none of.
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}
 
-
 if TYPE_CHECKING:
-
-    class GivingUp(Protocol):
-        """What a policy may know of its consumer, and have it do: the same on each loop."""
-
-        topic: str
-        channel: str
-        connection_config: ConnectionConfig
-        lookup_config: LookupConfig
-
-        @property
-        def nsqd_addresses(self) -> Sequence[Address]:
-            """The configured addresses of nsqds."""
-
-        @property
-        def lookupd_addresses(self) -> Sequence[Any]:
-            """The configured addresses of lookup services."""
-
-        def apart(self, function: Callable[..., object], *arguments: Any) -> Any:
-            """Call what blocks where it keeps nobody from running; the result is that of a policy."""
-
-        def dead_letters(self, options: dict[str, Any]) -> Any:
-            """A Producer on the loop of the consumer, made with these options and started when it is used first."""
-
-    class Publisher(Protocol):
-        """What a dead-letter topic is written with: a Producer, or anything like it."""
-
-        def publish(self, topic: str, body: bytes, **place: Any) -> Any:
-            """Publish, and return only when the message is stored. ``place`` is empty but for redesigned topics."""
-
+    from .consumer import AnyConsumer
 
 GiveUpPolicy = Callable[[Any, Message], object]
 
@@ -80,7 +51,7 @@ class Discard:
         check_handler("callback", callback)
         self._callback = callback
 
-    def __call__(self, consumer: GivingUp, message: Message) -> None:
+    def __call__(self, consumer: AnyConsumer, message: Message) -> None:
         if self._callback is not None:
             refuse_deferred(self._callback(consumer, message))
         logger.warning(
@@ -102,7 +73,7 @@ class LogMessage:
         self._log = log if log is not None else logger
         self._level = level
 
-    def __call__(self, consumer: GivingUp, message: Message) -> None:
+    def __call__(self, consumer: AnyConsumer, message: Message) -> None:
         self._log.log(
             self._level,
             "given up: message %s of %s/%s after %d attempts%s: %r",
@@ -128,7 +99,7 @@ class WriteToFolder:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, consumer: GivingUp, message: Message) -> object:
+    def __call__(self, consumer: AnyConsumer, message: Message) -> object:
         _check_body(message)
         topic = topic_of(consumer, message)
         base = f"{topic}.{consumer.channel}.{message_name(message)}"
@@ -169,7 +140,7 @@ class PublishTo:
         self,
         topic: str | None = None,
         *,
-        producer: Publisher | None = None,
+        producer: Any = None,
         convert: Callable[[Message], bytes] | None = None,
     ) -> None:
         if producer is not None and not callable(getattr(producer, "publish", None)):
@@ -179,7 +150,7 @@ class PublishTo:
         self._own: Any = None
         self._convert = convert
 
-    def __call__(self, consumer: GivingUp, message: Message) -> object:
+    def __call__(self, consumer: AnyConsumer, message: Message) -> object:
         _check_body(message)
         body = message.body if self._convert is None else self._convert(message)
         producer = self._producer if self._producer is not None else self._own_producer(consumer)
@@ -188,12 +159,11 @@ class PublishTo:
             return producer.publish(topic, body, **place_of(message))
         return producer.publish(self._topic, body)
 
-    def _own_producer(self, consumer: GivingUp) -> Publisher:
+    def _own_producer(self, consumer: AnyConsumer) -> Any:
         if self._own is None:
             options = {**_values(consumer.connection_config), **_values(consumer.lookup_config)}
             self._own = consumer.dead_letters(options)
-        producer: Publisher = self._own
-        return producer
+        return self._own
 
     def close(self) -> object:
         """Close the producer that was made here, if one was."""
@@ -201,7 +171,7 @@ class PublishTo:
         return None if own is None else own.close()
 
 
-def topic_of(consumer: GivingUp, message: Message) -> str:
+def topic_of(consumer: AnyConsumer, message: Message) -> str:
     """Where a message came from: one that was made by hand does not say it."""
     return message.topic or consumer.topic
 

@@ -38,12 +38,12 @@ def check_handler(name: str, handler: Any) -> None:
         return
     if not callable(handler):
         raise ConfigError(f"{name}={handler!r}: must be callable")
-    kind = _deferred_kind(handler)
+    kind = deferred_kind(handler)
     if kind is not None:
         raise ConfigError(f"{name}={handler!r} is {kind}: calling it would not run its body. {REMEDY}")
 
 
-def _deferred_kind(handler: Any) -> str | None:
+def deferred_kind(handler: Any) -> str | None:
     """What kind of function ``handler`` is, if calling it does not run its body."""
     while isinstance(handler, functools.partial):
         handler = handler.func

@@ -1,9 +1,9 @@
 """Where topics live: all nsqlookupds asked again and again, on either loop.
 
-In a round every lookupd that works is asked about every topic that is due: all lookupds at once, and each about some
-topics at a time. What one of them says is used at once, so that one that is slow or hangs delays nothing that another
-knows. Its part is played meanwhile by what it said the last time, which adds nsqds and takes none away. Only that
-nobody knows a topic is concluded late: when all have answered, or after ``STRAGGLER_GRACE``.
+In a round every lookupd that owes no answer is asked about every topic that is due: all lookupds at once, and each
+about some topics at a time. What one of them says is used at once, so that one that is slow or hangs delays nothing
+that another knows. Its part is played meanwhile by what it said the last time, which adds nsqds and takes none away.
+Only that nobody knows a topic is concluded late: when all have answered, or after ``STRAGGLER_GRACE``.
 
     asked ──► first answer that names an nsqd ──► further answers that change something ──► all have answered
                 told at once                        told at once                             what is left is concluded
@@ -21,14 +21,22 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError
+from nsq_fast.config import EACH_START, LookupConfig
+from nsq_fast.errors import (
+    ConfigError,
+    HttpError,
+    LookupFailed,
+    NotLeader,
+    NotRunning,
+    NsqError,
+    RemoteProtocolError,
+)
 from nsq_fast.log_events import (
     DISCOVERY_EXCLUDED,
     DISCOVERY_FAILED,
@@ -36,18 +44,23 @@ from nsq_fast.log_events import (
     LOOKUPD_FAILED,
     LOOKUPD_RECOVERED,
     LOOKUPDS_LEARNT,
+    START_POSITION_KEPT,
+    START_POSITION_SET,
     TOPIC_FOUND,
     TOPIC_UNKNOWN,
     TOPICS_UNKNOWN,
 )
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.printable import printable
-from nsq_fast.protocol.lookup_schedule import LookupdHealth, PollTimes, TopicSchedule, preferred
+from nsq_fast.protocol.targets import END, StartPositions, Target
 from nsq_fast.protocol.topology import (
     ACCEPT,
     Keep,
     LookupAnswer,
+    LookupdHealth,
     Nsqd,
+    PollTimes,
+    TopicSchedule,
     Topology,
     distinct,
     is_unknown_topic,
@@ -59,19 +72,21 @@ from nsq_fast.protocol.topology import (
     parse_lookup,
     parse_nodes,
     parse_topics,
+    preferred,
+    unwrap,
 )
 
 from .http import Endpoint, HttpClient, parse_endpoint
-from .loop import Event
+from .loop import Changes, Event
 
 if TYPE_CHECKING:
+    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.names import Address
-    from nsq_fast.protocol.dynamic_config import DynamicConfig
     from nsq_fast.protocol.targets import TopicChoice
 
+    from .consumer import AnyConsumer
     from .loop import Loop, Owner, Supervisor, Task
 
-T = TypeVar("T")
 Access = Literal["r", "w"]
 Listener = Callable[[str, Topology], object]
 LookupdArgument: TypeAlias = str | Iterable[str | tuple[str, int]]
@@ -148,11 +163,9 @@ class Lookupd(LookupdHealth):
             raise
 
     async def nodes(self, loop: Loop) -> tuple[Nsqd, ...]:
-        """Ask for every nsqd it knows."""
         return parse_nodes((await self._http.ask(loop, "GET", "/nodes")).body, self._max_producers)
 
     async def topics(self, loop: Loop) -> tuple[str, ...]:
-        """Ask for the names of all topics it knows."""
         # nsqio/nsq: nsqlookupd/http.go, doTopics; youzan/nsq: the same
         return parse_topics((await self._http.ask(loop, "GET", "/topics")).body)
 
@@ -177,7 +190,6 @@ class Lookupd(LookupdHealth):
             return None
 
     def succeeded(self) -> None:
-        """It gave a good answer."""
         if self.failures:
             text = "lookupd %s answers again after %d failures"
             log.info(text, self.endpoint, self.failures, extra=LOOKUPD_RECOVERED)
@@ -185,14 +197,12 @@ class Lookupd(LookupdHealth):
         self.last_error = ""
 
     def failed_for(self, reason: str) -> None:
-        """It gave a bad answer or none."""
         if not self.failures:
             log.warning("lookupd %s fails: %s", self.endpoint, reason, extra=LOOKUPD_FAILED)
         self.last_error = reason
         super().failed(monotonic())
 
     def close(self) -> None:
-        """Close the connections that are kept."""
         self._http.close()
 
 
@@ -215,20 +225,9 @@ class LookupdList:
     def __iter__(self) -> Iterator[Lookupd]:
         return iter(list(self._known.values()))
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def free(self, now: float) -> list[Lookupd]:
         """Whom to ask: those that work and those whose turn to be tried it is; all of them when none works."""
         return [lookupd for lookupd in preferred(list(self), now) if not lookupd.is_busy]
-
-    def working(self) -> list[Lookupd]:
-        """Those whose last answer was good; all of them when none is."""
-        return [lookupd for lookupd in self if lookupd.failures == 0] or list(self)
-
-    def failure(self) -> str:
-        """Why lookupds did not answer the last time; empty when all did."""
-        return "; ".join(lookupd.last_error for lookupd in self if lookupd.last_error)
 
     async def grow(self, loop: Loop, lookupd: Lookupd) -> bool:
         """Ask a lookupd that works which others there are; whether any is new."""
@@ -297,6 +296,8 @@ class PolledTopic(TopicSchedule):
         topology: what is known of it; None before there was a good answer.
         answers: the last word of each lookupd that counts now, and the number of the round it is of.
         round_number: of the latest round; ``answer_asked_at``: when that began of which ``topology`` is the answer.
+        open: how many lookupds owe an answer of that round; ``is_late``: they are not waited for any longer.
+        is_answered, is_told: whether there was an answer since it began, and the listener was told of one.
         is_settled, settled: whether a round has been concluded, and what waits for that.
     """
 
@@ -306,7 +307,8 @@ class PolledTopic(TopicSchedule):
         self.is_sought = is_sought
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
-        self.round_number = 0
+        self.round_number = self.open = 0
+        self.is_late = self.is_answered = self.is_told = False
         self.answer_asked_at = float("-inf")
         self.is_settled = False
         self.settled: Event | None = None
@@ -315,10 +317,27 @@ class PolledTopic(TopicSchedule):
         self._named: Topology | None = None
         self._is_filter_bad = False
 
-    def begin(self, number: int, counted: Collection[Lookupd]) -> None:
-        """A round asks about it. Of ``counted``, who owe an answer now, the last word holds until they give it."""
-        self.round_number = number
+    def begin(self, number: int, count: int, counted: Container[Lookupd]) -> None:
+        """A round asks ``count`` about it. Of ``counted``, who owe an answer now, the last word holds until they give
+        it."""
+        self.round_number, self.open = number, count
+        self.is_late = self.is_answered = self.is_told = False
         self.answers = {lookupd: word for lookupd, word in self.answers.items() if lookupd in counted}
+
+    def heard(self, number: int, lookupd: Lookupd, answer: LookupAnswer | None) -> None:
+        """A lookupd has answered what it was asked in that round, or will not."""
+        if number == self.round_number:
+            self.open -= 1
+        if answer is None:
+            self.answers.pop(lookupd, None)
+        else:
+            self.answers[lookupd] = number, answer
+            self.is_answered = True
+
+    @property
+    def is_concluded(self) -> bool:
+        """Whether what is known now is all that this round will tell, or all that is waited for."""
+        return self.is_late or not self.open
 
     def unite(self) -> Topology:
         """What the words that count say together: the same object while nothing has changed."""
@@ -334,7 +353,6 @@ class PolledTopic(TopicSchedule):
         return self.topology if self.topology == found else found
 
     def take(self, found: Topology, asked_at: float) -> None:
-        """This is known now."""
         self.failures = 0
         self.answer_asked_at = max(self.answer_asked_at, asked_at)
         if found is not self.topology:
@@ -342,7 +360,6 @@ class PolledTopic(TopicSchedule):
             self.topology = found
 
     def settle(self) -> None:
-        """Nobody need wait for it any longer."""
         if self.settled is not None:
             self.settled.set()
 
@@ -385,36 +402,10 @@ class PolledTopic(TopicSchedule):
         super().missing(now, chance)
 
     def found(self, topology: Topology) -> None:
-        """Some lookupd knows it."""
         if self.searches:
             self.searches = 0
             nsqds, text = topology.nsqds, "topic %s is known now: %d nsqds, first %s"
             log.warning(text, self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND)
-
-
-class _Round:
-    """One question to all lookupds at once, about the topics that are due.
-
-    Attributes:
-        number: rounds are numbered in the order in which they start.
-        life: the poller's, between a start and a stop.
-        pending: lookupds that have not answered for all topics yet; ``open``: how many have not for each.
-        answered, told: topics that had a good answer, and of which the listener was told.
-        is_late: whether nobody waits for stragglers any longer.
-        chance: in [0, 1): what lengthens the pauses of its topics, all alike, so that they are asked about together.
-    """
-
-    def __init__(self, number: int, life: object, topics: list[PolledTopic], lookupds: int, started_at: float) -> None:
-        self.number = number
-        self.life = life
-        self.topics = topics
-        self.started_at = started_at
-        self.pending = lookupds
-        self.open = dict.fromkeys(topics, lookupds)
-        self.answered: set[PolledTopic] = set()
-        self.told: set[PolledTopic] = set()
-        self.is_late = False
-        self.chance = random.random()
 
 
 class _Questions:
@@ -424,10 +415,13 @@ class _Questions:
     nothing more.
 
     Attributes:
+        number, asked_at: of the round; rounds are numbered in the order in which they begin.
+        life: the poller's, between a start and a stop.
         topics: that are not asked about yet; ``count``: how many have an answer, or will not get one.
     """
 
-    def __init__(self, topics: Sequence[PolledTopic]) -> None:
+    def __init__(self, number: int, asked_at: float, life: object, topics: Iterable[PolledTopic]) -> None:
+        self.number, self.asked_at, self.life = number, asked_at, life
         self.topics = deque(topics)
         self.count = 0
         self.has_answered = self.is_silent = False
@@ -478,8 +472,8 @@ class LookupPoller:
         self._listener = listener
         self._lookupds = LookupdList(lookupds, self._config, access)
         self._topics: dict[str, PolledTopic] = {}
-        self._rounds: list[_Round] = []
         self._round_number = 0
+        self._chance = 0.0  # in [0, 1): lengthens the pauses of all topics of a round alike, so that they stay together
         self._polls = PollTimes(self._config)
         self._life: object = None
         self._loop: Loop = cast("Loop", None)
@@ -487,7 +481,7 @@ class LookupPoller:
         self._supervisor: Supervisor = cast("Supervisor", None)
         self._wake: Event = cast("Event", None)
         self._tasks: dict[Task, None] = {}  # in their order, as what they wake
-        self._told: dict[Event, None] = {}
+        self._told: Changes = cast("Changes", None)
         self._asks_nodes: Task | None = None
         self._nodes: tuple[Nsqd, ...] = ()
         self._nodes_asked_at = float("-inf")
@@ -499,7 +493,6 @@ class LookupPoller:
 
     @property
     def is_running(self) -> bool:
-        """Whether it polls."""
         return self._life is not None
 
     def start(self, loop: Loop, supervisor: Supervisor | None = None) -> None:
@@ -512,14 +505,14 @@ class LookupPoller:
         self._owner = loop.owner()
         self._owner.claim()
         self._supervisor = supervisor or loop.supervisor(log)
-        self._wake = Event(loop)
+        self._wake, self._told = Event(loop), Changes(loop)
         # What was known before ``stop`` stays known, and is asked for again at once.
         for topic in self._topics.values():
             topic.due = 0.0
+            topic.open = 0
             topic.is_settled = topic.topology is not None
             topic.settled = None
-        task = self._supervisor.keep("nsq_fast lookup", self._poll)
-        self._tasks[task] = None
+        self._tasks[self._supervisor.keep("nsq_fast lookup", self._poll)] = None
 
     def stop(self) -> None:
         """End polling and give up requests under way. Does not wait; may be called by the listener."""
@@ -527,7 +520,6 @@ class LookupPoller:
         if self._life is None:
             return
         self._life = None
-        self._rounds.clear()
         tasks, self._tasks = self._tasks, {}
         for task in tasks:
             task.cancel()
@@ -535,8 +527,7 @@ class LookupPoller:
         for lookupd in self._lookupds:
             lookupd.is_busy = False  # a sequence that was ended before it began cannot say so itself
             lookupd.close()
-        for event in list(self._told):
-            event.set()
+        self._told.set()
         for topic in self._topics.values():
             topic.settle()
 
@@ -604,7 +595,7 @@ class LookupPoller:
 
     def failure(self) -> str:
         """Why lookupds did not answer the last time; empty when all did."""
-        return self._lookupds.failure()
+        return "; ".join(lookupd.last_error for lookupd in self._lookupds if lookupd.last_error)
 
     def answering(self) -> list[str]:
         """The URLs of the lookupds whose last answer was not a bad one."""
@@ -632,9 +623,10 @@ class LookupPoller:
         With every lookupd busy no round can start: the one that gets free wakes us.
         """
         now = monotonic()
-        moments = [current.started_at + STRAGGLER_GRACE for current in self._rounds if not current.is_late]
+        topics = self._topics.values()
+        moments = [topic.asked_at + STRAGGLER_GRACE for topic in topics if not topic.is_concluded]
         if self._lookupds.free(now):
-            moments.extend(topic.due for topic in self._topics.values())
+            moments.extend(topic.due for topic in topics)
         return max(0.0, min(moments) - now) if moments else None
 
     def _start_round(self) -> None:
@@ -644,41 +636,40 @@ class LookupPoller:
         if not topics or not lookupds:
             return
         self._round_number += 1
-        current = _Round(self._round_number, self._life, topics, len(lookupds), now)
-        self._rounds.append(current)
+        self._chance = random.random()
         for lookupd in lookupds:
             lookupd.is_busy = True
         owing = {lookupd for lookupd in self._lookupds if lookupd.is_busy}
-        next_poll = self._polls.after(now, current.chance)
+        next_poll = self._polls.after(now, self._chance)
         for topic in topics:
             topic.asked(now, next_poll)
-            topic.begin(current.number, owing)
+            topic.begin(self._round_number, len(lookupds), owing)
         for lookupd in lookupds:
-            self._spawn("nsq_fast lookup of a round", self._ask_all_topics, lookupd, current)
+            questions = _Questions(self._round_number, now, self._life, topics)
+            self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, questions)
 
-    async def _ask_all_topics(self, lookupd: Lookupd, current: _Round) -> None:
+    async def _ask_all(self, lookupd: Lookupd, questions: _Questions) -> None:
         try:
-            await self._ask_side_by_side(lookupd, current)
+            await self._ask_side_by_side(lookupd, questions)
         finally:
-            if current.life is self._life:  # else ``stop`` has done this, and another life may have begun
+            if questions.life is self._life:  # else ``stop`` has done this, and another life may have begun
                 lookupd.is_busy = False
                 self._wake.set()
         try:
             # It has named other lookupds: they are asked now, not in a poll interval.
-            if await self._lookupds.grow(self._loop, lookupd) and current.life is self._life:
+            if await self._lookupds.grow(self._loop, lookupd) and questions.life is self._life:
                 self._ask_now()
         finally:
             if not lookupd.is_busy:
                 lookupd.close()
 
-    async def _ask_side_by_side(self, lookupd: Lookupd, current: _Round) -> None:
+    async def _ask_side_by_side(self, lookupd: Lookupd, questions: _Questions) -> None:
         """Over one connection while answers come soon; over twice as many each time that they do not."""
-        questions = _Questions(current.topics)
-        most = max(1, SIDE_BY_SIDE // max(1, len(self._lookupds)))
+        most = max(1, SIDE_BY_SIDE // len(list(self._lookupds)))
         tasks: list[Task] = []
         more = 1
-        while more and current.life is self._life:
-            tasks += [self._spawn("nsq_fast lookup", self._ask_some, lookupd, current, questions) for _ in range(more)]
+        while more and questions.life is self._life:
+            tasks += [self._spawn("nsq_fast lookup", self._ask_some, lookupd, questions) for _ in range(more)]
             while True:
                 count = questions.count
                 is_over = await tasks[0].join(PATIENCE)
@@ -687,18 +678,14 @@ class LookupPoller:
                     break
         for task in tasks:
             await task.join()
-        if current.life is not self._life:
+        if questions.life is not self._life:
             return
         if questions.has_answered or questions.failure is None:
             lookupd.succeeded()
         else:
             lookupd.failed_for(questions.failure)
-        current.pending -= 1
-        if not current.pending:
-            self._rounds.remove(current)
-        self._wake.set()
 
-    async def _ask_some(self, lookupd: Lookupd, current: _Round, questions: _Questions) -> None:
+    async def _ask_some(self, lookupd: Lookupd, questions: _Questions) -> None:
         while questions.topics:
             topic = questions.topics.popleft()
             answer: LookupAnswer | None = None
@@ -706,10 +693,14 @@ class LookupPoller:
                 answer = await self._answer_of(lookupd, topic, questions)
             elif len(questions.topics) % _TOPICS_A_TURN == 0:  # thousands of topics must not hold the loop up
                 await self._loop.sleep(0)
-            if current.life is not self._life:
+            if questions.life is not self._life:
                 return
             questions.count += 1
-            self._heard(current, lookupd, topic, answer)
+            topic.heard(questions.number, lookupd, answer)
+            if topic.is_answered and topic.answers:
+                self._learn(topic, questions.asked_at)
+            elif not topic.open and topic.round_number == questions.number:
+                topic.unanswered(monotonic(), self._chance)
 
     async def _answer_of(self, lookupd: Lookupd, topic: PolledTopic, questions: _Questions) -> LookupAnswer | None:
         try:
@@ -727,39 +718,25 @@ class LookupPoller:
         self.errors += 1
         return None
 
-    def _heard(self, current: _Round, lookupd: Lookupd, topic: PolledTopic, answer: LookupAnswer | None) -> None:
-        """A lookupd has answered about a topic, or will not."""
-        current.open[topic] -= 1
-        is_over = current.open[topic] == 0
-        if answer is None:
-            topic.answers.pop(lookupd, None)
-        else:
-            topic.answers[lookupd] = current.number, answer
-            current.answered.add(topic)
-        if topic in current.answered and topic.answers:
-            self._learn(current, topic, is_final=is_over or current.is_late)
-        elif is_over and topic.round_number == current.number:
-            topic.unanswered(monotonic(), current.chance)
-
-    def _learn(self, current: _Round, topic: PolledTopic, is_final: bool) -> None:
+    def _learn(self, topic: PolledTopic, asked_at: float) -> None:
+        """Use what the lookupds have said of it, in answer to what was asked then or before."""
         try:
-            self._take(current, topic, is_final)
+            self._take(topic, asked_at)
         except Exception as fault:
             self._supervisor.report(f"lookup of {topic.name}", fault, "the other topics are published")
 
-    def _take(self, current: _Round, topic: PolledTopic, is_final: bool) -> None:
+    def _take(self, topic: PolledTopic, asked_at: float) -> None:
         before = topic.topology
         found = topic.unite()
-        if found.is_empty and not is_final:
+        if found.is_empty and not topic.is_concluded:
             return  # another lookupd may know it
-        topic.take(found, current.started_at)
-        is_first = topic not in current.told
-        current.told.add(topic)
+        topic.take(found, asked_at)
+        is_first, topic.is_told = not topic.is_told, True
         if not found.is_empty:
             topic.found(found)
         elif is_first and topic.is_sought:  # a producer need not wait: it takes any nsqd for a topic that none has
-            topic.missing(monotonic(), current.chance)
-        if is_final:
+            topic.missing(monotonic(), self._chance)
+        if topic.is_concluded:
             topic.is_settled = True
             topic.settle()
         is_wanted = self._topics.get(topic.name) is topic
@@ -767,17 +744,20 @@ class LookupPoller:
             self._listener(topic.name, found)
 
     async def _end_grace(self) -> None:
-        """Conclude what was said in rounds that take long."""
-        for current in list(self._rounds):
-            if current.is_late or monotonic() - current.started_at < STRAGGLER_GRACE:
-                continue
+        """Conclude what was said of the topics whose round takes long."""
+        begun_by, life = monotonic() - STRAGGLER_GRACE, self._life
+        late = [each for each in self._topics.values() if not each.is_concluded and each.asked_at <= begun_by]
+        if late:
             await self._loop.sleep(0)  # what has come while the loop was held up counts
-            current.is_late = True
-            for number, topic in enumerate([each for each in current.topics if each in current.answered], 1):
-                if current.open[topic] and topic.answers and current.life is self._life:
-                    self._learn(current, topic, is_final=True)
-                if number % _TOPICS_A_TURN == 0:
-                    await self._loop.sleep(0)
+        for number, topic in enumerate(late, 1):
+            if life is not self._life:
+                return
+            if not topic.is_concluded:
+                topic.is_late = True
+                if topic.is_answered and topic.answers:
+                    self._learn(topic, topic.asked_at)
+            if number % _TOPICS_A_TURN == 0:
+                await self._loop.sleep(0)
 
     # What is not about one topic
 
@@ -807,7 +787,8 @@ class LookupPoller:
             raise LookupFailed(f"discovery_filter failed: {printable(repr(error))}") from error
 
     async def _ask_nodes(self) -> None:
-        good = await self._ask_each(self._lookupds.working(), Lookupd.nodes, STRAGGLER_GRACE)
+        working = [lookupd for lookupd in self._lookupds if not lookupd.failures]
+        good = await self._ask_each(working or list(self._lookupds), Lookupd.nodes, STRAGGLER_GRACE)
         if good:
             self._nodes = distinct(nsqd for answer in good for nsqd in answer)
             self._nodes_asked_at = monotonic()
@@ -842,7 +823,6 @@ class LookupPoller:
         """What each of them says. After ``grace`` seconds one good answer is enough."""
         life = self._life
         good: list[Any] = []
-        told = Event(self._loop)
         pending = len(lookupds)
 
         async def ask_one(lookupd: Lookupd) -> None:
@@ -857,23 +837,15 @@ class LookupPoller:
                     on_answer(answer)
             finally:
                 pending -= 1
-                told.set()
+                self._told.set()
                 if not lookupd.is_busy:
                     lookupd.close()
 
         for lookupd in lookupds:
             self._spawn("nsq_fast lookup of a list", ask_one, lookupd)
         enough_at = None if grace is None else monotonic() + grace
-        self._told[told] = None
-        try:
-            while pending and life is self._life:
-                left = None if enough_at is None else enough_at - monotonic()
-                if left is not None and left <= 0 and good:
-                    break
-                told.clear()
-                await told.wait(left if left is not None and left > 0 else None)
-        finally:
-            self._told.pop(told, None)
+        await self._told.wait_while(lambda: pending > 0 and life is self._life, enough_at)
+        await self._told.wait_while(lambda: pending > 0 and life is self._life and not good)
         return list(good)
 
     # Parts
@@ -935,12 +907,10 @@ class TopicWatch:
         self._task: Task | None = None
 
     def start(self, loop: Loop, supervisor: Supervisor, name: str) -> None:
-        """Begin to ask; the poller runs."""
         self._loop = loop
         self._task = supervisor.keep(name, self._run)
 
     def stop(self) -> None:
-        """Ask no more. Does not wait."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -948,11 +918,13 @@ class TopicWatch:
     async def _run(self) -> None:
         assert self._loop is not None
         while self._task is not None:
+            began = monotonic()
             problem = await self._look()
             if problem and problem != self._last_problem and self._task is not None:
                 self._log.warning("%s; asking again until that changes", problem, extra=TOPICS_UNKNOWN)
             self._last_problem = problem
-            await self._loop.sleep(self._pause(problem))
+            # From the question on: a lookupd that hangs puts the next one off no longer than that.
+            await self._loop.sleep(max(0.0, began + self._pause(problem) - monotonic()))
 
     async def _look(self) -> str:
         """Ask once; return what keeps the consumer from having a topic, or from knowing those that are new."""
@@ -983,3 +955,112 @@ class TopicWatch:
         if problem:
             interval = min(interval, FIRST_SEARCH * 2 ** min(self._searches - 1, 16), LONGEST_SEARCH)
         return interval * (1.0 + self._config.lookupd_poll_jitter * random.random())
+
+
+# Set where a channel begins, before a partition is subscribed to.
+#
+# Redesigned servers take a position in SUB_ADVANCED too, but then ignore the
+# partition; over HTTP they do not. The position holds for the whole channel: what
+# lies before it is lost for every consumer of it. So by default it is set only
+# where nobody has begun: where the channel does not exist, or stands at the very
+# first message and has no client.
+
+
+class Starter:
+    """Sets positions by ``/channel/setoffset`` on the leader of a partition."""
+
+    def __init__(self, consumer: AnyConsumer, topic: str, positions: StartPositions) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._channel = consumer.channel
+        self._positions = positions
+        self._is_for_each_start = consumer.config.start_position_policy == EACH_START
+        self._log = consumer.logger
+        self._done: set[int | None] = set()
+        self._created: set[int | None] = set()
+
+    async def place(self, target: Target, nsqd: Nsqd | None) -> None:
+        """Set the position for ``target``, once at most and only where the policy allows it.
+
+        Raises NotLeader and HttpError when it may work later, ConfigError when the server does not take the position
+        at all.
+        """
+        position = self._positions.of(target.partition)
+        if position is None or target.partition in self._done:
+            return
+        if nsqd is None or nsqd.http is None or not nsqd.is_redesigned:
+            raise ConfigError(f"start_position={position!r}: {target} is no redesigned nsqd found by lookup")
+        timeout = self._consumer.lookup_config.lookupd_timeout
+        client = HttpClient(Endpoint("http", nsqd.http), timeout=timeout, headers={"Accept": ACCEPT})
+        try:
+            await self._place(client, target, position)
+        except HttpError as error:
+            raise _cause(error, target, position) from error
+        finally:
+            client.close()
+        self._done.add(target.partition)
+
+    async def _place(self, client: HttpClient, target: Target, position: str) -> None:
+        loop = self._consumer.loop
+        query = {"topic": self._topic, "channel": self._channel}
+        if target.partition is not None:
+            query["partition"] = str(target.partition)
+        channel = await self._find(client, query)
+        # A channel that we created stands at the end, where its creation put it, until the position is set.
+        is_ours = self._is_for_each_start or target.partition in self._created
+        if channel is not None and not is_ours and _has_begun(channel):
+            self._log.info(
+                "%s: channel %s has begun there already, start_position=%r changes nothing",
+                target, self._channel, position, extra=START_POSITION_KEPT,
+            )  # fmt: skip
+            return
+        if channel is None:
+            # Refused where channels have to be registered, even if they are: youzan/nsq: nsqdserver/http.go,
+            # doCreateChannel. So it is not asked for without need.
+            await client.ask(loop, "POST", "/channel/create", query)
+            self._created.add(target.partition)
+        # A new channel begins at the end: youzan/nsq: nsqd/diskqueue_reader.go, newDiskQueueReader. To set that again
+        # skips what has come since.
+        if position != END or target.partition not in self._created:
+            await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+        self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
+
+    async def _find(self, client: HttpClient, query: dict[str, str]) -> dict[str, Any] | None:
+        """The stats of the channel; None when it does not exist."""
+        reply = await client.ask(self._consumer.loop, "GET", "/stats", {"format": "json", **query})
+        try:
+            stats = msgspec.json.decode(unwrap(reply.body))
+            # All channels of a partition are given when it does not have this one: youzan/nsq: nsqdserver/http.go,
+            # doStats.
+            return next(
+                (
+                    channel
+                    for topic in stats["topics"] or ()
+                    for channel in topic["channels"] or ()
+                    if channel["channel_name"] == self._channel
+                ),
+                None,
+            )
+        except (KeyError, TypeError, RecursionError, msgspec.DecodeError) as error:
+            raise RemoteProtocolError(f"{client.endpoint}: not the stats of a redesigned nsqd: {error!r}") from error
+
+
+def _has_begun(channel: dict[str, Any]) -> bool:
+    """Whether anybody consumes, or has confirmed a message.
+
+    ``message_count`` is where the log ends, ``depth`` what is not confirmed of it: youzan/nsq: nsqd/stats.go,
+    NewChannelStats.
+    """
+    try:
+        return bool(channel["client_num"] or channel["in_flight_count"] or channel["depth"] < channel["message_count"])
+    except (KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"not the stats of a channel of a redesigned nsqd: {error!r}") from error
+
+
+def _cause(error: HttpError, target: Target, position: str) -> Exception:
+    if error.text.startswith(NotLeader.code):
+        return NotLeader(f"{target}: start_position could not be set")
+    # Both will be refused again: the position, and a channel that has to be registered first.
+    if error.status in (400, 403):
+        return ConfigError(f"start_position={position!r}: refused by {target}: {error.text}")
+    return error

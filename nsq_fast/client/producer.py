@@ -30,8 +30,8 @@ from .tls import check_tls_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ProducerKeywords
-    from nsq_fast.protocol.dynamic_config import DynamicConfig
 
     from .loop import Loop, Owner
     from .routing import TopicRoute
@@ -54,6 +54,8 @@ class ProducerCore(ProducerPath):
     _publish_usual: Callable[[Any, Any, Any, Any], bytes | None]
     _multipublish_usual: Callable[[Any, Any], bytes | None]
     _prepared: Callable[[Any, Any, Any, Any], Publish | None]
+    _sent_usual: Callable[[Any, Any, Any, Any], Publish | None]
+    _sent_for_thread: Callable[[Any, set[Any]], bool]
     _is_running: bool
     _pending_limit: PendingLimit
     _routes: dict[str, TopicRoute]
@@ -89,6 +91,10 @@ class ProducerCore(ProducerPath):
         self._keeper: Any = None
         self._new_publish = Publish
         self._plain, self._plain_batch = PLAIN, PLAIN_BATCH
+        self._made()
+
+    def _made(self) -> None:
+        """It is checked, and belongs to no loop yet: a face that knows its loop builds it."""
 
     def _build(self, loop: Loop) -> None:
         """Make what belongs to a loop."""
@@ -114,7 +120,7 @@ class ProducerCore(ProducerPath):
         self._keeper = self._new_keeper()
 
     def _new_wakeups(self) -> Wakeups:
-        return Wakeups(None, None, self._loop.call_soon)
+        raise NotImplementedError
 
     def _new_lookup(self, listener: Callable[..., object]) -> Any:
         from .lookup import LookupPoller  # not needed where nsqds are configured

@@ -5,15 +5,18 @@ A ``ProducerConnection`` is the place of one connection to one nsqd, renewed for
 | state      | what happened                                    | next state                                         |
 |------------|--------------------------------------------------|----------------------------------------------------|
 | connecting | it is open                                       | open                                               |
-| connecting | it failed                                        | pausing, longer each time                          |
-| pausing    | the pause is over, or publishes wait (``hurry``) | connecting                                         |
-| open       | it ended                                         | pausing                                            |
-| open       | a reply is overdue by ``attempt_timeout``        | stalled: it takes no publishes, and a fresh        |
-|            |                                                  | connection to the same nsqd is tried               |
+| connecting | it failed                                        | connecting, after pauses that grow                 |
+| open       | it ended                                         | connecting, after a pause                          |
+| open       | a reply is overdue by ``attempt_timeout``        | stalled: it takes no publishes                     |
 | stalled    | all replies that were due have come              | open                                               |
-| stalled    | the fresh connection works, and what is owed     | open, with that; the old one is given up           |
-|            | may be tried again, and could nowhere else       |                                                    |
+| silent     | a fresh connection works, and what is owed may   | open, with that; the old one is given up           |
+|            | be tried again, and could nowhere else           |                                                    |
 | any        | ``stop``                                         | ended, after what was written is flushed           |
+
+An open connection is silent, too, when it is stalled, when its heartbeat is overdue, or when the system sends what was
+written again and again because nobody acknowledges it. Then, and while publishes wait for a connection, a try to
+connect begins every ``TRY_INTERVAL``, whether or not those before it have ended: what packets got lost with is sent
+again only after pauses that double, so the try that begins next after a network is whole again is the first to succeed.
 
 The ``Sender`` writes commands to open connections. A reply ends the publishes of its command; a failure goes, for each
 of them, through the table in ``protocol.publishing``; a deadline ends a publish wherever it is. A command whose
@@ -33,12 +36,13 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nsq_fast._codec import traced_reply
+from nsq_fast._codec import NOP, traced_reply
 from nsq_fast._publish_path import Command, Outcomes, PendingPath, SendPath, Wakeups
 from nsq_fast.client.histogram import Histogram
 from nsq_fast.client.trace import TraceLog, split_receipt
@@ -91,15 +95,18 @@ logger = logging.getLogger(__name__)
 GOOD_AFTER = 1.0
 """A connection that lasted so long (s) was a good one: the next pause starts from the shortest again."""
 
-LATE_AFTER_LOOKS = 8
-"""A reply that is due at so many looks in a row is late. Looks are counted and not seconds, so that a time in which
-this process did not run, and read nothing, does not count against the server."""
+FEWEST_LOOKS = 8
+"""A reply that is due at so many looks in a row, or more, is late. Looks are counted and not seconds, so that a time in
+which this process did not run, and read nothing, does not count against the server."""
 
-PROBE_TIMEOUT = 2.0
-"""Seconds for each fresh connection beside one that is silent. Where the network drops packets the kernel repeats its
-SYN after 1, 3, 7, 15 s: a try that began long before it is whole again would notice last."""
+LONGEST_LOOK = 1.0
+"""Seconds between two looks at most: a connection that the network has swallowed is noticed after two of them."""
 
-PROBE_PAUSE = 0.25
+TRY_INTERVAL = 1.0
+"""Seconds from the beginning of one try to connect to that of the next, while somebody waits for it."""
+
+MOST_TRIES = 5
+"""To one nsqd at a time: as many as fit into the default of ``connect_timeout``."""
 
 NEVER = float("inf")
 SHORTEST_ALARM = 0.001  # a loop's notion of now may be stale, and then its timer rings early: no second try spins
@@ -264,13 +271,13 @@ class ProducerConnection:
         self._is_blameless = False
         self._sample: Command | None = None
         self._looks = 0
+        self._silent_since = NEVER  # since when a connection was not heard whose heartbeat is overdue
         self._latest: Connection | None = None
-        self._is_renewed = False
-        self._wanted = Event(self._loop)
-        self._stopped = Event(self._loop)
+        self._tries: list[Task] = []
+        self._tried_at = self._failed_at = self._pause = 0.0
+        self._news = Event(self._loop)
         self._ended = Event(self._loop)
         self._task: Task | None = None
-        self._probe: Task | None = None
         self._begin()
 
     def __repr__(self) -> str:
@@ -286,11 +293,9 @@ class ProducerConnection:
         if self.is_stopping:
             return
         self.is_stopping = True
-        self._stopped.set()
-        self._wanted.set()
-        for task in (self._task, self._probe):
-            if task is not None:
-                task.cancel()
+        self._end_tries()
+        if self._task is not None:
+            self._task.cancel()
         if self.conn is not None:
             self.conn.close()
         else:
@@ -302,66 +307,91 @@ class ProducerConnection:
 
     def hurry(self) -> None:
         """Publishes wait: cut a long pause short."""
-        self._wanted.set()
+        self._news.set()
 
-    # Connecting: nothing runs while a connection is open
+    # Connecting: nothing runs while a connection is open and heard
 
     def _begin(self) -> None:
-        self._task = self._sender.supervisor.keep(f"nsq_fast-link-{self.address}", self._connect)
+        if not self.is_stopping and (self._task is None or self._task.ready()):
+            self._task = self._sender.supervisor.keep(f"nsq_fast-link-{self.address}", self._connect)
 
     async def _connect(self) -> None:
-        """Until a connection is open."""
-        while not self.is_stopping:
-            if self._is_renewed:
-                await self._pause()
-            self._is_renewed = True
-            if self.is_stopping:
-                return
-            conn = Connection(self.address, self._sender.connection_config, self, self._loop)
+        """Until a connection is open and heard."""
+        while not self.is_stopping and (self.conn is None or self._is_silent):
+            left = self._next_try_at() - monotonic()
+            if left > 0:
+                self._news.clear()
+                await self._news.wait(None if left == NEVER else left)
+            else:
+                self._tried_at = monotonic()
+                self._tries = [task for task in self._tries if not task.ready()]
+                self._tries.append(self._sender.supervisor.job(f"nsq_fast-try-{self.address}", self._try))
+        self._end_tries()
+
+    def _next_try_at(self) -> float:
+        is_urgent = self.conn is not None or self._sender.routing.waiting_count() > 0
+        count = sum(not task.ready() for task in self._tries)
+        if count:
+            return self._tried_at + TRY_INTERVAL if is_urgent and count < MOST_TRIES else NEVER
+        return self._failed_at + (min(self._pause, self._patience) if is_urgent else self._pause)
+
+    def _end_tries(self) -> None:
+        for task in self._tries:
+            task.cancel()
+        self._tries.clear()
+        self._news.set()
+
+    async def _try(self) -> None:
+        conn = Connection(self.address, self._sender.connection_config, self, self._loop)
+        try:
+            await conn.open()
+        except NsqError as error:
+            self._try_failed(error)
+            return
+        silent = self.conn
+        if self.is_stopping or (silent is not None and not (self._is_silent and self._may_give_up(silent))):
+            conn.close()
+            self._paused(TRY_INTERVAL)
+        elif conn.closed_error is None:
+            if silent is not None:
+                self._give_up(silent)
             try:
-                await conn.open()
-            except NsqError as error:
-                self._connect_failed(error)
-                continue
-            self._delay.connected(monotonic())
-            if self.is_stopping:
-                conn.close()
-            elif conn.closed_error is None:
-                try:
-                    self._opened(conn)
-                except BaseException as error:
-                    conn.close(ConnectionClosed(f"{self.address}: nsq_fast itself failed: {error!r}"))
-                    raise
-                return
+                self._opened(conn)
+            except BaseException as error:
+                conn.close(ConnectionClosed(f"{self.address}: nsq_fast itself failed: {error!r}"))
+                raise
+            finally:
+                self._news.set()
+        else:
+            self._paused(self._delay.next(monotonic()))
+
+    def _paused(self, seconds: float) -> None:
+        """Try no more for so long, unless publishes wait."""
+        self._failed_at, self._pause = monotonic(), seconds
+        self._news.set()
 
     def _opened(self, conn: Connection) -> None:
         logger.info("[%s] connected", self.address, extra=CONNECTED)
+        self._delay.connected(monotonic())
         self.error = None
         self._has_failed = False
         self.overdue = self.owed = 0
         self._sample = None
+        self._silent_since = NEVER
         self.on_reply = self._sender.replied
         conn.read_replies_soon()
         self._latest = self.conn = conn
         self._sender.link_opened(self)
 
-    def _connect_failed(self, error: NsqError) -> None:
+    def _try_failed(self, error: NsqError) -> None:
+        self._paused(self._delay.next(monotonic()))
+        if self.conn is not None:
+            return  # it is silent, and whoever waits for it knows
         self.error = error
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error, extra=CONNECT_FAILED)
         self._sender.routing.link_failed(self)
-
-    async def _pause(self) -> None:
-        if self._is_blameless:
-            self._is_blameless = False
-            return
-        delay = self._delay.next(monotonic())
-        patience = min(delay, self._patience)
-        self._wanted.clear()
-        await self._stopped.wait(patience)
-        if delay > patience and not self._sender.routing.waiting_count() and not self.is_stopping:
-            await self._wanted.wait(delay - patience)
 
     def drop(self, conn: Any, error: NsqError) -> None:
         """Offer the connection to publishes no more. What it still owes is reported by ``on_failed``."""
@@ -373,23 +403,28 @@ class ProducerConnection:
 
     # Late replies
 
-    def is_late(self) -> bool:
-        """Whether a reply was due at each of the last ``LATE_AFTER_LOOKS`` calls. Call it at even intervals."""
+    def look(self) -> None:
+        """See whether a reply is late, and whether the server is still there. Call it at even intervals."""
         conn = self.conn
         if conn is None or self.owed:
-            return False
+            return
         if self._sample is None or self._sample.conn is not conn:  # the reply has come
             tokens = conn.session.tokens()
             self._sample = tokens[-1] if tokens else None
             self._looks = 0
-            return False
+            return
         self._looks += 1
-        return self._looks >= LATE_AFTER_LOOKS
+        if self._looks >= self._sender.looks:
+            self._stall(conn)
+        elif conn.is_unheard():
+            self._begin()
+        elif self._looks == 1:  # if the reply is what was lost, nothing of ours is sent again; this will be
+            conn.put_bytes(NOP)
 
-    def stall(self, limit: float) -> None:
-        """Take no publishes until all replies that are due now have come; ``limit`` seconds were too long for one."""
-        assert self.conn is not None
-        self.owed = self.conn.session.pending_count
+    def _stall(self, conn: Connection) -> None:
+        """Take no publishes until all replies that are due now have come: one took too long."""
+        limit = self._sender.config.attempt_limit
+        self.owed = conn.session.pending_count
         self.on_reply = self._late_reply
         self._sample = None
         self.error = ConnectionLost(f"{self.address}: connected, but has not replied for {limit:.3g} s")
@@ -400,7 +435,7 @@ class ProducerConnection:
             extra=CONNECTION_STALLED,
         )
         self._sender.link_stalled(self)
-        self._seek_replacement(self.conn)
+        self._begin()
 
     def owes_to(self, topic: str, partition: int) -> bool:
         """Whether it owes a reply to a command to this partition."""
@@ -420,45 +455,20 @@ class ProducerConnection:
                 logger.info("[%s] replies again", self.address, extra=CONNECTION_RECOVERED)
                 self.on_reply = self._sender.replied
                 self.error = None
+                self._news.set()
                 self._sender.link_recovered(self)
-
-    # A fresh connection in place of a silent one: after packets were lost the kernel sends again only after a pause
-    # that has doubled all the time, of up to two minutes
 
     def on_heartbeat_overdue(self, conn: Connection) -> None:
         if conn is self.conn:
-            self._seek_replacement(conn)
+            self._silent_since = conn.last_received_at
+            self._begin()
 
-    def _seek_replacement(self, conn: Connection) -> None:
-        if not self.is_stopping and (self._probe is None or self._probe.ready()):
-            name = f"nsq_fast-probe-{self.address}"
-            self._probe = self._sender.supervisor.job(name, self._replace, conn, conn.last_received_at)
-
-    async def _replace(self, conn: Connection, heard_at: float) -> None:
-        config = self._sender.connection_config
-        config = config.replace(connect_timeout=min(PROBE_TIMEOUT, config.connect_timeout))
-        while self._is_silent(conn, heard_at):
-            fresh = Connection(self.address, config, self, self._loop)
-            try:
-                await fresh.open()
-            except NsqError:
-                await self._loop.sleep(PROBE_PAUSE)
-                continue
-            if fresh.closed_error is not None:
-                continue
-            if not self._is_silent(conn, heard_at) or not self._may_give_up(conn):
-                fresh.close()
-                await self._loop.sleep(PROBE_TIMEOUT)
-                continue
-            text = f"{self.address}: given up: it does not reply, while a new connection does"
-            logger.warning("[%s] connection lost: %s", self.address, text, extra=CONNECTION_LOST)
-            error = ConnectionLost(text)
-            self.drop(conn, error)
-            self._opened(fresh)
-            conn.close(error)
-
-    def _is_silent(self, conn: Connection, heard_at: float) -> bool:
-        return conn is self.conn and not self.is_stopping and bool(self.owed or conn.last_received_at == heard_at)
+    @property
+    def _is_silent(self) -> bool:
+        conn = self.conn
+        return conn is not None and (
+            bool(self.owed) or conn.last_received_at == self._silent_since or conn.is_unheard()
+        )
 
     def _may_give_up(self, conn: Connection) -> bool:
         """Whether that helps anybody, and harms nobody.
@@ -474,6 +484,13 @@ class ProducerConnection:
         return (bool(live) or not self.owed) and all(
             publish.attempts - publish.misses < spare and publish.may_retry(error, policy) for publish in live
         )
+
+    def _give_up(self, conn: Connection) -> None:
+        text = f"{self.address}: given up: it does not reply, while a new connection does"
+        logger.warning("[%s] connection lost: %s", self.address, text, extra=CONNECTION_LOST)
+        error = ConnectionLost(text)
+        self.drop(conn, error)
+        conn.close(error)  # what it owes comes back soon, when the new one is there
 
     # What the connection tells its owner
 
@@ -499,11 +516,11 @@ class ProducerConnection:
         if self.conn is conn and not self.is_stopping:
             logger.warning("[%s] connection lost: %s", self.address, error, extra=CONNECTION_LOST)
         self.drop(conn, error)
-        if conn is not self._latest:
-            return
-        if self.is_stopping:
-            self._ended.set()
-        else:
+        if conn is self._latest:
+            if self.is_stopping:
+                self._ended.set()
+            self._paused(0.0 if self._is_blameless else self._delay.next(monotonic()))
+            self._is_blameless = False
             self._begin()
 
     def on_messages(self, conn: Connection, messages: list[Any]) -> None:
@@ -566,9 +583,8 @@ class Sender(SendPath):
         report = self.supervisor.report
         self.news = Event(loop)
         self.wakeups = wakeups
-        self.pending = Pending(
-            loop, report, self._time_out, config.attempt_limit / LATE_AFTER_LOOKS, self._look_at_links
-        )
+        self.looks = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
+        self.pending = Pending(loop, report, self._time_out, config.attempt_limit / self.looks, self._look_at_links)
         self.pending_limit = PendingLimit(config.max_pending, loop)
         self.outcomes = Outcomes()
         self.latency = Histogram() if config.histograms else None
@@ -851,8 +867,8 @@ class Sender(SendPath):
     # News of the connections
 
     def _look_at_links(self) -> None:
-        for link in [link for link in self.pool.open if link.is_late()]:
-            link.stall(self.config.attempt_limit)
+        for link in list(self.pool.open):
+            link.look()
 
     def link_opened(self, link: ProducerConnection) -> None:
         """It can take publishes from now on."""

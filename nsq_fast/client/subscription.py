@@ -8,6 +8,7 @@ arrives, goes back to nsqd at once.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -17,7 +18,15 @@ from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._dispatch import InboundQueue
 from nsq_fast.client.signals import emit
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConfigError, ConnectionClosed, ConnectionLost, MessageTooLarge, NsqError, ServerError
+from nsq_fast.errors import (
+    BodyInvalid,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    MessageTooLarge,
+    NsqError,
+    ServerError,
+)
 from nsq_fast.log_events import (
     HEARTBEAT_LATE,
     OPTION_IDLE,
@@ -26,12 +35,10 @@ from nsq_fast.log_events import (
     SERVER_ERROR,
     SUBSCRIPTION_LOST,
 )
-from nsq_fast.protocol.backoff import Backoff
-from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, SeenKeys
+from nsq_fast.protocol.publishing import CODEC_HEADER, GZIP, IDEMPOTENCE_HEADER, LZ4, SIZE_HEADER, SNAPPY, SeenKeys
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
 
-from .bodies import decompressed, is_compressed
 from .connection import Connection
 from .give_up import message_name
 
@@ -39,9 +46,7 @@ if TYPE_CHECKING:
     from nsq_fast.client.trace_records import Outcome
 
     from .consumer import AnyConsumer
-    from .loop import Changes
-    from .stats import Counters
-    from .workers import Pool
+    from .subscriptions import Subscriber
 
 LEADER_HEARTBEAT = 14.0
 """Longest interval, in seconds, of the heartbeats of a partition's leader. One that is late says that the leader hangs:
@@ -51,25 +56,20 @@ youzan/nsq: consistence/nsqd_node_etcd.go, ETCD_TTL and refresh."""
 _OF_HEADERS = ("skip_header", "suppress_retried")
 _PLAIN = r"[A-Za-z0-9_.:-]+"
 _KEY_MARK = IDEMPOTENCE_HEADER.encode()
+_CODEC_MARK = CODEC_HEADER.encode()
 
 
 class Subscription:
     """The owner of one Connection. Used once.
 
     Args:
+        subscriber: keeps the target subscribed, through one of these after another.
         mode: how to subscribe.
-        pool: who handles the messages.
-        is_pool_shared: whether other connections' messages are handled there, too.
-        counters: over all connections to the target.
-        changes: told when something happened that others may wait for.
-        backoff: counts the failures of these messages: of all connections, or of the target alone.
-        on_doubt: called when the connection is silent, or ends although nobody wanted it to: lookup may know something
-            better than it.
 
     Attributes:
         connection, inbound, share: of this subscription.
         mode: how it is subscribed.
-        changes, backoff: as given.
+        counters, backoff, changes: those of the subscriber; ``changes`` is told of what others may wait for.
         is_live: whether messages may arrive.
         is_ending: whether messages are given back that no handler has begun with.
         is_ordered: whether messages come one by one and in order.
@@ -77,26 +77,13 @@ class Subscription:
         overdue_since: when something was received last, at the time when a heartbeat was late; None before.
     """
 
-    def __init__(
-        self,
-        consumer: AnyConsumer,
-        target: Target,
-        mode: Mode,
-        pool: Pool,
-        is_pool_shared: bool,
-        counters: Counters,
-        changes: Changes,
-        backoff: Backoff,
-        on_doubt: Callable[[], None],
-    ) -> None:
+    def __init__(self, consumer: AnyConsumer, subscriber: Subscriber, mode: Mode) -> None:
         config = consumer.connection_config.replace(extend_support=mode.extend_support)
+        self.target = target = subscriber.target
         if target.partition is not None:
             config = config.replace(heartbeat_interval=min(config.heartbeat_interval, LEADER_HEARTBEAT))
-        self.target = target
-        self.counters = counters
         self.mode = mode
-        self.changes = changes
-        self.backoff = backoff
+        self.counters, self.backoff, self.changes = subscriber.counters, subscriber.backoff, subscriber.changes
         self.connection = consumer.new_connection(target.address, config, self)
         self.inbound = InboundQueue(self.connection, self.expire)
         self._ledger = self.connection.session.ledger
@@ -106,10 +93,9 @@ class Subscription:
         self.is_ordered = False
         self.is_awaiting_close = False
         self.overdue_since: float | None = None
-        self._on_doubt = on_doubt
+        self._subscriber = subscriber
         self._consumer = consumer
-        self._pool = pool
-        self._is_pool_shared = is_pool_shared
+        self._pool = subscriber.pool
         self._trace = consumer.trace
         self._selection = Selection(self, consumer)
         self._select: Callable[[list[Message]], list[Message]] | None = None
@@ -122,7 +108,7 @@ class Subscription:
     @property
     def capacity(self) -> int:
         """Messages that the workers of this target alone can begin with in time."""
-        return self._consumer.workload.capacity_of(None if self._is_pool_shared else self._pool)
+        return self._consumer.workload.capacity_of(None if self._subscriber.is_pool_shared else self._pool)
 
     # Begin
 
@@ -287,7 +273,7 @@ class Subscription:
         self._consumer.logger.warning(
             "%s: its heartbeat is late; asking lookup who serves the topic", self.target, extra=HEARTBEAT_LATE
         )
-        self._on_doubt()
+        self._subscriber.doubt()
 
     # The trace log. Only redesigned servers have ids that mean something, so only their messages are recorded
 
@@ -393,7 +379,7 @@ class Subscription:
             "%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted), extra=SUBSCRIPTION_LOST
         )
         emit(consumer, "on_error", error=error)
-        self._on_doubt()
+        self._subscriber.doubt()
 
 
 class Selection:
@@ -511,3 +497,97 @@ def _tell_headerless(consumer: AnyConsumer, topic: str) -> None:
             " topics that are created with extend",
             ", ".join(idle), topic, extra=OPTION_IDLE,
         )  # fmt: skip
+
+
+# Message bodies that a publisher compressed: youzan's Go client does, on topics with extended headers.
+#
+# The header ``nsq.client.compress`` names the codec, ``nsq.msg.size`` the size of the body before. Both come from the
+# network: the size is checked against a limit before anything is decompressed, and no codec gives more than that.
+
+
+def is_compressed(message: Message) -> bool:
+    """Whether its headers may say so; cheap, and now and then wrong for a header that holds the name as a value."""
+    return message.ext is not None and _CODEC_MARK in message.ext
+
+
+def decompressed(message: Message, limit: int) -> Message:
+    """Return the message with its body decompressed; the message itself when its headers name no codec.
+
+    Raises BodyInvalid if the body is not what its headers say, is larger than ``limit`` bytes, or needs a codec that
+    is not known; RemoteProtocolError if the headers are not JSON.
+    """
+    headers = message.headers
+    if CODEC_HEADER not in headers:
+        return message
+    codec = str(headers[CODEC_HEADER])
+    if codec not in _CODECS:
+        raise BodyInvalid(f"{CODEC_HEADER}={codec[:20]!r}: only 1 (gzip), 2 (snappy) and 3 (lz4) are known")
+    size = _size(headers.get(SIZE_HEADER), limit)
+    try:
+        body = _CODECS[codec](message.body, size)
+    except NsqError:
+        raise
+    except Exception as error:  # each library has exceptions of its own
+        raise BodyInvalid(f"the body does not decompress ({CODEC_HEADER}={codec}): {error}") from error
+    if len(body) != size:
+        raise BodyInvalid(f"the body has {len(body)} bytes, its header {SIZE_HEADER} says {size}")
+    return _with_body(message, body)
+
+
+def _size(text: object, limit: int) -> int:
+    digits = str(text)
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise BodyInvalid(f"{SIZE_HEADER}={digits[:20]!r}: must be the size of the body before it was compressed")
+    if int(digits) > limit:
+        raise BodyInvalid(f"the body has {digits} bytes, max_decompressed_size={limit}")
+    return int(digits)
+
+
+def _gunzip(body: bytes, size: int) -> bytes:
+    reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    data = reader.decompress(body, size + 1)
+    if not reader.eof and len(data) <= size:
+        raise BodyInvalid("the gzip body is cut short")
+    return data
+
+
+def _unsnappy(body: bytes, size: int) -> bytes:
+    claimed = _varint(body)
+    if claimed != size:  # what the library would take memory for
+        raise BodyInvalid(f"the snappy body has {claimed} bytes, its header {SIZE_HEADER} says {size}")
+    import snappy  # type: ignore[import-untyped]
+
+    return bytes(snappy.uncompress(body))
+
+
+def _varint(data: bytes) -> int:
+    value = 0
+    for position, byte in enumerate(data[:5]):
+        value |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:
+            return value
+    raise BodyInvalid("the snappy body does not begin with its length")
+
+
+def _unlz4(body: bytes, size: int) -> bytes:
+    import lz4.block  # type: ignore[import-untyped]
+
+    return bytes(lz4.block.decompress(body, uncompressed_size=size))
+
+
+_CODECS: dict[str, Callable[[bytes, int], bytes]] = {GZIP: _gunzip, SNAPPY: _unsnappy, LZ4: _unlz4}
+
+
+def _with_body(message: Message, body: bytes) -> Message:
+    return Message(
+        message.timestamp,
+        message.attempts,
+        message.id,
+        body,
+        ext=message.ext,
+        ext_version=message.ext_version,
+        offset=message.offset,
+        raw_size=message.raw_size,
+        responder=message.responder,
+        received_at=message.received_at,
+    )

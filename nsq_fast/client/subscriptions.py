@@ -42,7 +42,6 @@ from nsq_fast.log_events import (
 )
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
-from nsq_fast.protocol.lookup_schedule import lost_pause
 from nsq_fast.protocol.targets import (
     Mode,
     Target,
@@ -54,7 +53,7 @@ from nsq_fast.protocol.targets import (
     missing,
     targets,
 )
-from nsq_fast.protocol.topology import Nsqd, Topology
+from nsq_fast.protocol.topology import Nsqd, Topology, lost_pause
 
 from .connection import Connection
 from .flow import backoff_of
@@ -66,8 +65,7 @@ if TYPE_CHECKING:
     from nsq_fast.protocol.targets import StartPositions
 
     from .consumer import AnyConsumer
-    from .lookup import LookupPoller, TopicWatch
-    from .positions import Starter
+    from .lookup import LookupPoller, Starter, TopicWatch
     from .workers import Pool
 
 ROUNDS_OF_GRACE = 2
@@ -132,7 +130,6 @@ class Subscriptions:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are consumed now."""
         return tuple(self._topics)
 
     @property
@@ -141,7 +138,6 @@ class Subscriptions:
         return self._past_moves + sum(topic.leader_moves for topic in list(self._topics.values()))
 
     def past(self) -> dict[str, Counters]:
-        """Counts of the subscribers that have ended, for each topic that is consumed now."""
         return {name: topic.past.copy() for name, topic in list(self._topics.items())}
 
     def of_topic(self, topic: str) -> TopicSubscriptions:
@@ -175,7 +171,6 @@ class Subscriptions:
     # What lookup says
 
     def on_topology(self, topic: str, topology: Topology) -> None:
-        """Follow where a topic lives now."""
         known = self._topics.get(topic)
         if known is not None:
             known.on_topology(topology)
@@ -199,7 +194,6 @@ class Subscriptions:
                 self._topics[name].leave()
 
     def configured_changed(self) -> None:
-        """The consumer's ``nsqd_addresses`` are others now."""
         for topic in self._topics.values():
             topic.configured_changed()
 
@@ -270,7 +264,7 @@ class TopicSubscriptions:
         self._is_seeking = False
         self._starter: Starter | None = None
         if positions is not None:
-            from .positions import Starter  # most consumers have no start_position
+            from .lookup import Starter  # most consumers have no start_position
 
             self._starter = Starter(consumer, topic, positions)
 
@@ -299,7 +293,6 @@ class TopicSubscriptions:
         self._tell_left()
 
     def come_back(self) -> None:
-        """Lookup lists the topic again."""
         if self._is_leaving and not self._is_stopped:
             self._is_leaving = False
             self.start()
@@ -311,7 +304,6 @@ class TopicSubscriptions:
     # Where the topic lives
 
     def on_topology(self, topology: Topology) -> None:
-        """Follow what lookup says now."""
         if self._is_stopped or self._is_leaving:
             return
         self._rounds += 1
@@ -433,7 +425,6 @@ class TopicSubscriptions:
             await self._starter.place(target, self._wanted.get(target))
 
     def joined(self, subscriber: Subscriber) -> None:
-        """A connection is subscribed."""
         consumer, connection = self._consumer, subscriber.connection
         consumer.flow.add(subscriber.subscription)
         consumer.deadlines.expect(connection.info.msg_timeout)
@@ -522,7 +513,8 @@ class Subscriber:
         refusal: why the subscription cannot work as it is meant; None unless it was refused.
         refused_in: round of lookup in which it was.
         counters: over all connections to this target.
-        pool: the workers that handle its messages.
+        pool: the workers that handle its messages; ``is_pool_shared``: and those of other connections.
+        changes: wakes whoever waits for a change of its state.
         backoff: counts the failures of its messages: its own, or that of the consumer.
     """
 
@@ -534,7 +526,7 @@ class Subscriber:
         self.refusal: NsqError | None = None
         self.refused_in = 0
         self.counters = Counters()
-        self._is_pool_shared = consumer.pools.shared is not None
+        self.is_pool_shared = consumer.pools.shared is not None
         self.pool: Pool = consumer.pools.shared or consumer.pools.new(1, f"worker {target}")
         self._consumer = consumer
         self._owner = owner
@@ -544,36 +536,26 @@ class Subscriber:
         self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
         self._delay = self._reconnect
         self._last_failure = ""
-        self._changes = Changes(consumer.loop)
+        self.changes = Changes(consumer.loop)
         # Kept over connections: one that was lost is tried with one message again.
         is_own = consumer.config.backoff_scope == OF_CONNECTION
         self.backoff = backoff_of(consumer.config) if is_own else consumer.flow.backoff
-        self.subscription = self._new_subscription()
-
-    def _new_subscription(self) -> Subscription:
-        return Subscription(
-            self._consumer,
-            self.target,
-            self._owner.mode,
-            self.pool,
-            self._is_pool_shared,
-            self.counters,
-            self._changes,
-            self.backoff,
-            lambda: self._owner.lost(self),
-        )
+        self.subscription = Subscription(consumer, self, owner.mode)
 
     # Of the present connection, or the last one
 
     @property
     def connection(self) -> Connection:
-        """The connection."""
         return self.subscription.connection
 
     @property
     def is_connected(self) -> bool:
         """Whether messages may arrive."""
         return self.subscription.is_live
+
+    def doubt(self) -> None:
+        """The connection is silent, or has ended although nobody wanted it to: lookup may know better than it."""
+        self._owner.lost(self)
 
     # The states
 
@@ -589,7 +571,7 @@ class Subscriber:
             Connection.close(self.connection, ConnectionClosed(f"{self.target}: nsq_fast itself failed: {fault!r}"))
             raise
         self._owner.forget(self)
-        if not self._is_pool_shared and self.wish is not Wish.CLOSE:
+        if not self.is_pool_shared and self.wish is not Wish.CLOSE:
             self.pool.stop()
 
     async def _pass_through_states(self) -> None:
@@ -616,7 +598,7 @@ class Subscriber:
         self.state = State.ENDED if is_done else state
 
     async def _connect(self) -> State:
-        subscription = self.subscription = self._new_subscription()
+        subscription = self.subscription = Subscription(self._consumer, self, self._owner.mode)
         connection = subscription.connection
         try:
             await self._owner.place(self.target)
@@ -669,7 +651,7 @@ class Subscriber:
         await self.connection.closed()
 
     async def _live(self) -> State:
-        await self._changes.wait_while(
+        await self.changes.wait_while(
             lambda: self.is_connected and self.wish is not Wish.CLOSE and not self._is_outdated
         )
         return State.DRAINING if self.is_connected and self.wish is not Wish.CLOSE else State.PAUSED
@@ -690,11 +672,11 @@ class Subscriber:
         return State.CONNECTING
 
     async def _pause(self) -> State:
-        await self._changes.next(self._delay.next(monotonic()))
+        await self.changes.next(self._delay.next(monotonic()))
         return State.CONNECTING
 
     async def _wait_for_another_mode(self) -> State:
-        await self._changes.wait_while(lambda: self.refusal is not None and self.wish is Wish.KEEP)
+        await self.changes.wait_while(lambda: self.refusal is not None and self.wish is Wish.KEEP)
         return State.CONNECTING
 
     # Wishes
@@ -705,12 +687,12 @@ class Subscriber:
             return
         self.wish = wish
         if wish is not Wish.KEEP:
-            self._changes.set()
+            self.changes.set()
 
     def mode_changed(self) -> None:
         """Subscribe anew in the mode of now, where that makes a difference."""
         self.refusal = None
-        self._changes.set()
+        self.changes.set()
 
     # Closing, step by step as ``closing`` says
 
@@ -725,7 +707,7 @@ class Subscriber:
         self.subscription.give_back_unstarted()
         Connection.close(self.connection, timeout=timeout)
         await self.connection.closed()
-        if not self._is_pool_shared:
+        if not self.is_pool_shared:
             self.pool.stop()
 
     def abandon(self, is_closed: bool) -> None:
@@ -738,7 +720,6 @@ class Subscriber:
             self.subscription.abandon()
 
     def stats(self) -> ConnectionStats:
-        """A snapshot."""
         is_connected = self.is_connected
         return ConnectionStats(
             address=self.address,

@@ -30,13 +30,12 @@ from nsq_fast._codec import Message
 from nsq_fast._dispatch import Dispatcher, HandlerLimit, InboundQueue, PromptFins
 from nsq_fast._time_slice import Caller, take
 
-from .flow import Load
+from .deadlines import Load
 from .handlers import Handler, Sample, refuse_deferred
 
 if TYPE_CHECKING:
-    from .acknowledger import Acknowledger
+    from .acknowledger import Acknowledger, Turn
     from .consumer import AnyConsumer
-    from .ordered import Turn
 
 SLICE = 0.005
 """Seconds that one worker after the other may use before timers and sockets have their turn."""
@@ -326,7 +325,6 @@ class Pools:
             self._consumer.workload.shared = self.shared
 
     def new(self, size: int, name: str) -> Pool:
-        """Make a pool of ``size`` workers."""
         consumer = self._consumer
         pool = consumer.new_pool(self._limit, self._prompt)
         for number in range(size):
@@ -337,7 +335,6 @@ class Pools:
         return pool
 
     def drop(self, pool: Pool) -> None:
-        """Forget the workers of one connection."""
         if pool in self._pools and pool is not self.shared:
             self._pools.remove(pool)
 
@@ -346,7 +343,6 @@ class Pools:
         self._limit.changed()
 
     def workers(self) -> Iterator[Worker]:
-        """All of them."""
         return (worker for pool in self._pools for worker in pool.workers)
 
     def stop(self) -> None:

@@ -23,21 +23,17 @@ class BackoffTimer:
         self.min_interval = min_interval
 
     def is_reset(self) -> bool:
-        """Whether there is no failure left."""
         return self.c == 0
 
     def reset(self) -> BackoffTimer:
-        """Forget all failures."""
         self.c = 0
         return self
 
     def success(self) -> BackoffTimer:
-        """Remove one failure."""
         self.c = max(self.c - 1, 0)
         return self
 
     def failure(self) -> BackoffTimer:
-        """Add one failure."""
         self.c += 1
         return self
 

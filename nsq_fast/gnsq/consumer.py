@@ -1,21 +1,30 @@
-"""Consumer: that of nsq_fast, with the arguments, attributes and methods of gnsq's."""
+"""Consumer: that of nsq_fast, with the arguments, attributes and methods of gnsq's, those that begin with an underscore
+included: programs' tests use them.
+
+gnsq has a backoff for each connection; ours is one for the consumer, as NSQ's documentation asks for. So all
+connections show the same state, unless the option backoff_scope="connection" gives each its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from time import monotonic
 from typing import Any, ClassVar
+
+from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
 from nsq_fast.names import Address
-from nsq_fast.runtime import NO_LIMIT, Acknowledger, Connection, receivers
+from nsq_fast.protocol.backoff import Backoff, RequeueDelay
+from nsq_fast.runtime import NO_LIMIT, Acknowledger, Connection, Handler, Subscriber, receivers
 from nsq_fast.runtime import Consumer as _Consumer
 
-from .acknowledger import GnsqAcknowledger
-from .backoff_states import BackoffStates
+from .backofftimer import BackoffTimer
 from .lookupd import LookupdClient
 from .options import connection_options
+from .states import BACKOFF, INIT, RUNNING, THROTTLED
 from .util import parse_lookupds, parse_nsqds
 
 CLOSE_TIMEOUT = 10.0
@@ -27,9 +36,70 @@ _SIGNAL_OF = {
     "handle_finish": "on_finish",
     "handle_requeue": "on_requeue",
 }
+_NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
 
 
-class Consumer(BackoffStates, _Consumer):
+class _Kept(Exception):
+    """Raised when a subclass keeps a message to respond to it later."""
+
+
+class GnsqAcknowledger(Acknowledger):
+    """What follows a handler, by gnsq's rules.
+
+    ``message.requeue()`` has no delay; the consumer's ``requeue_delay`` is for failures.
+    """
+
+    def __init__(self, consumer: Consumer, *args: Any) -> None:
+        super().__init__(consumer, *args)
+        self._options = consumer
+        self._failure_delay, self.requeue_delay = self.requeue_delay, _NO_DELAY
+
+    def failed(self, message: Message, error: BaseException, is_ordered: bool = False) -> None:
+        if not isinstance(error, _Kept):
+            super().failed(message, error, is_ordered)
+
+    def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
+        fixed = self._options.requeue_delay
+        if delay_ms is None:
+            delay_ms = fixed if fixed is not None else self._failure_delay(message.attempts)
+        super().requeue(message, delay_ms, backoff)
+
+    def present_handler(self) -> Handler:
+        return _routed if self._options.overrides_handling else super().present_handler()
+
+
+def _routed(consumer: Any, message: Message) -> None:
+    """Hand a message to a subclass, which may respond to it after it has returned."""
+    consumer.handle_message(message.responder, message)
+    if not message.has_responded() and not message.is_async():
+        raise _Kept
+
+
+class _Level(BackoffTimer):
+    """The failures of a consumer's backoff, as a BackoffTimer."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self.ratio, self.max_interval, self.min_interval = 1, None, None
+
+    @property
+    def c(self) -> int:
+        return self._backoff.level
+
+    @c.setter
+    def c(self, value: int) -> None:
+        self._backoff.level = value
+
+
+class _Levels:
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+
+    def __getitem__(self, conn: object) -> BackoffTimer:
+        return _Level(self._backoff)
+
+
+class Consumer(_Consumer):
     """Consume a topic through a channel.
 
     Args:
@@ -186,6 +256,54 @@ class Consumer(BackoffStates, _Consumer):
             if added not in self.nsqd_addresses:
                 self.nsqd_addresses.append(added)
             self._subscriptions.configured_changed()
+
+    # The states of a backoff
+
+    @property
+    def _connections(self) -> dict[Any, int]:
+        return {each.connection: self._state(each) for each in self.subscribers}
+
+    def _state(self, subscriber: Subscriber) -> int:
+        if not subscriber.is_connected:
+            return INIT
+        backoff = subscriber.backoff
+        return RUNNING if not backoff.is_on else BACKOFF if backoff.is_paused(monotonic()) else THROTTLED
+
+    @property
+    def _message_backoffs(self) -> _Levels:
+        return _Levels(self.flow.backoff)
+
+    @property
+    def _redistributed_ready_event(self) -> Event:
+        flow = self.flow
+        if flow.members_changed is None:
+            is_ready = Event()
+            flow.members_changed = lambda: is_ready.set() if flow.has_members else is_ready.clear()
+            flow.members_changed()
+            vars(self)["_ready_event"] = is_ready
+        event: Event = vars(self)["_ready_event"]
+        return event
+
+    def redistribute_ready_state(self) -> None:
+        """Have RDY redistributed soon."""
+        self.flow.changed()
+
+    def _redistribute_ready_state(self) -> None:
+        self.flow.update(monotonic())
+
+    def _start_backoff(self, conn: Connection) -> None:
+        self.flow.backoff.pause(monotonic())
+        self.flow.changed()
+
+    def _start_throttled(self, conn: Connection) -> None:
+        self.flow.backoff.probe()
+        self.flow.changed()
+
+    def _complete_backoff(self, conn: Connection) -> None:
+        if self.flow.backoff.is_on:
+            self._start_backoff(conn)
+        else:
+            self._start_throttled(conn)
 
 
 def _receiver(method: Callable[..., object]) -> Callable[..., object]:

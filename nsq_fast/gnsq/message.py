@@ -19,19 +19,15 @@ class Unconnected:
         self._signals = SignalBook()
 
     def finish(self, message: _codec.Message) -> None:
-        """A message was finished."""
         self._signals.finished((message,))
 
     def requeue(self, message: _codec.Message, time_ms: int | None = None, backoff: bool = True) -> None:
-        """A message was requeued."""
         self._signals.requeued(message, time_ms or 0, backoff)
 
     def touch(self, message: _codec.Message) -> None:
-        """A message was touched."""
         self._signals.touched(message)
 
     def signals_of(self, message: _codec.Message) -> MessageSignals:
-        """The signals of a message."""
         return self._signals.of(message)
 
 

@@ -11,31 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from nsq_fast import _codec
-from nsq_fast._codec import MAGIC_V2
+from nsq_fast._codec import MAGIC_V2 as MAGIC_V2
 from nsq_fast._frame import FrameReader
 from nsq_fast.errors import NSQFrameError
-from nsq_fast.names import NAME_PATTERN as VALID_NAME_RE
-from nsq_fast.names import is_valid_name
+from nsq_fast.names import NAME_PATTERN, is_valid_name
 from nsq_fast.printable import printable
 
-__all__ = [
-    "FRAME_TYPE_ERROR",
-    "FRAME_TYPE_MESSAGE",
-    "FRAME_TYPE_RESPONSE",
-    "MAGIC_V2",
-    "VALID_NAME_RE",
-    "close",
-    "finish",
-    "nop",
-    "publish",
-    "ready",
-    "requeue",
-    "subscribe",
-    "unpack_message",
-    "unpack_response",
-    "unpack_size",
-]
-
+VALID_NAME_RE = NAME_PATTERN
 NEWLINE = b"\n"
 SPACE = b" "
 EMPTY = b""
@@ -63,12 +45,10 @@ Text = str | bytes
 
 
 def valid_topic_name(topic: str) -> bool:
-    """Whether a topic may be called that."""
     return is_valid_name(topic)
 
 
 def valid_channel_name(channel: str) -> bool:
-    """Whether a channel may be called that."""
     return is_valid_name(channel)
 
 
@@ -88,7 +68,6 @@ def assert_valid_channel_name(channel: str) -> None:
 
 
 def unpack_size(data: bytes) -> int:
-    """The size that four bytes say."""
     if len(data) != 4:
         raise NSQFrameError(f"a size has 4 bytes, not {len(data)}")
     return int.from_bytes(data, "big", signed=True)
@@ -127,24 +106,20 @@ def _checked_body(body: Any) -> bytes:
 
 
 def identify(data: dict[str, Any]) -> bytes:
-    """IDENTIFY."""
     return _codec.identify(json.dumps(data).encode())
 
 
 def auth(secret: Text) -> bytes:
-    """AUTH."""
     return _codec.auth(_encoded(secret))
 
 
 def subscribe(topic_name: str, channel_name: str) -> bytes:
-    """SUB."""
     assert_valid_topic_name(topic_name)
     assert_valid_channel_name(channel_name)
     return _codec.sub(topic_name, channel_name)
 
 
 def publish(topic_name: str, data: bytes) -> bytes:
-    """PUB."""
     assert_valid_topic_name(topic_name)
     return _codec.pub(topic_name, _checked_body(data))
 
@@ -155,19 +130,16 @@ def multipublish_body(messages: Iterable[bytes]) -> bytes:
 
 
 def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
-    """MPUB, for any iterable of messages."""
     assert_valid_topic_name(topic_name)
     return _codec.mpub(topic_name, [_checked_body(message) for message in messages])
 
 
 def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
-    """DPUB."""
     assert_valid_topic_name(topic_name)
     return _codec.dpub(topic_name, delay_ms, _checked_body(data))
 
 
 def ready(count: int) -> bytes:
-    """RDY."""
     if not isinstance(count, int):
         raise TypeError("ready count must be an integer")
     if count < 0:
@@ -176,7 +148,6 @@ def ready(count: int) -> bytes:
 
 
 def finish(message_id: Text) -> bytes:
-    """FIN."""
     return _command(FIN, message_id)
 
 
@@ -188,15 +159,12 @@ def requeue(message_id: Text, timeout: int = 0) -> bytes:
 
 
 def touch(message_id: Text) -> bytes:
-    """TOUCH."""
     return _command(TOUCH, message_id)
 
 
 def close() -> bytes:
-    """CLS."""
     return _codec.cls()
 
 
 def nop() -> bytes:
-    """NOP."""
     return _codec.nop()

@@ -370,7 +370,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self._wakeup: Wakeup | None = None
 
     def driver_version(self) -> str:
-        """Of nsq_fast."""
         return __version__
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
@@ -401,7 +400,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
     @property
     def producer(self) -> Producer:
-        """Made when it is first used."""
         if self._producer is None:
             self._producer = self.servers.new_producer()
             self._producer.start()

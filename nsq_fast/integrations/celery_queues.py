@@ -167,7 +167,6 @@ class Servers:
     options: Mapping[str, Any] = dataclasses.field(repr=False)  # which has secrets
 
     def new_producer(self) -> Producer:
-        """A producer for these servers."""
         options = {name: value for name, value in self.options.items() if name in _OF_PRODUCERS}
         return Producer(*self._given_addresses(), **options)
 

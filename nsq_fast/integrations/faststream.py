@@ -16,7 +16,8 @@ tested with. docs/integrations.md says what is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,36 +30,336 @@ except ImportError as error:
 
 import anyio
 from fast_depends import dependency_provider
+from faststream._internal._compat import json_loads
 from faststream._internal.broker import BrokerUsecase
 from faststream._internal.broker.registrator import Registrator
-from faststream._internal.configs import BrokerConfig
+from faststream._internal.configs import (
+    BrokerConfig,
+    PublisherSpecificationConfig,
+    PublisherUsecaseConfig,
+    SubscriberSpecificationConfig,
+    SubscriberUsecaseConfig,
+)
 from faststream._internal.constants import EMPTY
 from faststream._internal.context.repository import ContextRepo
 from faststream._internal.di import FastDependsConfig
+from faststream._internal.endpoint.publisher import PublisherSpecification, PublisherUsecase
+from faststream._internal.endpoint.subscriber import SubscriberSpecification, SubscriberUsecase
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+from faststream._internal.endpoint.utils import process_msg
 from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
 from faststream._internal.logger.logging import get_broker_logger
+from faststream._internal.parser import DefaultCodec
+from faststream._internal.producer import ProducerProto
+from faststream.exceptions import FeatureNotSupportedException
+from faststream.message import StreamMessage
 from faststream.middlewares import AckPolicy
-from faststream.specification.schema import BrokerSpec
+from faststream.response import PublishCommand
+from faststream.response.publish_type import PublishType
+from faststream.specification.asyncapi.utils import resolve_payloads
+from faststream.specification.schema import BrokerSpec, Operation, PublisherSpec, SubscriberSpec
+from faststream.specification.schema import Message as MessageSpec
 
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
+from nsq_fast.errors import NsqError
 
-from .faststream_parts import (
-    NSQMessage,
-    NSQProducer,
-    NSQPublisher,
-    NSQPublisherSpecification,
-    NSQSubscriber,
-    NSQSubscriberSpecification,
-    PublisherDescription,
-    PublisherOptions,
-    SubscriberDescription,
-    SubscriberOptions,
-    new_command,
-)
+from . import respond
 
 __all__ = ["NSQBroker", "NSQMessage", "NSQRouter"]
+
+
+class NSQMessage(StreamMessage[Message]):  # type: ignore[misc]  # FastStream is an extra: type checkers may not have it
+    """A message; ``ack`` and ``reject`` are its FIN, ``nack`` its REQ."""
+
+    async def ack(self) -> None:
+        respond(self.raw_message.finish)
+        await super().ack()
+
+    async def nack(self, delay: float | None = None) -> None:
+        """REQ: it comes again after ``delay`` seconds; None: later with each attempt."""
+        respond(lambda: self.raw_message.requeue(None if delay is None else round(1000 * delay)))
+        await super().nack()
+
+    async def reject(self) -> None:
+        """FIN: nobody wants it."""
+        respond(self.raw_message.finish)
+        await super().reject()
+
+
+async def parse(message: Message) -> NSQMessage:
+    """The message as FastStream wants it. Bodies of original servers have no headers beside them."""
+    headers = message.headers if message.ext is not None else {}
+    return NSQMessage(
+        raw_message=message,
+        body=message.body,
+        headers=headers,
+        content_type=headers.get("content-type"),
+        correlation_id=headers.get("correlation_id"),
+        message_id=message.id.decode("ascii", "replace"),
+    )
+
+
+async def decode(message: StreamMessage[Any]) -> Any:
+    """What the body holds: JSON, else text, else the bytes."""
+    with suppress(ValueError):
+        return json_loads(message.body)
+    with suppress(UnicodeDecodeError):
+        return message.body.decode()
+    return message.body
+
+
+class NSQPublishCommand(PublishCommand):  # type: ignore[misc]
+    """One publish: ``destination`` is the topic, ``delay`` seconds until it is delivered."""
+
+    def __init__(self, body: Any, *, delay: float | None = None, **options: Any) -> None:
+        super().__init__(body, **options)
+        self.delay = delay
+
+    @classmethod
+    def from_cmd(cls, cmd: PublishCommand) -> NSQPublishCommand:
+        """The same as what a handler returned."""
+        if isinstance(cmd, cls):
+            return cmd
+        return cls(
+            cmd.body,
+            destination=cmd.destination,
+            headers=cmd.headers,
+            correlation_id=cmd.correlation_id,
+            reply_to=cmd.reply_to,
+            _publish_type=cmd.publish_type,
+        )
+
+
+class NSQProducer(ProducerProto[NSQPublishCommand]):  # type: ignore[misc]
+    """Carries commands out on a Producer of ``nsq_fast.aio``, while that runs."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.codec = DefaultCodec()
+        self.serializer: Any = None
+        self._parser = parse
+        self._decoder = decode
+
+    async def publish(self, cmd: NSQPublishCommand) -> Any:
+        """Return when a server has the message. Raises what ``nsq_fast.aio.Producer.publish`` raises."""
+        body, _ = await self.codec.encode(cmd.body, self.serializer)
+        defer = None if cmd.delay is None else round(1000 * cmd.delay)
+        return await self.producer.publish(cmd.destination, body, defer, headers=cmd.headers or None)
+
+    async def request(self, cmd: NSQPublishCommand) -> Any:
+        """NSQ has no replies."""
+        raise FeatureNotSupportedException("NSQ has no replies: publish to a topic, and subscribe to another")
+
+    async def publish_batch(self, cmd: NSQPublishCommand) -> Any:
+        """One publish for each message is as fast: those that are under way go together."""
+        raise FeatureNotSupportedException("publish the messages one by one, at the same time: they go together")
+
+
+@dataclass(kw_only=True)
+class PublisherOptions(PublisherUsecaseConfig):  # type: ignore[misc]
+    _outer_config: BrokerConfig = field(default_factory=BrokerConfig)
+    topic: str
+    delay: float | None = None
+
+
+@dataclass(kw_only=True)
+class PublisherDescription(PublisherSpecificationConfig):  # type: ignore[misc]
+    topic: str
+
+
+class NSQPublisherSpecification(PublisherSpecification[BrokerConfig, PublisherDescription]):  # type: ignore[misc]
+    @property
+    def topic(self) -> str:
+        return f"{self._outer_config.prefix}{self.config.topic}"
+
+    @property
+    def name(self) -> str:
+        return self.config.title_ or f"{self.topic}:Publisher"
+
+    def get_schema(self) -> dict[str, PublisherSpec]:
+        message = MessageSpec(title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads(), "Publisher"))
+        operation = Operation(message=message, bindings=None)
+        description = self.config.description_
+        return {
+            self.name: PublisherSpec(address=self.topic, description=description, operation=operation, bindings=None)
+        }
+
+
+class NSQPublisher(PublisherUsecase):  # type: ignore[misc]
+    """Publishes what a handler returns, or what it is given, to one topic."""
+
+    def __init__(self, config: PublisherOptions, specification: NSQPublisherSpecification) -> None:
+        super().__init__(config, specification)
+        self._options = config
+
+    @property
+    def topic(self) -> str:
+        return f"{self._outer_config.prefix}{self._options.topic}"
+
+    async def publish(self, message: Any, topic: str = "", **options: Any) -> Any:
+        """Publish to the topic of this publisher, or to another; ``options`` as of ``NSQBroker.publish``."""
+        cmd = new_command(message, topic or self.topic, **{"delay": self._options.delay, **options})
+        return await self._basic_publish(cmd, producer=self._outer_config.producer, _extra_middlewares=())
+
+    async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
+        """What a handler returned. FastStream calls it."""
+        cmd = NSQPublishCommand.from_cmd(cmd)
+        cmd.destination = cmd.destination or self.topic
+        cmd.delay = self._options.delay if cmd.delay is None else cmd.delay
+        producer = self._outer_config.producer
+        await self._basic_publish(cmd, producer=producer, _extra_middlewares=_extra_middlewares)
+
+    async def request(self, message: Any, *arguments: Any, **options: Any) -> Any:
+        """NSQ has no replies."""
+        return await self._outer_config.producer.request(new_command(message, self.topic))
+
+
+def new_command(
+    message: Any,
+    topic: str,
+    *,
+    delay: float | None = None,
+    headers: dict[str, Any] | None = None,
+    correlation_id: str | None = None,
+) -> NSQPublishCommand:
+    """A publish that the program asks for."""
+    return NSQPublishCommand(
+        message,
+        destination=topic,
+        delay=delay,
+        headers=headers,
+        correlation_id=correlation_id,
+        _publish_type=PublishType.PUBLISH,
+    )
+
+
+@dataclass(kw_only=True)
+class SubscriberOptions(SubscriberUsecaseConfig):  # type: ignore[misc]
+    """Of one subscriber; ``consumer`` are more options of its Consumer."""
+
+    _outer_config: BrokerConfig = field(default_factory=BrokerConfig)
+    topic: str
+    channel: str
+    max_workers: int = 1
+    consumer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ack_policy(self) -> AckPolicy:
+        """A message whose handler fails comes again, unless the subscriber or the broker says otherwise."""
+        for policy in (self._ack_policy, self._outer_config.ack_policy):
+            if policy is not EMPTY:
+                return policy
+        return AckPolicy.NACK_ON_ERROR
+
+
+@dataclass(kw_only=True)
+class SubscriberDescription(SubscriberSpecificationConfig):  # type: ignore[misc]
+    topic: str
+
+
+class NSQSubscriberSpecification(SubscriberSpecification[BrokerConfig, SubscriberDescription]):  # type: ignore[misc]
+    @property
+    def topic(self) -> str:
+        return f"{self._outer_config.prefix}{self.config.topic}"
+
+    @property
+    def channel_labels(self) -> list[str]:
+        return [self.topic]
+
+    def get_schema(self) -> dict[str, SubscriberSpec]:
+        message = MessageSpec(title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads()))
+        operation = Operation(message=message, bindings=None)
+        return {
+            self.name: SubscriberSpec(
+                address=self.topic, description=self.description, operation=operation, bindings=None
+            )
+        }
+
+
+class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
+    """Calls handlers with the messages of one channel, ``max_workers`` at once."""
+
+    def __init__(
+        self, config: SubscriberOptions, specification: NSQSubscriberSpecification, calls: CallsCollection[Message]
+    ) -> None:
+        config.parser, config.decoder = parse, decode
+        super().__init__(config, specification, calls)
+        self._options = config
+        self._consumer: Consumer | None = None
+
+    @property
+    def topic(self) -> str:
+        return f"{self._outer_config.prefix}{self._options.topic}"
+
+    async def start(self) -> None:
+        """Begin to consume, if there is a handler."""
+        await super().start()
+        self._post_start()
+        if self.calls:
+            await self._start_consumer(message_handler=self._handle, concurrency=self._options.max_workers)
+
+    async def _start_consumer(self, **arguments: Any) -> Consumer:
+        if self._consumer is None:
+            options = {"max_tries": 0, "auto_touch": True, "max_in_flight": self._options.max_workers}
+            self._consumer = self._outer_config.new_consumer(
+                self.topic, self._options.channel, **{**options, **self._options.consumer, **arguments}
+            )
+            await self._consumer.start()
+        return self._consumer
+
+    async def _handle(self, consumer: Consumer, message: Message) -> None:
+        message.enable_async()  # FastStream responds, and what it does not begin with must not be finished
+        try:
+            await self.consume(message)
+        finally:
+            if self.ack_policy is not AckPolicy.MANUAL:
+                _give_back(message)
+
+    async def stop(self) -> None:
+        """Take no more messages; wait for those that handlers have, for ``graceful_timeout`` of the broker at most."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.pause()
+        await super().stop()
+        if consumer is not None:
+            await consumer.close()
+
+    async def get_one(self, *, timeout: float = 5.0) -> NSQMessage | None:
+        """The next message, for a subscriber without handlers; None if none comes within ``timeout`` seconds."""
+        with anyio.move_on_after(timeout):
+            async for message in self:
+                return message
+        return None
+
+    async def __aiter__(self) -> AsyncIterator[NSQMessage]:
+        """The messages, for a subscriber without handlers. Who takes them responds to them."""
+        consumer = await self._start_consumer()
+        parser, decoder = self._get_parser_and_decoder()
+        context = self._outer_config.context
+        async for raw in consumer:
+            raw.enable_async()
+            middlewares = (each(raw, context=context) for each in self._broker_middlewares)
+            try:
+                message: Any = await process_msg(msg=raw, middlewares=middlewares, parser=parser, decoder=decoder)
+            except BaseException:  # of a parser, or who asked is cancelled: nobody has it, who could respond to it
+                _give_back(raw)
+                raise
+            yield message
+
+    def _make_response_publisher(self, message: Any) -> Sequence[Any]:
+        return ()  # no message asks for a reply
+
+    def get_log_context(self, message: Any) -> dict[str, str]:
+        """What lines of the log say of a message."""
+        context = {"topic": self.topic, "channel": self._options.channel}
+        return {**context, "message_id": getattr(message, "message_id", "")}
+
+
+def _give_back(message: Message) -> None:
+    if not message.has_responded():
+        with suppress(NsqError):  # its connection is lost: it comes again by itself
+            message.requeue(0, backoff=False)
 
 
 Addresses = str | Iterable[str | tuple[str, int]]

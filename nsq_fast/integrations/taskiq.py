@@ -75,7 +75,6 @@ class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type 
         )
 
     async def startup(self) -> None:
-        """Connect."""
         await super().startup()
         await self._producer.start()
 

@@ -15,14 +15,6 @@ from nsq_fast._codec import HeldMessages, Message
 
 from .events import ServerInfo
 
-# The messages of one connection that are in flight: received, not answered, and still in time.
-#
-# nsqd takes a message back ``msg_timeout`` after it was sent, unless a TOUCH has moved its deadline, and delivers it
-# again (nsqio/nsq: nsqd/channel.go, processInFlightQueue; youzan/nsq: nsqd/channel.go, processInFlightQueue). From then
-# on it is in flight no more, whether or not anybody here still means to answer it. ``expire`` finds these messages.
-#
-# Order of arrival is order of deadlines, except for messages that were touched: these are looked at one by one.
-
 SLACK = 16
 """Answered messages that were touched may be kept, beside as many as are in flight."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from mmh3 import hash as _murmur3
 
@@ -26,7 +26,6 @@ from nsq_fast.errors import ConfigError
 
 Key: TypeAlias = "str | bytes | int"
 KeyPartitioner = Callable[[Key, int], int]
-T = TypeVar("T")
 
 _INT_SIGN = 1 << 31
 _INT_MASK = (1 << 32) - 1
@@ -48,11 +47,6 @@ def murmur3_partition(key: Key, partition_num: int) -> int:
     except UnicodeEncodeError:
         raise ValueError(f"key {key!r} holds lone surrogates, which UTF-8 cannot carry to a server") from None
     return found
-
-
-def hash_behind(partition_of_key: KeyPartitioner) -> Callable[[bytes, int, bool], int] | None:
-    """``hash(data, 0, False)`` of the bytes of a key, whose remainder is its partition; None where that is not so."""
-    return _murmur3 if partition_of_key is murmur3_partition else None
 
 
 def hashcode_partition(key: Key, partition_num: int) -> int:

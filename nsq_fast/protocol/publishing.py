@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -43,6 +43,12 @@ from .dialect import Dialect
 #   of its kind in one command (``batch_command``);
 # - ``BatchForm``: what a caller published as one batch; it is never taken apart;
 # - ``RowsForm``: rows of columns, a batch without an object for each message.
+#
+# Of each: publishes of one ``kind`` may share a command, unless it ``is_alone``; one that ``is_plain`` says nothing but
+# a body, or bodies, and gets nothing but OK; ``overhead`` is the bytes that it adds to a body which shares its command.
+# ``record_size(body)``: bytes of the largest message that count as its body for a server; 0 where that is not known.
+# ``traces(body)``: the trace id and the size of each message, by which a receipt is split; ``kept(receipts)``: those
+# that somebody wants; ``result(receipts, partition)``: what the caller gets when it is stored.
 
 OK = b"OK"
 
@@ -63,44 +69,6 @@ class Receipt(NamedTuple):
     size: int | None
     partition: int | None
     nsqd: Address
-
-
-class Form(Protocol):
-    """How one publish is sent, and what its caller gets.
-
-    Attributes:
-        kind: publishes of one kind may share a command.
-        is_alone: it shares its command with nobody.
-        is_plain: it says nothing but a body, or bodies, and gets nothing but OK.
-        overhead: bytes that it adds to a body which shares its command; 0 for what never does.
-    """
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def is_alone(self) -> bool: ...
-
-    @property
-    def is_plain(self) -> bool: ...
-
-    @property
-    def overhead(self) -> int: ...
-
-    def record_size(self, body: Any) -> int:
-        """Bytes of the largest message that count as its body for a server; 0 where that is not known here."""
-
-    def command(self, topic: str, body: Any, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        """The name of the command that publishes ``body``, and its bytes."""
-
-    def traces(self, body: Any) -> list[tuple[int, int]]:
-        """The trace id and the size of each message: what a receipt is split by."""
-
-    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
-        """Those of the receipts of all its messages that somebody wants."""
-
-    def result(self, receipts: list[Receipt], partition: int | None) -> Any:
-        """What the caller gets for a publish that was stored; there are no receipts unless it was traced."""
 
 
 class WireForm(msgspec.Struct, frozen=True):
@@ -283,6 +251,10 @@ class RowsForm:
 
     def result(self, receipts: list[Receipt], partition: int | None) -> StoredRows:
         return StoredRows(self.count, partition, receipts)
+
+
+Form: TypeAlias = WireForm | BatchForm | RowsForm
+"""How one publish is sent, and what its caller gets."""
 
 
 def _form_of(records: Records, is_optional: bool) -> WireForm:

@@ -1,4 +1,4 @@
-"""How a consumer shares its max_in_flight out over connections: pure functions, no clock, no I/O.
+"""How a consumer shares its max_in_flight out over connections: no clock, no I/O.
 
 nsqd pushes while a connection's in flight is below its RDY, so RDY is a
 ceiling and not a credit that is used up. What must hold at every moment is
@@ -8,11 +8,14 @@ ceiling and not a credit that is used up. What must hold at every moment is
 and no RDY above its server's max_rdy_count. A connection whose RDY was lowered
 therefore frees its share only as its messages are answered. A lower is also
 not known to the server at once: messages pushed before it may still be on the
-way, so the old ceiling stays charged for ``settle`` seconds.
+way, so the old ceiling stays charged for ``SETTLE`` seconds.
 
-``targets`` says what every connection should have, ``plan`` which commands may
-be sent now on the way there, lowers first. The caller sends them, notes them
-with ``Share.sent`` and calls again when something changed.
+``Sharing.targets`` says what every connection should have, ``plan`` which commands
+may be sent now on the way there, lowers first. Whoever owns the connections sends
+what ``Sharing.changes`` makes of both, notes it with ``Share.sent``, and calls again
+when something happened, or when ``next_look`` said so: a connection came or went,
+max_in_flight or the backoff changed; and, while ``is_waiting``, messages were
+responded to.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ once what it has, so that silence says that it has nothing. With 1, idle connect
 
 STARVED_RATIO = 0.85
 """Share of RDY in flight from which a connection counts as starved: foresees starvation, as the NSQ guide asks."""
+
+LOOKS = 4
+"""Turns of a scarce RDY are looked at so often in each idle timeout, at least."""
 
 
 class Share(msgspec.Struct):
@@ -67,22 +73,17 @@ class Share(msgspec.Struct):
         """How many messages of max_in_flight this connection may hold now or soon."""
         return max(self.in_flight, self.highest(now))
 
-    def sent(self, rdy: int, now: float, settle: float = SETTLE) -> None:
+    def sent(self, rdy: int, now: float) -> None:
         """Note that RDY was sent."""
         # A raise is in force at once, for all we know; a lower RDY only when the server has read it, and what it has
         # pushed before is still on its way.
         if rdy < self.rdy:
             self.ceiling = self.highest(now)
-            self.settles_at = now + settle
+            self.settles_at = now + SETTLE
         if (rdy == 0) != (self.rdy == 0):
             self.turn_at = now
             self.active_at = max(self.active_at, now)
         self.rdy = rdy
-
-
-def is_starved(held: int, rdy: int) -> bool:
-    """Whether (almost) as many messages are held as the server may send."""
-    return held > 0 and held >= rdy * STARVED_RATIO
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -95,26 +96,16 @@ class Plan(msgspec.Struct, frozen=True):
     waiting: bool
 
 
-def targets(
-    shares: Sequence[Share],
-    limit: int,
-    now: float,
-    *,
-    idle_timeout: float,
-    random: Callable[[], float],
-    probes: int = PROBES,
-) -> list[int]:
-    """The RDY that each connection should have, together at most ``limit``.
+def is_starved(held: int, rdy: int) -> bool:
+    """Whether (almost) as many messages are held as the server may send."""
+    return held > 0 and held >= rdy * STARVED_RATIO
 
-    With enough for all it is an even split. Otherwise ``limit`` connections get
-    RDY 1, and those that were idle for ``idle_timeout`` seconds pass it on;
-    after ``idle_timeout / probes`` if they got nothing since they have it; ``SETTLE`` at least.
-    Those without capacity get 0.
-    """
-    able = [index for index, share in enumerate(shares) if share.capacity > 0]
-    if limit >= len(able):
-        return split(limit, [min(share.max_rdy_count, share.capacity) for share in shares])
-    return _take_turns(shares, able, max(limit, 0), now, idle_timeout, probes, random)
+
+def limit_in_backoff(usual: int, allowed: int, backoff: Backoff, now: float) -> int:
+    """Messages to ask for: ``usual``; none while the backoff has a pause, then one if ``allowed`` has room: a probe."""
+    if backoff.is_paused(now):
+        return 0
+    return min(1, allowed) if backoff.is_on else usual
 
 
 def split(total: int, caps: Sequence[int]) -> list[int]:
@@ -128,99 +119,28 @@ def split(total: int, caps: Sequence[int]) -> list[int]:
     return result
 
 
-def _take_turns(
-    shares: Sequence[Share],
-    able: Sequence[int],
-    limit: int,
-    now: float,
-    idle_timeout: float,
-    probes: int,
-    random: Callable[[], float],
-) -> list[int]:
-    holders = [index for index in able if shares[index].rdy > 0]
-    kept = [index for index in holders if not _turn_is_over(shares[index], now, idle_timeout, probes)]
-    kept.sort(key=lambda index: shares[index].active_at, reverse=True)
-    del kept[limit:]
-    keeps = set(kept)
-    # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
-    ranked = sorted(
-        (_precedence(shares[index], now), shares[index].turn_at, random(), index)
-        for index in able
-        if index not in keeps
-    )
-    chosen = {*keeps, *(entry[-1] for entry in ranked[: limit - len(kept)])}
-    return [int(index in chosen) for index in range(len(shares))]
-
-
-def _precedence(share: Share, now: float) -> int:
-    """In which order turns are given out: to those who wait, then to those who have had one.
-
-    Whoever has just lost its turn comes last: the room that it leaves is for who waited longer, and it would take that
-    back before the server knows that it is free.
-    """
-    if share.rdy > 0:
-        return 1
-    return 0 if share.settles_at <= now else 2
-
-
-def _turn_is_over(share: Share, now: float, idle_timeout: float, probes: int) -> bool:
-    # A message may need as long on its way as a command: no turn is shorter than that.
-    has_brought_something = share.active_at > share.turn_at
-    patience = max(SETTLE, idle_timeout if has_brought_something else idle_timeout / probes)
-    if share.in_flight == 0 and now - share.active_at > patience:
-        return True
-    return now - share.turn_at > HOLD_FACTOR * max(SETTLE, idle_timeout)
-
-
 def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now: float) -> Plan:
     """The commands that may be sent now to bring ``shares`` to the ``wanted`` targets."""
-    lowers = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
+    changes = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
     held = [share.held(now) for share in shares]  # one that is lowered holds what it has until the server knows
-    raises, waiting = _raises(shares, wanted, held, max_in_flight - sum(held))
-    return Plan(lowers + raises, waiting)
-
-
-def _raises(
-    shares: Sequence[Share], wanted: Sequence[int], held: list[int], free: int
-) -> tuple[list[tuple[int, int]], bool]:
+    free = max_in_flight - sum(held)
     below = [index for index, want in enumerate(wanted) if want > shares[index].rdy]
     below.sort(key=lambda index: (shares[index].rdy, shares[index].turn_at))
     granted = {index: shares[index].rdy for index in below}
-    waiting = False
-    for fill in (False, True):  # one for each connection at 0 first, so that none waits for another's fill
+    for is_fill in (False, True):  # one for each connection at 0 first, so that none waits for another's fill
         for index in below:
-            want = wanted[index] if fill else 1
-            new = min(want, held[index] + max(free, 0))
-            if new <= granted[index]:
-                continue
-            cost = max(0, new - held[index])
-            free -= cost
-            held[index] += cost
-            granted[index] = new
-    changes = []
-    for index in below:
-        rdy, new, want = shares[index].rdy, granted[index], wanted[index]
-        waiting |= new < want
+            new = min(wanted[index] if is_fill else 1, held[index] + max(free, 0))
+            if new > granted[index]:
+                cost = max(0, new - held[index])
+                free -= cost
+                held[index] += cost
+                granted[index] = new
+    for index, new in granted.items():
+        rdy, want = shares[index].rdy, wanted[index]
+        # Not each of the messages that others answer is worth a command.
         if new == want or (new > rdy and (rdy == 0 or new - rdy >= want // 4)):
             changes.append((index, new))
-    return changes, waiting
-
-
-# When a consumer sends which RDY: `rdy` over a consumer's life, with backoff. Pure.
-#
-# Whoever owns the connections calls ``changes`` when something happened or the time that ``next_look`` named is there:
-# a connection came or went, max_in_flight or the backoff changed; and, while ``is_waiting``, messages were responded
-# to.
-
-LOOKS = 4
-"""Turns of a scarce RDY are looked at so often in each idle timeout, at least."""
-
-
-def limit_in_backoff(usual: int, allowed: int, backoff: Backoff, now: float) -> int:
-    """Messages to ask for: ``usual``; none while the backoff has a pause, then one if ``allowed`` has room: a probe."""
-    if backoff.is_paused(now):
-        return 0
-    return min(1, allowed) if backoff.is_on else usual
+    return Plan(changes, any(new < wanted[index] for index, new in granted.items()))
 
 
 class Sharing:
@@ -252,9 +172,7 @@ class Sharing:
             expected: connections that are being made, for which room is kept.
         """
         absent = [Share() for _ in range(expected)] if limit >= len(shares) + expected else []
-        wanted = targets(
-            [*shares, *absent], limit, now, idle_timeout=self._idle_timeout, random=self._random, probes=self._probes
-        )
+        wanted = self.targets([*shares, *absent], limit, now)
         planned = plan(shares, wanted[: len(shares)], allowed, now)
         self.is_waiting = planned.waiting
         return planned.changes
@@ -267,3 +185,45 @@ class Sharing:
         if 0 < limit < len(shares):
             moments.append(now + max(SETTLE / LOOKS, self._idle_timeout / max(LOOKS, self._probes)))
         return max(0.0, min(moments) - now) if moments else None
+
+    def targets(self, shares: Sequence[Share], limit: int, now: float) -> list[int]:
+        """The RDY that each connection should have, together at most ``limit``.
+
+        With enough for all it is an even split. Otherwise ``limit`` connections get RDY 1, and those that were idle for
+        the idle timeout pass it on; after a part of it (``probes``) if they got nothing since they have it. Those
+        without capacity get 0.
+        """
+        able = [index for index, share in enumerate(shares) if share.capacity > 0]
+        if limit >= len(able):
+            return split(limit, [min(share.max_rdy_count, share.capacity) for share in shares])
+        kept = [index for index in able if shares[index].rdy > 0 and not self._turn_is_over(shares[index], now)]
+        kept.sort(key=lambda index: shares[index].active_at, reverse=True)
+        del kept[max(limit, 0) :]
+        keeps = set(kept)
+        # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
+        others = sorted(
+            (_precedence(shares[index], now), shares[index].turn_at, self._random(), index)
+            for index in able
+            if index not in keeps
+        )
+        chosen = {*kept, *(entry[-1] for entry in others[: max(limit, 0) - len(kept)])}
+        return [int(index in chosen) for index in range(len(shares))]
+
+    def _turn_is_over(self, share: Share, now: float) -> bool:
+        # A message may need as long on its way as a command: no turn is shorter than that.
+        has_brought_something = share.active_at > share.turn_at
+        patience = max(SETTLE, self._idle_timeout if has_brought_something else self._idle_timeout / self._probes)
+        if share.in_flight == 0 and now - share.active_at > patience:
+            return True
+        return now - share.turn_at > HOLD_FACTOR * max(SETTLE, self._idle_timeout)
+
+
+def _precedence(share: Share, now: float) -> int:
+    """In which order turns are given out: to those who wait, then to those who have had one.
+
+    Whoever has just lost its turn comes last: the room that it leaves is for who waited longer, and it would take that
+    back before the server knows that it is free.
+    """
+    if share.rdy > 0:
+        return 1
+    return 0 if share.settles_at <= now else 2

@@ -19,7 +19,7 @@ import pyarrow as pa
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
 
-from .options import HEADERS, JSON, MAP, NAMES
+from .options import ARRAY, HEADERS, JSON, MAP, NAMES
 
 JSON_HEADER = 4
 """The version of an ext header that is JSON."""
@@ -41,12 +41,16 @@ _TYPES: Mapping[str, pa.DataType] = {
 }
 assert tuple(_TYPES) == NAMES
 _TEXT_BY_NAME = pa.map_(pa.string(), pa.string())
-_OF: Mapping[str, Mapping[str, pa.DataType]] = {JSON: _TYPES, MAP: {**_TYPES, HEADERS: _TEXT_BY_NAME}}
+_PAIRS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_OF: Mapping[str, Mapping[str, pa.DataType]] = {
+    JSON: _TYPES,
+    MAP: {**_TYPES, HEADERS: _TEXT_BY_NAME},
+    ARRAY: {**_TYPES, HEADERS: _PAIRS},
+}
 
 
 @lru_cache
 def arrow_schema(names: tuple[str, ...] = NAMES, headers_as: str = JSON) -> pa.Schema:
-    """The Arrow schema of these columns, in this order."""
     return pa.schema([(name, _OF[headers_as][name]) for name in names])
 
 
@@ -103,7 +107,7 @@ def to_batch(
     if first < 0 or not 0 <= count <= left:
         raise ValueError(f"rows {first} to {first + count} of {columns.count}")
     rows = _Rows(columns, topic, partition, nsqd, is_redesigned, first, count)
-    fill = _FILL_MAP if headers_as == MAP else _FILL
+    fill = _FILL[headers_as]
     schema = arrow_schema(tuple(names), headers_as)
     return pa.RecordBatch.from_arrays([fill[name](rows) for name in names], schema=schema)
 
@@ -164,14 +168,21 @@ def _headers(rows: _Rows) -> pa.Array:
     return pc.if_else(pc.equal(kinds, JSON_HEADER), found, None)
 
 
-def _header_maps(rows: _Rows) -> pa.Array:
-    known: dict[str | None, list[tuple[str, str | None]] | None] = {None: None}
+def _parsed_headers(rows: _Rows, entries: Callable[[str], Any], kind: pa.DataType) -> pa.Array:
+    known: dict[str | None, Any] = {None: None}
     found = []
     for text in _headers(rows).to_pylist():  # many messages have the same ones
         if text not in known:
-            known[text] = _entries(text)
+            known[text] = entries(text)
         found.append(known[text])
-    return pa.array(found, _TEXT_BY_NAME)
+    return pa.array(found, kind)
+
+
+def _pairs(text: str) -> list[dict[str, Any]] | None:
+    entries = _entries(text)
+    if entries is None:
+        return None
+    return [{"key": key, "value": None if value is None else value.encode()} for key, value in entries]
 
 
 def _entries(text: str) -> list[tuple[str, str | None]] | None:
@@ -189,7 +200,7 @@ def _text(value: bytes) -> str | None:
     return msgspec.json.decode(value, type=str) if value.startswith(b'"') else value.decode()
 
 
-_FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {
+_FILL_JSON: Mapping[str, Callable[[_Rows], pa.Array]] = {
     "topic": lambda rows: rows.repeat(pa.string(), rows.topic),
     "partition": lambda rows: rows.repeat(pa.int32(), rows.partition),
     "message_id": _message_ids,
@@ -203,4 +214,8 @@ _FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {
     "body": lambda rows: rows.wrap(pa.binary(), rows.columns.body_offsets, rows.columns.body),
     "nsqd": lambda rows: rows.repeat(pa.string(), rows.nsqd),
 }
-_FILL_MAP: Mapping[str, Callable[[_Rows], pa.Array]] = {**_FILL, HEADERS: _header_maps}
+_FILL: Mapping[str, Mapping[str, Callable[[_Rows], pa.Array]]] = {
+    JSON: _FILL_JSON,
+    MAP: {**_FILL_JSON, HEADERS: lambda rows: _parsed_headers(rows, _entries, _TEXT_BY_NAME)},
+    ARRAY: {**_FILL_JSON, HEADERS: lambda rows: _parsed_headers(rows, _pairs, _PAIRS)},
+}

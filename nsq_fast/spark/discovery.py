@@ -56,7 +56,6 @@ class Nsqd(NamedTuple):
 
     @property
     def is_redesigned(self) -> bool:
-        """Whether it speaks the redesigned dialect."""
         return REDESIGNED_MARK in self.version
 
     def __str__(self) -> str:
@@ -86,12 +85,10 @@ class TopicServers(NamedTuple):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the topic was made to be read in order."""
         return self.meta is not None and self.meta.ordered
 
     @property
     def is_complete(self) -> bool:
-        """Whether every partition has a leader."""
         return self.meta is None or len(self.leaders) >= self.meta.partition_num
 
 
@@ -168,7 +165,6 @@ def check_replayable(options: SourceOptions, timeout: float) -> tuple[str, ...]:
 
 
 def unknown_topic(options: SourceOptions) -> LookupFailed:
-    """What to raise when nobody knows the topic."""
     who = "nsqlookupd" if options.servers.lookupd_http else "nsqd"
     return LookupFailed(
         f"topic {options.topic!r} is not known to {who} {', '.join(options.server_names)}: is its name right, and has"

@@ -87,7 +87,6 @@ def _options_of(state: SourceState, given: Mapping[str, str]) -> SourceOptions:
 
 
 def _named_by(state: SourceState) -> dict[str, str]:
-    """The options that the checkpoint knows."""
     found = {"topic": ",".join(state.planned["offsets"])}
     if "channel" in state.planned:
         found["channel"] = str(state.planned["channel"])
@@ -173,7 +172,6 @@ def _place(source: str, servers: TopicServers | None) -> tuple[int | None, str]:
 
 
 def _planned(state: SourceState) -> dict[str, int]:
-    """Rows of the batch that is not committed, by source."""
     offset = Offset.decode(state.planned)
     if state.committed is not None and Offset.decode(state.committed).batch == offset.batch:
         return {}
@@ -228,7 +226,6 @@ def _last(folder: Path) -> int | None:
 
 
 def _offsets(folder: Path, batch: int) -> dict[int, Encoded]:
-    """By the number of the source, those of ours."""
     path = folder / "offsets" / str(batch)
     lines = path.read_text().splitlines()
     if not lines or lines[0] != _VERSION:

@@ -32,9 +32,8 @@ Parse = Callable[[str, str], Any]
 """Of an option's name and text, its value. Raises ConfigError."""
 
 HEADERS = "headers"
-JSON, MAP = "json", "map"
-HEADERS_AS = (JSON, MAP)
-"""What the column of headers may be: the text of each header as it came, or its entries."""
+JSON, MAP, ARRAY = HEADERS_AS = ("json", "map", "array")
+"""What the column of headers may be: the text of each header as it came, or its entries, as a map or as with Kafka."""
 NAMES: tuple[str, ...] = (
     "topic",
     "partition",
@@ -291,7 +290,6 @@ def of_topic(name: str, positions: ByPartition | ByTopic, topic: str) -> ByParti
 
 
 def is_by_topic(positions: Any) -> bool:
-    """Whether they name topics."""
     return isinstance(positions, Mapping) and any(isinstance(each, Mapping) for each in positions.values())
 
 
@@ -367,290 +365,52 @@ class Option(NamedTuple):
     Attributes:
         text: what it does, for the docs.
         default: how the docs show it.
-        field: of `SourceOptions` or `SinkOptions`; "" where several options make one field together.
         parse: its value, of its name and its text. Raises ConfigError.
         reader: the only one that can honour it; "" for both.
         refusal: why the other one cannot.
         only: `BATCHES` or `STREAMS` where it is for one of them.
+        field: of `SourceOptions` or `SinkOptions`; "" where several options make one field together.
     """
 
     name: str
     text: str
     default: str = ""
-    field: str = ""
     parse: Parse | None = None
     reader: str = ""
     refusal: str = ""
     only: str = ""
+    field: str = ""
 
 
 BATCHES, STREAMS = "spark.read", "spark.readStream"
 _MOVED = "a channel begins and ends where it stands, and cannot be moved"
 _KEPT = "it reads again from the servers, and keeps no journal"
 
-SOURCE = (
-    Option(
-        "topic",
-        "a topic, or several with commas. A query may be given more of them, in any order, or a pattern that matches"
-        " them: what is added is read from its beginning; what its checkpoint has and the options leave out is refused",
-        "required, or `topicPattern`",
-    ),
-    Option(
-        "topicPattern",
-        "a regular expression (Python's) that the whole name of a topic matches; topics that appear are read, too",
-    ),
-    Option("channel", "its name", "required"),
-    Option("lookupd_http_addresses", "where to find the topic: `host:port`, several with commas"),
-    Option("nsqd_tcp_addresses", "the nsqds themselves in place of lookup"),
-    Option("nsqd_http_addresses", "their HTTP ports, in the same order; required with `nsqd_tcp_addresses`"),
-    Option(
-        "reader",
-        "`replayable`, `journalled`; `auto`: the second when `journal` or `consume` is given; else the first for a"
-        " topic of a redesigned cluster, the second for any other. Then it fails while no server answers, or none"
-        " knows the topic: set the reader to begin without them",
-        f"`{AUTO}`",
-        "reader",
-        _choice(*READERS),
-    ),
-    Option(
-        "startingOffsets",
-        '`earliest`, `latest` or `{"orders": {"0": 1234, "1": -2}}` (-2 earliest, -1 latest), of one topic'
-        ' `{"0": 1234}` too; for a new query only',
-        "where the channel stands; a batch: `earliest`",
-        "starting_offsets",
-        parse_positions,
-        REPLAYABLE,
-        _MOVED,
-    ),
-    Option(
-        "startingTimestamp",
-        "milliseconds since the epoch",
-        "",
-        "starting_timestamp",
-        _at_least(0),
-        REPLAYABLE,
-        _MOVED,
-    ),
-    Option(
-        "startingOffsetsByTimestamp",
-        'the same for each partition: `{"orders": {"0": 1700000000000}}`',
-        "",
-        "starting_times",
-        parse_times,
-        REPLAYABLE,
-        _MOVED,
-    ),
-    Option(
-        "startingOffsetsByTimestampStrategy",
-        "of a partition with nothing at or after that time: `latest` begins at its end (a batch of none is empty),"
-        " `error` fails",
-        f"`{LATEST}`",
-        "starting_strategy",
-        _choice(*STRATEGIES),
-        REPLAYABLE,
-        _MOVED,
-    ),
-    Option(
-        "endingOffsets",
-        "as `startingOffsets`, where it ends",
-        "the end",
-        "ending_offsets",
-        parse_positions,
-        REPLAYABLE,
-        _MOVED,
-        BATCHES,
-    ),
-    Option(
-        "endingTimestamp",
-        "as `startingTimestamp`",
-        "the end",
-        "ending_timestamp",
-        _at_least(0),
-        REPLAYABLE,
-        _MOVED,
-        BATCHES,
-    ),
-    Option(
-        "endingOffsetsByTimestamp",
-        "as `startingOffsetsByTimestamp`",
-        "the end",
-        "ending_times",
-        parse_times,
-        REPLAYABLE,
-        _MOVED,
-        BATCHES,
-    ),
-    Option(
-        "maxOffsetsPerTrigger",
-        "most messages of a micro-batch",
-        "none",
-        "max_offsets_per_trigger",
-        _at_least(1),
-        only=STREAMS,
-    ),
-    Option(
-        "maxBytesPerTrigger",
-        "most bytes of the log in a micro-batch",
-        "none",
-        "max_bytes_per_trigger",
-        _at_least(1),
-        REPLAYABLE,
-        "nsqd does not tell the sizes of messages before it delivers them",
-        STREAMS,
-    ),
-    Option(
-        "minOffsetsPerTrigger",
-        "messages that a micro-batch waits for",
-        "none",
-        "min_offsets_per_trigger",
-        _at_least(1),
-        only=STREAMS,
-    ),
-    Option(
-        "maxTriggerDelay",
-        "how long it waits for them at most: `15m`, `30s`, `500ms`",
-        "`15m`",
-        "max_trigger_delay",
-        _seconds,
-        only=STREAMS,
-    ),
-    Option(
-        "maxSlotDelay",
-        "how long a task waits for the messages that its server may send at once (2,500 by default) before it ends with"
-        " those that came: where other consumers take what was planned for it, a trickle of new ones does not keep it",
-        "`2s`",
-        "max_slot_delay",
-        _seconds,
-        JOURNALLED,
-        "it reads to the end of its range",
-    ),
-    Option("minPartitions", "fewest tasks to read a batch with", "", "min_partitions", _at_least(1)),
-    Option(
-        "failOnDataLoss",
-        "whether a query fails when what it was to read is gone; else it goes on with a warning",
-        "`true`",
-        "fail_on_data_loss",
-        truth,
-    ),
-    Option(
-        "failOnMissingTopic",
-        "whether a query that begins fails when no server knows a topic that it names (after 5 s in which it may"
-        " appear); else it goes on without, and a stream reads it when it is there",
-        "`true`",
-        "fail_on_missing_topic",
-        truth,
-    ),
-    Option("includeHeaders", "whether there is a column `headers`", "`false`"),
-    Option(
-        "headersAs",
-        "`json`: the column `headers` is a string; `map`: it is a map. Setting it adds the column",
-        f"`{JSON}`",
-        "headers_as",
-        _choice(*HEADERS_AS),
-    ),
-    Option("columns", "the columns, in this order", "all but `headers`"),
-    Option(
-        "pushFilters",
-        "from PySpark 4.1 on, whether only the parts of the logs are read that the query filters for, see below",
-        "`false`",
-        "push_filters",
-        truth,
-        REPLAYABLE,
-        "a channel has no offsets to begin and end at",
-        BATCHES,
-    ),
-    Option(
-        "journal",
-        "the folder of the journal, shared by the driver and all executors, or `s3://bucket/prefix`; required for"
-        " streams",
-        "",
-        "journal",
-        _not_empty,
-        JOURNALLED,
-        _KEPT,
-    ),
-    Option(
-        "journalEndpoint",
-        "the URL of the object store that has the journal",
-        "boto3's settings",
-        "",
-        _url,
-        JOURNALLED,
-        _KEPT,
-    ),
-    Option("journalRegion", "its region", "boto3's settings", "", _not_empty, JOURNALLED, _KEPT),
-    Option(
-        "orphans",
-        "what a query that begins does with rows that one with another checkpoint has acknowledged and not committed:"
-        " `adopt` reads them as its first batch, `refuse` fails, `warn` says so and leaves them;"
-        " [see below](#a-new-checkpoint)",
-        f"`{ADOPT}`",
-        "orphans",
-        _choice(*ORPHANS),
-        JOURNALLED,
-        _KEPT,
-        STREAMS,
-    ),
-    Option(
-        "suppressDuplicates",
-        "whether messages that were journalled already are left out when they come again",
-        "`true`",
-        "suppress_duplicates",
-        truth,
-        JOURNALLED,
-        "offsets tell duplicates apart, there are none",
-    ),
-    Option(
-        "consume",
-        "whether it acknowledges what it has read",
-        "`false`",
-        "consume",
-        truth,
-        JOURNALLED,
-        "its channel follows what was read anyhow",
-        BATCHES,
-    ),
-)
 
-SINK = (
-    Option("topic", "of all rows; without it they need a column `topic`"),
-    Option("lookupd_http_addresses", "where to publish", "one is required"),
-    Option("nsqd_tcp_addresses", "the same", "one is required"),
-    Option(
-        "columns",
-        "the columns of a table of SQL, see below",
-        "`body`, and `topic` without that option",
-        "columns",
-        _column_names,
-    ),
-    Option(
-        "traceReceipts",
-        "whether every row is traced, and not only those with a `trace_id`",
-        "`false`",
-        "trace_receipts",
-        truth,
-    ),
-    Option(
-        "traceLog",
-        "folder, on the executors, for the trace logs of the tasks; every row is traced then",
-        "",
-        "trace_log",
-        _not_empty,
-    ),
-    Option("reportPath", "folder, on the driver, that gets a report of each write", "", "report_path", _not_empty),
-    Option(
-        "idempotenceKey",
-        "redesigned, for topics with extended headers: each message has a key by which consumers know its copies,"
-        " [see below](#copies-of-a-retry)",
-        "`false`",
-        "idempotence_key",
-        truth,
-    ),
-)
+def _option(
+    value: Any, name: str, text: str, default: str, parse: Parse, reader: str = "", refusal: str = "", only: str = ""
+) -> Any:
+    """A field with the option that it is, and its value where the option is not given."""
+    option = Option(name, text, default, parse, reader, refusal, only)
+    return field(default=value, metadata={"options": (option,), "is_one": True})
+
+
+def _joint(make: Callable[[], Any] | None, *options: Option) -> Any:
+    """A field that several options make together. ``make``: its value without them; None: one of them is required."""
+    given: dict[str, Any] = {} if make is None else {"default_factory": make}
+    return field(**given, metadata={"options": options, "is_one": False})
+
+
+def options_of(kind: Any) -> tuple[Option, ...]:
+    """The options of `SourceOptions` or `SinkOptions`, but for those of the client."""
+    return tuple(
+        each._replace(field=one.name if one.metadata["is_one"] else "")
+        for one in fields(kind)
+        for each in one.metadata.get("options", ())
+    )
 
 
 def table(options: Iterable[Option]) -> str:
-    """The rows of the docs."""
     return "\n".join(f"| `{each.name}` | {each.default} | {_said(each)} |".replace("|  |", "| |") for each in options)
 
 
@@ -694,63 +454,233 @@ class ObjectStore:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options of a source.
+    """The options of a source. Each field stands beside its option, which says what it is.
 
     Attributes:
         topic: its name; of several, or of a pattern, what the option says.
         topics: their names; empty when there is a pattern.
         topic_pattern: a regular expression that the whole name of a topic has to match; None: the topics are named.
-        servers: where to find the topic.
-        starting_offsets, starting_timestamp, starting_times: where a new query begins; all None: the reader's default.
-            Times are in milliseconds.
-        starting_strategy: of a partition with nothing so late: begin at its end (``latest``), or fail (``error``).
-        ending_offsets, ending_timestamp, ending_times: where a batch ends; all None: at what is there now.
-        max_offsets_per_trigger, max_bytes_per_trigger: most rows and bytes of one micro-batch; None: no limit.
-        min_offsets_per_trigger: rows that a micro-batch waits for, until it is ``max_trigger_delay`` seconds old.
-        max_slot_delay: seconds that a task waits for a window of messages to be full, before it ends with what it has.
-        min_partitions: fewest tasks to split a batch into.
-        fail_on_missing_topic: whether a query that begins fails when nobody knows a topic that it names.
-        columns: the columns of the rows, in order.
-        headers_as: what the column of headers is, ``json`` or ``map``.
-        push_filters: whether a batch reads only where rows can be that Spark filters for.
-        reader: ``auto``, ``replayable`` or ``journalled``.
-        journal: folder of the journal, or s3://bucket/prefix.
+        starting_offsets, starting_timestamp, starting_times: all None: the reader's default.
+        ending_offsets, ending_timestamp, ending_times: all None: at what is there now.
         object_store: of a journal that lies in one.
-        orphans: what becomes of rows in the journal that a query with another checkpoint has not committed.
-        consume: whether a batch read acknowledges what it has read.
         connection, lookup: for the client.
         given: the options that were set, as they are written; those of the client begin with ``nsq.``.
     """
 
-    topic: str
-    channel: str
-    servers: Servers
+    topic: str = _joint(
+        None,
+        Option(
+            "topic",
+            "a topic, or several with commas. A query may be given more of them, in any order, or a pattern that"
+            " matches them: what is added is read from its beginning; what its checkpoint has and the options leave out"
+            " is refused",
+            "required, or `topicPattern`",
+        ),
+        Option(
+            "topicPattern",
+            "a regular expression (Python's) that the whole name of a topic matches; topics that appear are read, too",
+        ),
+    )
+    channel: str = _joint(None, Option("channel", "its name", "required"))
+    servers: Servers = _joint(
+        None,
+        Option("lookupd_http_addresses", "where to find the topic: `host:port`, several with commas"),
+        Option("nsqd_tcp_addresses", "the nsqds themselves in place of lookup"),
+        Option("nsqd_http_addresses", "their HTTP ports, in the same order; required with `nsqd_tcp_addresses`"),
+    )
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
-    starting_offsets: Positions | None = None
-    starting_timestamp: int | None = None
-    starting_times: ByPartition | ByTopic | None = None
-    starting_strategy: str = LATEST
-    ending_offsets: Positions | None = None
-    ending_timestamp: int | None = None
-    ending_times: ByPartition | ByTopic | None = None
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay: float = 900.0
-    max_slot_delay: float = 2.0
-    min_partitions: int | None = None
-    fail_on_data_loss: bool = True
-    fail_on_missing_topic: bool = True
-    columns: tuple[str, ...] = tuple(name for name in NAMES if name != HEADERS)
-    headers_as: str = JSON
-    push_filters: bool = False
-    reader: str = AUTO
-    journal: str | None = None
-    object_store: ObjectStore = field(default_factory=ObjectStore)
-    orphans: str = ADOPT
-    consume: bool = False
-    suppress_duplicates: bool = True
+    reader: str = _option(
+        AUTO,
+        "reader",
+        "`replayable`, `journalled`; `auto`: the second when `journal` or `consume` is given; else the first for a"
+        " topic of a redesigned cluster, the second for any other. Then it fails while no server answers, or none"
+        " knows the topic: set the reader to begin without them",
+        f"`{AUTO}`",
+        _choice(*READERS),
+    )
+    starting_offsets: Positions | None = _option(
+        None,
+        "startingOffsets",
+        '`earliest`, `latest` or `{"orders": {"0": 1234, "1": -2}}` (-2 earliest, -1 latest), of one topic `{"0":'
+        " 1234}` too; for a new query only",
+        "where the channel stands; a batch: `earliest`",
+        parse_positions,
+        REPLAYABLE,
+        _MOVED,
+    )
+    starting_timestamp: int | None = _option(
+        None, "startingTimestamp", "milliseconds since the epoch", "", _at_least(0), REPLAYABLE, _MOVED
+    )
+    starting_times: ByPartition | ByTopic | None = _option(
+        None,
+        "startingOffsetsByTimestamp",
+        'the same for each partition: `{"orders": {"0": 1700000000000}}`',
+        "",
+        parse_times,
+        REPLAYABLE,
+        _MOVED,
+    )
+    starting_strategy: str = _option(
+        LATEST,
+        "startingOffsetsByTimestampStrategy",
+        "of a partition with nothing at or after that time: `latest` begins at its end (a batch of none is empty),"
+        " `error` fails",
+        f"`{LATEST}`",
+        _choice(*STRATEGIES),
+        REPLAYABLE,
+        _MOVED,
+    )
+    ending_offsets: Positions | None = _option(
+        None,
+        "endingOffsets",
+        "as `startingOffsets`, where it ends",
+        "the end",
+        parse_positions,
+        REPLAYABLE,
+        _MOVED,
+        only=BATCHES,
+    )
+    ending_timestamp: int | None = _option(
+        None, "endingTimestamp", "as `startingTimestamp`", "the end", _at_least(0), REPLAYABLE, _MOVED, only=BATCHES
+    )
+    ending_times: ByPartition | ByTopic | None = _option(
+        None,
+        "endingOffsetsByTimestamp",
+        "as `startingOffsetsByTimestamp`",
+        "the end",
+        parse_times,
+        REPLAYABLE,
+        _MOVED,
+        only=BATCHES,
+    )
+    max_offsets_per_trigger: int | None = _option(
+        None, "maxOffsetsPerTrigger", "most messages of a micro-batch", "none", _at_least(1), only=STREAMS
+    )
+    max_bytes_per_trigger: int | None = _option(
+        None,
+        "maxBytesPerTrigger",
+        "most bytes of the log in a micro-batch",
+        "none",
+        _at_least(1),
+        REPLAYABLE,
+        "nsqd does not tell the sizes of messages before it delivers them",
+        only=STREAMS,
+    )
+    min_offsets_per_trigger: int | None = _option(
+        None, "minOffsetsPerTrigger", "messages that a micro-batch waits for", "none", _at_least(1), only=STREAMS
+    )
+    max_trigger_delay: float = _option(
+        900.0,
+        "maxTriggerDelay",
+        "how long it waits for them at most: `15m`, `30s`, `500ms`",
+        "`15m`",
+        _seconds,
+        only=STREAMS,
+    )
+    max_slot_delay: float = _option(
+        2.0,
+        "maxSlotDelay",
+        "how long a task waits for the messages that its server may send at once (2,500 by default) before it ends"
+        " with those that came: where other consumers take what was planned for it, a trickle of new ones does not"
+        " keep it",
+        "`2s`",
+        _seconds,
+        JOURNALLED,
+        "it reads to the end of its range",
+    )
+    min_partitions: int | None = _option(None, "minPartitions", "fewest tasks to read a batch with", "", _at_least(1))
+    fail_on_data_loss: bool = _option(
+        True,
+        "failOnDataLoss",
+        "whether a query fails when what it was to read is gone; else it goes on with a warning",
+        "`true`",
+        truth,
+    )
+    fail_on_missing_topic: bool = _option(
+        True,
+        "failOnMissingTopic",
+        "whether a query that begins fails when no server knows a topic that it names (after 5 s in which it may"
+        " appear); else it goes on without, and a stream reads it when it is there",
+        "`true`",
+        truth,
+    )
+    columns: tuple[str, ...] = _joint(
+        lambda: tuple(name for name in NAMES if name != HEADERS),
+        Option("includeHeaders", "whether there is a column `headers`", "`false`"),
+        Option("columns", "the columns, in this order", "all but `headers`"),
+    )
+    headers_as: str = _option(
+        JSON,
+        "headersAs",
+        "`json`: the column `headers` is a string; `map`: it is a map; `array`: it is what Kafka's connector gives."
+        " Setting it adds the column",
+        f"`{JSON}`",
+        _choice(*HEADERS_AS),
+    )
+    push_filters: bool = _option(
+        False,
+        "pushFilters",
+        "from PySpark 4.1 on, whether only the parts of the logs are read that the query filters for, see below",
+        "`false`",
+        truth,
+        REPLAYABLE,
+        "a channel has no offsets to begin and end at",
+        only=BATCHES,
+    )
+    journal: str | None = _option(
+        None,
+        "journal",
+        "the folder of the journal, shared by the driver and all executors, or `s3://bucket/prefix`; required for"
+        " streams",
+        "",
+        _not_empty,
+        JOURNALLED,
+        _KEPT,
+    )
+    object_store: ObjectStore = _joint(
+        ObjectStore,
+        Option(
+            "journalEndpoint",
+            "the URL of the object store that has the journal",
+            "boto3's settings",
+            _url,
+            JOURNALLED,
+            _KEPT,
+        ),
+        Option("journalRegion", "its region", "boto3's settings", _not_empty, JOURNALLED, _KEPT),
+    )
+    orphans: str = _option(
+        ADOPT,
+        "orphans",
+        "what a query that begins does with rows that one with another checkpoint has acknowledged and not committed:"
+        " `adopt` reads them as its first batch, `refuse` fails, `warn` says so and leaves them; [see"
+        " below](#a-new-checkpoint)",
+        f"`{ADOPT}`",
+        _choice(*ORPHANS),
+        JOURNALLED,
+        _KEPT,
+        only=STREAMS,
+    )
+    suppress_duplicates: bool = _option(
+        True,
+        "suppressDuplicates",
+        "whether messages that were journalled already are left out when they come again",
+        "`true`",
+        truth,
+        JOURNALLED,
+        "offsets tell duplicates apart, there are none",
+    )
+    consume: bool = _option(
+        False,
+        "consume",
+        "whether it acknowledges what it has read",
+        "`false`",
+        truth,
+        JOURNALLED,
+        "its channel follows what was read anyhow",
+        only=BATCHES,
+    )
     connection: ConnectionConfig = field(default_factory=lambda: ConnectionConfig(**_CONNECTION))
     lookup: LookupConfig = field(default_factory=LookupConfig)
     given: frozenset[str] = frozenset()
@@ -758,21 +688,23 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        values = _Values(recognise(options, SOURCE), SOURCE)
+        found = recognise(options, SOURCE)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, refused=_SOURCE_REFUSED)
-        topics, pattern = _topics(values)
+        topics, pattern = _topics(found)
         return cls(
             topic=",".join(topics) if pattern is None else pattern,
-            channel=_name(values, "channel", check_channel),
-            servers=_servers(values, needs_http=True),
+            channel=_name(found, "channel", check_channel),
+            servers=_servers(found, needs_http=True),
             topics=topics,
             topic_pattern=pattern,
-            columns=_columns(values),
-            object_store=ObjectStore(values.get("journalEndpoint", _url), values.get("journalRegion", _not_empty)),
+            columns=_columns(found),
+            object_store=ObjectStore(
+                _value(found, "journalEndpoint", _url), _value(found, "journalRegion", _not_empty)
+            ),
             connection=_connection(client, _CONNECTION),
             lookup=client.make(LookupConfig),
-            given=values.given | {f"nsq.{name}" for name in client.given},
-            **values.fields(),
+            given=_given(found, client),
+            **_fields(found, SOURCE),
         )
 
     @property
@@ -782,18 +714,15 @@ class SourceOptions:
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The servers that are asked, as ``host:port``."""
         servers = self.servers
         return tuple(str(each.address) for each in servers.lookupd_http) or tuple(map(str, servers.nsqd_tcp))
 
     def names_topic(self, topic: str) -> bool:
-        """Whether the options ask for it."""
         if self.topic_pattern is not None:
             return re.fullmatch(self.topic_pattern, topic) is not None
         return topic in self.topics
 
     def for_topic(self, topic: str) -> SourceOptions:
-        """The same options, of this topic alone."""
         return self if self.topics == (topic,) else replace(self, topic=topic, topics=(topic,), topic_pattern=None)
 
 
@@ -802,22 +731,45 @@ class SinkOptions:
     """The options of a sink.
 
     Attributes:
-        topic: of every row, as with Kafka, whatever a column ``topic`` says; None: the column says it.
+        topic: None: a column says it.
         columns: of a table that CREATE TABLE makes; empty: the body, and the topic without the option for it.
-        trace_receipts: whether every row is traced, and not only those with a trace id.
-        trace_log: folder for the trace logs of the tasks, on the machines where they run; every row is traced then.
-        report_path: folder, on the driver, for a report of each write.
-        idempotence_key: whether each message gets a header by which consumers know it when it is published again.
         given: as in ``SourceOptions``.
     """
 
-    servers: Servers
-    topic: str | None = None
-    columns: tuple[str, ...] = ()
-    trace_receipts: bool = False
-    trace_log: str | None = None
-    report_path: str | None = None
-    idempotence_key: bool = False
+    topic: str | None = _joint(lambda: None, Option("topic", "of all rows; without it they need a column `topic`"))
+    servers: Servers = _joint(
+        Servers,
+        Option("lookupd_http_addresses", "where to publish", "one is required"),
+        Option("nsqd_tcp_addresses", "the same", "one is required"),
+    )
+    columns: tuple[str, ...] = _option(
+        (),
+        "columns",
+        "the columns of a table of SQL, see below",
+        "`body`, and `topic` without that option",
+        _column_names,
+    )
+    trace_receipts: bool = _option(
+        False, "traceReceipts", "whether every row is traced, and not only those with a `trace_id`", "`false`", truth
+    )
+    trace_log: str | None = _option(
+        None,
+        "traceLog",
+        "folder, on the executors, for the trace logs of the tasks; every row is traced then",
+        "",
+        _not_empty,
+    )
+    report_path: str | None = _option(
+        None, "reportPath", "folder, on the driver, that gets a report of each write", "", _not_empty
+    )
+    idempotence_key: bool = _option(
+        False,
+        "idempotenceKey",
+        "redesigned, for topics with extended headers: each message has a key by which consumers know its copies, [see"
+        " below](#copies-of-a-retry)",
+        "`false`",
+        truth,
+    )
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     lookup: LookupConfig = field(default_factory=LookupConfig)
     producer: ProducerConfig = field(default_factory=lambda: ProducerConfig(**_PRODUCER))
@@ -826,16 +778,16 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        values = _Values(recognise(options, SINK, ignored=("checkpointLocation",)), SINK)
+        found = recognise(options, SINK, ignored=("checkpointLocation",))
         client = ClientOptions(options, ConnectionConfig, LookupConfig, ProducerConfig, refused=_SINK_REFUSED)
         return cls(
-            servers=_servers(values, needs_http=False),
-            topic=_name(values, "topic", check_topic) if "topic" in values.found else None,
+            servers=_servers(found, needs_http=False),
+            topic=_name(found, "topic", check_topic) if "topic" in found else None,
             connection=_connection(client, {"user_agent": _CONNECTION["user_agent"]}),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),
-            given=values.given | {f"nsq.{name}" for name in client.given},
-            **values.fields(),
+            given=_given(found, client),
+            **_fields(found, SINK),
         )
 
     @property
@@ -844,29 +796,25 @@ class SinkOptions:
         return self.trace_receipts or self.trace_log is not None
 
 
-class _Values:
-    """The options that were given, by name."""
+SOURCE, SINK = options_of(SourceOptions), options_of(SinkOptions)
 
-    def __init__(self, found: Mapping[str, str], known: Iterable[Option]) -> None:
-        self.found = found
-        self._known = known
 
-    @property
-    def given(self) -> frozenset[str]:
-        """Their names."""
-        return frozenset(self.found)
+def _fields(found: Mapping[str, str], known: Iterable[Option]) -> dict[str, Any]:
+    """Of the options that are a field each: its value."""
+    return {
+        each.field: each.parse(each.name, found[each.name])
+        for each in known
+        if each.field and each.parse and each.name in found
+    }
 
-    def fields(self) -> dict[str, Any]:
-        """Of those that are a field each: its value."""
-        return {
-            each.field: each.parse(each.name, self.found[each.name])
-            for each in self._known
-            if each.field and each.parse and each.name in self.found
-        }
 
-    def get(self, name: str, parse: Parse) -> Any:
-        """One of the others; None when it is not given."""
-        return parse(name, self.found[name]) if name in self.found else None
+def _given(found: Mapping[str, str], client: ClientOptions) -> frozenset[str]:
+    return frozenset(found) | {f"nsq.{name}" for name in client.given}
+
+
+def _value(found: Mapping[str, str], name: str, parse: Parse) -> Any:
+    """That of one option; None when it is not given."""
+    return parse(name, found[name]) if name in found else None
 
 
 def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> ConnectionConfig:
@@ -876,48 +824,47 @@ def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> Connectio
     return connection
 
 
-def _name(values: _Values, option: str, check: Callable[[str], str]) -> str:
-    if option not in values.found:
+def _name(found: Mapping[str, str], option: str, check: Callable[[str], str]) -> str:
+    if option not in found:
         raise ConfigError(f"{option}: is required")
     try:
-        return check(values.found[option])
+        return check(found[option])
     except NameInvalid as error:
-        raise ConfigError(f"{option}={values.found[option]!r}: {error}") from None
+        raise ConfigError(f"{option}={found[option]!r}: {error}") from None
 
 
-def _columns(values: _Values) -> tuple[str, ...]:
-    told = values.get("includeHeaders", truth)
-    with_headers = "headersAs" in values.found if told is None else told
-    if "headersAs" in values.found and not with_headers:
+def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
+    told = _value(found, "includeHeaders", truth)
+    with_headers = "headersAs" in found if told is None else told
+    if "headersAs" in found and not with_headers:
         raise ConfigError("headersAs: includeHeaders=false says that there is no such column")
-    if "columns" not in values.found:
+    if "columns" not in found:
         return tuple(name for name in NAMES if with_headers or name != HEADERS)
-    text = values.found["columns"]
+    text = found["columns"]
     columns = _column_names("columns", text)
     unknown = [name for name in columns if name not in NAMES]
     if unknown or len(set(columns)) < len(columns):
         raise ConfigError(f"columns={text!r}: must be some of {', '.join(NAMES)}, each once")
-    if "includeHeaders" in values.found and with_headers != (HEADERS in columns):
+    if "includeHeaders" in found and with_headers != (HEADERS in columns):
         raise ConfigError(f"includeHeaders={str(with_headers).lower()}: columns={text!r} says otherwise")
-    if "headersAs" in values.found and HEADERS not in columns:
+    if "headersAs" in found and HEADERS not in columns:
         raise ConfigError(f"headersAs: has no effect, as columns={text!r} has no {HEADERS}")
     return columns
 
 
-def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
-    """The topics, or a pattern."""
-    pattern = values.get("topicPattern", _not_empty)
+def _topics(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    pattern = _value(found, "topicPattern", _not_empty)
     if pattern is not None:
-        if "topic" in values.found:
+        if "topic" in found:
             raise ConfigError("topic and topicPattern: only one of them may be given")
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"topicPattern={pattern!r}: no regular expression: {error}") from None
         return (), pattern
-    if "topic" not in values.found:
+    if "topic" not in found:
         raise ConfigError("topic: is required, or topicPattern")
-    given = values.found["topic"]
+    given = found["topic"]
     try:
         return tuple(
             dict.fromkeys(check_topic(each.strip() if "," in given else each) for each in given.split(","))
@@ -926,11 +873,11 @@ def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
         raise ConfigError(f"topic={given!r}: {error}") from None
 
 
-def _servers(values: _Values, *, needs_http: bool) -> Servers:
+def _servers(found: Mapping[str, str], *, needs_http: bool) -> Servers:
     servers = Servers(
-        lookupd_http=values.get("lookupd_http_addresses", _endpoints(DEFAULT_LOOKUPD_HTTP_PORT)) or (),
-        nsqd_tcp=values.get("nsqd_tcp_addresses", _addresses) or (),
-        nsqd_http=values.get("nsqd_http_addresses", _endpoints(DEFAULT_NSQD_HTTP_PORT)) or (),
+        lookupd_http=_value(found, "lookupd_http_addresses", _endpoints(DEFAULT_LOOKUPD_HTTP_PORT)) or (),
+        nsqd_tcp=_value(found, "nsqd_tcp_addresses", _addresses) or (),
+        nsqd_http=_value(found, "nsqd_http_addresses", _endpoints(DEFAULT_NSQD_HTTP_PORT)) or (),
     )
     if bool(servers.lookupd_http) == bool(servers.nsqd_tcp):
         given = "both are given" if servers.nsqd_tcp else "neither is given"

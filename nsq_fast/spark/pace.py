@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from nsq_fast.log_events import SPARK_WAIT_OVER, SPARK_WAITS
 
@@ -36,7 +37,6 @@ class Pace:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the rows that wait have to be counted."""
         return self._least is not None
 
     def is_due(self, rows: int) -> bool:
@@ -74,10 +74,24 @@ class Throughput:
             self._began_at, _ = self._done.popleft()
 
     def rate(self, now: float) -> float:
-        """Bytes a second."""
         if self._began_at is None or now <= self._began_at:
             return 0.0
         return sum(size for _, size in self._done) / (now - self._began_at)
+
+    def now(self) -> int:
+        """Bytes a second, as it is now."""
+        return round(self.rate(time.monotonic()))
+
+
+def heard(topics: Mapping[str, Any]) -> dict[str, Any]:
+    """How long ago the servers of a query were last heard of, since its start where never; and topics that never were.
+
+    Each has ``begun_at``, when it was first asked about, and ``answered_at``, None where nobody has known it yet.
+    """
+    now = time.monotonic()
+    ages = [now - (each.answered_at or each.begun_at) for each in topics.values()]
+    unknown = sorted(topic for topic, each in topics.items() if each.answered_at is None)
+    return {"lookupAgeSeconds": round(max(ages, default=0.0), 1), **({"unknownTopics": unknown} if unknown else {})}
 
 
 INTERVAL = 60.0
@@ -111,7 +125,6 @@ class Reminder:
             self._logger.warning("%s", text, extra=SPARK_WAITS)
 
     def over(self, key: str) -> None:
-        """It is so no more."""
         since = self._since.pop(key, None)
         if since is not None:
             del self._told_at[key]

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -23,7 +24,7 @@ from pyspark.sql.types import (
 
 from nsq_fast.errors import ConfigError
 
-from .options import HEADERS, JSON, MAP, NAMES, REDACTED
+from .options import ARRAY, HEADERS, JSON, MAP, NAMES, REDACTED
 
 _TYPES: Mapping[str, DataType] = {
     "topic": StringType(),
@@ -43,6 +44,10 @@ assert tuple(_TYPES) == NAMES
 _OF: Mapping[str, Mapping[str, DataType]] = {
     JSON: _TYPES,
     MAP: {**_TYPES, HEADERS: MapType(StringType(), StringType())},
+    ARRAY: {
+        **_TYPES,
+        HEADERS: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+    },
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NoReturn
@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
-    InputPartition,
 )
 from pyspark.sql.types import DataType, StructType
 
@@ -55,7 +54,6 @@ class NsqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
         return "nsq"
 
     @plain_errors
@@ -103,22 +101,18 @@ class NsqDataSource(DataSource):
         return writer
 
     def source_options(self) -> SourceOptions:
-        """The options as those of a source. Raises ConfigError."""
         return SourceOptions.parse(self.options)
 
     def sink_options(self) -> SinkOptions:
-        """The options as those of a sink. Raises ConfigError."""
         return SinkOptions.parse(self.options)
 
     def make_batch_reader(self, kind: str, options: SourceOptions) -> DataSourceReader:
-        """The batch reader of this kind, ``replayable`` or ``journalled``."""
         replayable = "FilteringBatchReader" if options.push_filters else "ReplayBatchReader"
         name = replayable if kind == REPLAYABLE else "JournalBatchReader"
         reader: DataSourceReader = getattr(_readers(kind), name)(options)
         return reader
 
     def make_stream_reader(self, kind: str, options: SourceOptions) -> DataSourceStreamReader:
-        """The stream reader of this kind, ``replayable`` or ``journalled``."""
         name = "ReplayStreamReader" if kind == REPLAYABLE else "JournalStreamReader"
         reader: DataSourceStreamReader = getattr(_readers(kind), name)(options)
         return reader
@@ -294,22 +288,8 @@ class RefusedStreamReader(DataSourceStreamReader):
     def __init__(self, error: NsqError) -> None:
         self.error = error
 
-    def initialOffset(self) -> dict[str, Any]:
-        """Raises."""
-        self._refuse()
-
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
-        """Raises."""
-        self._refuse()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Raises."""
-        self._refuse()
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Raises."""
-        self._refuse()
-
     @plain_errors
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any) -> NoReturn:
         raise self.error
+
+    initialOffset = latestOffset = partitions = read = _refuse

@@ -69,8 +69,6 @@ else:
 
         @dataclass
         class ReadMaxRows(ReadLimit):
-            """So many rows."""
-
             max_rows: int
 
         class SupportsTriggerAvailableNow:
@@ -92,7 +90,6 @@ __all__ = [
 
 
 def default_limit(rows: int | None) -> Any:
-    """The limit of an option in rows."""
     return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
 
@@ -149,7 +146,6 @@ def plain_errors(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def plainly(items: Iterator[T]) -> Iterator[T]:
-    """The items."""
     try:
         yield from items
     except NsqError as error:
@@ -175,7 +171,6 @@ def hide_tracebacks() -> None:
 
 
 def show_tracebacks() -> None:
-    """As before ``hide_tracebacks``."""
     os.environ.pop(_HIDE, None)
 
 
@@ -188,7 +183,7 @@ import sys
 if sys.version_info[:2] != {version}:
     sys.exit("is Python %d.%d, and the driver {version[0]}.{version[1]}" % sys.version_info[:2])
 try:
-    import nsq_fast.runtime.column_producer, pyarrow, pandas  # the one that needs most of what nsq_fast depends on
+    import nsq_fast.columns, pyarrow, pandas  # the one that needs most of what nsq_fast depends on
 except ImportError as error:
     sys.exit("has no " + str(error.name))
 """

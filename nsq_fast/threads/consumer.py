@@ -6,31 +6,124 @@ is made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from inspect import signature
 from queue import SimpleQueue
 from threading import get_ident
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConfigError, NotRunning
-from nsq_fast.protocol.targets import TopicArgument
-from nsq_fast.runtime import Batch, BatchCursor, ConsumerOptions, CrossingConsumer, Place, TakenBatches, check_handler
+from nsq_fast.bridge import HubThread, Place
+from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, check_timeout
+from nsq_fast.client.handlers import check_handler
+from nsq_fast.client.workers import SLICE
+from nsq_fast.consumer import Consumer as GeventConsumer
+from nsq_fast.errors import ConfigError, NotRunning, RequeueMessage
+from nsq_fast.handler_threads import Batch, OutsideHandlers
 
 if TYPE_CHECKING:
     import blinker
-    from typing_extensions import Unpack
+    from typing_extensions import Self
 
+    from nsq_fast.client.stats import ConsumerStats
     from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
-    from nsq_fast.keywords import ConsumerKeywords
-    from nsq_fast.runtime import ConsumerStats, HubThread, TraceLog
 
 CLOSE_TIMEOUT = 30.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Handler: TypeAlias = Callable[["Consumer", Message], object]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
-Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
+
+if TYPE_CHECKING:
+    _as_every_consumer = ConsumerCore[Handler, BatchHandler].__init__
+else:
+    _as_every_consumer = ConsumerCore.__init__
+
+
+def _arguments_of(made: Callable[Concatenate[Any, P], None]) -> Callable[[Any], Callable[Concatenate[Any, P], None]]:
+    """Say that what is decorated takes the arguments of another ``__init__``."""
+
+    def decorate(init: Any) -> Any:
+        init.__wrapped__ = made  # for inspect.signature
+        return init
+
+    return decorate
+
+
+class HubConsumer(GeventConsumer):
+    """A Consumer in the hub thread that hands its messages to other threads. All of it belongs to that thread."""
+
+    def live_in(self, hub_thread: HubThread, new_handlers: Callable[[], OutsideHandlers | None]) -> HubConsumer:
+        """Say in which thread it is, and what makes the place where handlers run; None: native threads."""
+        self._new_outside = new_handlers
+        hub_thread.adopt(self)
+        return self
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the calling thread runs one of its handlers."""
+        return self._thread.is_served_here
+
+    def thread_ended(self, error: NotRunning) -> None:
+        """The hub thread fails: nothing of it runs any more, and nsqd delivers again what it holds. Does not block."""
+        if self._is_started and not self._is_closed:
+            if self._outside is not None:
+                self._outside.leave()
+            self.failure = error
+            self._closed()
+
+    def close_at_exit(self, timeout: float) -> int:
+        """Close within ``timeout`` seconds. Messages whose handlers run then are delivered again."""
+        self.close(drain=True, timeout=timeout)
+        return 0
+
+    def count_unconfirmed(self) -> int:
+        """A consumer publishes nothing."""
+        return 0
+
+
+class TakenBatches(OutsideHandlers):
+    """Brings messages to those who iterate.
+
+    Attributes:
+        batches: for the next who asks; None: there are no more.
+        at: those that somebody goes through, and in which thread.
+    """
+
+    max_batch = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self.at: dict[Batch, int] = {}
+
+    def _begin(self, batch: Batch) -> None:
+        self.batches.put(batch)
+
+    def is_held_here(self) -> bool:
+        """Whether the calling thread iterates, and is at a message."""
+        here = get_ident()
+        return any(thread == here and batch.current is not None for batch, thread in list(self.at.items()))
+
+    def messages(self, batch: Batch) -> Iterator[Message]:
+        """Those of a batch, as far as a time slice allows: asking for the next finishes the one before."""
+        self.at[batch] = get_ident()
+        end = monotonic() + SLICE
+        try:
+            while (message := batch.take()) is not None:
+                yield message
+                batch.end(None)
+                if monotonic() > end:
+                    break
+        finally:
+            left = batch.current
+            if left is not None:  # the loop is left early
+                batch.end(None if left.is_async() else RequeueMessage(0.0, backoff=False))
+            del self.at[batch]
+            self.done(batch)
 
 
 class Consumer(ConsumerOptions):
@@ -69,81 +162,45 @@ class Consumer(ConsumerOptions):
         given_up: int
         nsqd_tcp_addresses: set[str]
 
-    def __init__(
-        self,
-        topic: TopicArgument,
-        channel: str,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        name: str | None = None,
-        message_handler: Handler | None = None,
-        max_tries: int = 5,
-        max_in_flight: int | None = None,
-        requeue_delay: int | None = None,
-        lookupd_poll_interval: float = 60,
-        lookupd_poll_jitter: float = 0.3,
-        low_ready_idle_timeout: float = 10,
-        max_backoff_duration: float = 128,
-        backoff_on_requeue: bool = True,
-        *,
-        batch_handler: BatchHandler | None = None,
-        give_up: Callable[[Any, Message], object] | None = None,
-        blocked_policy: Any = "pause",
-        start_position: Any = None,
-        trace: TraceLog | None = None,
-        **options: Unpack[ConsumerKeywords],
-    ) -> None:
-        check_handler("message_handler", message_handler)
+    @_arguments_of(_as_every_consumer)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        given = signature(GeventConsumer).bind(*arguments, **options).arguments
+        given.update(given.pop("options", {}))
+        handler, batch_handler = given.get("message_handler"), given.get("batch_handler")
+        check_handler("message_handler", handler)
         check_handler("batch_handler", batch_handler)
-        if message_handler is not None and batch_handler is not None:
+        if handler is not None and batch_handler is not None:
             raise ConfigError("message_handler and batch_handler are both given: choose one")
-        self._is_iterated = message_handler is None and batch_handler is None
-        threads = options.get("handler_threads") or options.get("concurrency") or 1
-        arguments: dict[str, Any] = {
-            "topic": topic,
-            "channel": channel,
-            "nsqd_tcp_addresses": nsqd_tcp_addresses,
-            "lookupd_http_addresses": lookupd_http_addresses,
-            "name": name,
-            "message_handler": self._with_self(message_handler) if batch_handler is None else None,
-            "max_tries": max_tries,
-            "max_in_flight": max_in_flight,
-            "requeue_delay": requeue_delay,
-            "lookupd_poll_interval": lookupd_poll_interval,
-            "lookupd_poll_jitter": lookupd_poll_jitter,
-            "low_ready_idle_timeout": low_ready_idle_timeout,
-            "max_backoff_duration": max_backoff_duration,
-            "backoff_on_requeue": backoff_on_requeue,
-            "batch_handler": None if batch_handler is None else self._with_self(batch_handler),
-            "give_up": give_up,
-            "blocked_policy": blocked_policy,
-            "start_position": start_position,
-            "trace": trace,
-            **options,
-            **({"concurrency": options.get("concurrency") or 1} if self._is_iterated else {}),
-            "handler_threads": threads,
-        }
+        self._is_iterated = handler is None and batch_handler is None
+        concurrency = given.get("concurrency") or 1
+        given["handler_threads"] = given.get("handler_threads") or concurrency
+        if self._is_iterated:
+            given["concurrency"] = concurrency
+        if batch_handler is None:
+            given["message_handler"] = self._with_self(handler)
+        else:
+            given["batch_handler"] = self._with_self(batch_handler)
 
-        def make(thread: HubThread) -> CrossingConsumer:
-            consumer = CrossingConsumer(**arguments).live_in(thread, self._new_handlers)
+        def make(thread: HubThread) -> HubConsumer:
+            consumer = HubConsumer(**given).live_in(thread, self._new_handlers)
             consumer.on_close.connect(self._closed, weak=False)
             return consumer
 
         self._is_started = False
         self._taken: TakenBatches | None = None
-        self._place: Place[CrossingConsumer] = Place(make, self._renewed)
+        self._place: Place[HubConsumer] = Place(make, self._renewed)
 
     def _with_self(self, handler: Any) -> Callable[[object, Any], object]:
         return lambda consumer, item: handler(self, item)
 
-    def _renewed(self, consumer: CrossingConsumer) -> None:
+    def _renewed(self, consumer: HubConsumer) -> None:
         self._is_started = False
 
-    def _call(self, function: Callable[[CrossingConsumer], T]) -> T:
+    def _call(self, function: Callable[[HubConsumer], T]) -> T:
         consumer = self._place.get()
         return self._place.thread.call(function, consumer)
 
-    def _submit(self, function: Callable[[CrossingConsumer], object]) -> None:
+    def _submit(self, function: Callable[[HubConsumer], object]) -> None:
         consumer = self._place.get()
         self._place.thread.submit(function, consumer)
 
@@ -182,13 +239,12 @@ class Consumer(ConsumerOptions):
         In any thread. In a handler, in a handler of ``signal.signal``, and in a thread that iterates and is at a
         message, it only begins to close; ``join`` waits for the end.
         """
+        check_timeout(timeout)
         consumer = self._place.get()
-        if self._taken is not None and self._taken.is_held_by(get_ident()):
-            consumer.begin_closing_from_outside(drain, timeout)
-        else:
-            consumer.close_from_outside(drain, timeout)
+        only_begins = consumer.is_calling or (self._taken is not None and self._taken.is_held_here())
+        self._place.thread.call_or_begin(consumer.close, drain, timeout, only_begins=only_begins)
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Self:
         self._start()
         return self
 
@@ -215,30 +271,21 @@ class Consumer(ConsumerOptions):
         taken = self._taken
         if taken is None:
             raise NotRunning("the consumer is closed")
-        consumer, cursor = self._place.get(), BatchCursor(taken)
-        try:
-            while (batch := self._batches.get()) is not None:
-                cursor.begin(batch)
-                cursor.owner = get_ident()
-                while (message := cursor.next()) is not None:
-                    yield message
-        finally:
-            cursor.end()
-        self._batches.put(None)  # for the others that iterate
+        consumer = self._place.get()
+        while (batch := taken.batches.get()) is not None:
+            yield from taken.messages(batch)
+        taken.batches.put(None)  # for the others that iterate
         if consumer.failure is not None:
             raise consumer.failure
 
     def _new_handlers(self) -> TakenBatches | None:
         """Who is given the messages, made in the hub thread when the consumer starts; None: native threads."""
-        if not self._is_iterated:
-            return None
-        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
-        self._taken = TakenBatches(self._batches.put)
+        self._taken = TakenBatches() if self._is_iterated else None
         return self._taken
 
     def _closed(self, sender: object) -> None:
         if self._taken is not None:
-            self._batches.put(None)
+            self._taken.batches.put(None)
 
     # Flow
 
@@ -254,11 +301,11 @@ class Consumer(ConsumerOptions):
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0), soon. What has been received is still handled."""
-        self._submit(CrossingConsumer.pause)
+        self._submit(HubConsumer.pause)
 
     def resume(self) -> None:
         """End ``pause``."""
-        self._submit(CrossingConsumer.resume)
+        self._submit(HubConsumer.resume)
 
     @property
     def is_paused(self) -> bool:
@@ -287,7 +334,7 @@ class Consumer(ConsumerOptions):
 
     def stats(self) -> ConsumerStats:
         """A snapshot of what was done and what is going on."""
-        return self._call(CrossingConsumer.stats)
+        return self._call(HubConsumer.stats)
 
 
 _READABLE = frozenset(

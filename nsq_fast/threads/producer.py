@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gevent._hub_local import get_hub_if_exists
 from gevent.exceptions import HubDestroyed
 
 from nsq_fast._publish_path import PlainPath, wake_all
+from nsq_fast.bridge import HubThread, Place, Reply
 from nsq_fast.client.gevent_loop import run
 from nsq_fast.client.producer import Addresses
 from nsq_fast.client.publishes import (
@@ -28,27 +29,22 @@ from nsq_fast.client.publishes import (
     PublishOptions,
     check_defer,
     check_timeout,
-    options_of,
     owned,
     size_of,
 )
+from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.names import check_topic
-from nsq_fast.protocol.publishing import OK, Receipt
-from nsq_fast.runtime import HubThread, Place, Reply, TraceLog, get_ident, is_interrupting, trace_log
-from nsq_fast.runtime import Producer as GeventProducer
+from nsq_fast.producer import AllStored, BlockingCalls, Stored
+from nsq_fast.producer import Producer as GeventProducer
+from nsq_fast.protocol.publishing import OK
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from nsq_fast.client.publishes import Promise
     from nsq_fast.keywords import ProducerKeywords
-
-Body: TypeAlias = bytes | bytearray | memoryview
-Headers: TypeAlias = Mapping[str, Any]
-Stored: TypeAlias = bytes | Receipt
-AllStored: TypeAlias = bytes | list[Receipt]
 
 logger = logging.getLogger(__name__)
 
@@ -67,43 +63,41 @@ class Request:
     """One call of publish or multipublish, on its way to the hub thread.
 
     Args:
+        destination: what takes it.
         topic, defer, timeout, options: as the arguments of ``Producer.publish``.
         content: a body as bytes, or a list of bodies.
-        waits: for room below ``max_pending``, and for a connection. Otherwise it fails where there is none.
-        needs_nsqd: it fails also where no nsqd is connected.
-        promise: gets the result, in the hub thread.
 
     Attributes:
+        waits: for room below ``max_pending``, and for a connection. Otherwise it fails where there is none.
+        needs_nsqd: it fails also where no nsqd is connected.
+        promised: gets the result, in the hub thread.
         parts: what it has become in the hub thread.
         job: what waits for room there.
         is_cancelled: its caller was interrupted, and waits no longer.
     """
 
     __slots__ = (
-        "content", "defer", "is_cancelled", "job", "needs_nsqd", "options", "parts", "promise", "timeout", "topic",
-        "waits",
+        "content", "defer", "destination", "is_cancelled", "job", "needs_nsqd", "options", "parts", "promised",
+        "timeout", "topic", "waits",
     )  # fmt: skip
 
     def __init__(
         self,
+        destination: HubProducer,
         topic: str,
         content: Any,
         defer: int | None,
         timeout: float | None,
         options: PublishOptions,
-        promise: Promise,
-        *,
-        waits: bool,
-        needs_nsqd: bool = False,
     ) -> None:
+        self.destination = destination
         self.topic = topic
         self.content = content
         self.defer = defer
         self.timeout = timeout
         self.options = options
-        self.promise = promise
-        self.waits = waits
-        self.needs_nsqd = needs_nsqd
+        self.promised: Any = None
+        self.waits = self.needs_nsqd = False
         self.parts: Sequence[Publish] = ()
         self.job: Any = None
         self.is_cancelled = False
@@ -126,7 +120,7 @@ class PlainRequest(PlainPath):
     weight = 1
 
     @property
-    def promise(self) -> PlainRequest:
+    def promised(self) -> PlainRequest:
         """What gets the result."""
         return self
 
@@ -151,8 +145,7 @@ class HubProducer(GeventProducer):
         self._gathers_until: Any = None  # a timer; None while nothing gathers
         self._in_vain, self._rests_until = 0, 0.0
         self._entering: set[AnyRequest] = set()  # they wait for room in jobs of their own: nobody may pass them
-        hub_thread.close_at_exit(self)
-        hub_thread.tell_end(self)
+        hub_thread.adopt(self)
         return self
 
     def body_of(self, topic: Any, body: Any, timeout: Any, defer: Any) -> bytes:
@@ -182,26 +175,23 @@ class HubProducer(GeventProducer):
         if topic.__class__ is not str or topic not in self._routes:
             check_topic(topic)
 
-    def hand_over(self, request: Request) -> None:
-        """Have a request taken soon, with all others of the moment. In any thread. Raises NotRunning.
-
-        One that does not wait raises PublishFailed at once when as many are pending as may be.
-        """
+    def check_room(self, request: Request) -> None:
+        """Raise PublishFailed when as many are pending as may be. In any thread."""
         limit = self._pending_limit
-        if not request.waits and limit.used + len(self._requests) >= limit.limit:
+        if limit.used + len(self._requests) >= limit.limit:
             raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
-        self._put(request)
 
     def hand_over_plain(self, topic: str, body: bytes) -> PlainRequest | None:
         """Have one body taken, without other arguments. None: there is more to check; nothing was done."""
         if not self._is_running or self._trace.is_active or topic not in self._routes or not body:
             return None
         request = PlainRequest(self, topic, body)
-        self._put(request)
+        self.add(request)
         return request
 
-    def _put(self, request: AnyRequest) -> None:
-        """Add a request, and wake the hub thread, unless it will look all the same.
+    def add(self, request: AnyRequest) -> None:
+        """Have a request taken soon, with all others of the moment, and wake the hub thread, unless it will look all
+        the same. In any thread. Raises NotRunning.
 
         Whatever raises in between, as handlers of Unix signals do, the next caller wakes it. Whoever finds that it was
         woken in this turn has added before it looks, which is after it has begun another turn.
@@ -221,7 +211,10 @@ class HubProducer(GeventProducer):
         self._wakeups.is_waking = len(requests) > 1  # they leave together
         try:
             while requests:
-                self._admit(requests.popleft())
+                request = requests.popleft()
+                is_plain = isinstance(request, PlainRequest) and not self._entering and not request.is_cancelled
+                if not (is_plain and self._sent_for_thread(request, self._blocked)):
+                    self._admit(request)
         finally:
             self._wakeups.is_waking = False
         if self._blocked and len(self._blocked) + self._returning >= FEWEST and monotonic() >= self._rests_until:
@@ -257,15 +250,6 @@ class HubProducer(GeventProducer):
         """Take a request: send it, or have it wait for room. Its promise gets what goes wrong. Does not block."""
         if request.is_cancelled:
             return
-        if request.options is NO_OPTIONS and request.waits and request.defer is request.timeout is None:
-            usual = None if self._entering else self._prepared(request.topic, request.content, None, None)
-            if usual is not None:
-                if isinstance(request, PlainRequest):
-                    self._blocked.add(request)
-                usual.promised = request.promise
-                request.parts = (usual,)
-                usual.destination.add(usual)
-                return
         try:
             if isinstance(request.content, bytes):
                 parts = [self._new(request.topic, request.content, request.defer, request.timeout, request.options)]
@@ -273,11 +257,11 @@ class HubProducer(GeventProducer):
                 parts = self._parts(request.topic, request.content, request.timeout, request.options)
             request.parts = parts
             whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
-            whole.promised = request.promise
+            whole.promised = request.promised
             if request.needs_nsqd and (nowhere := self._sender.why_nowhere(parts[0])):
                 raise nowhere
         except Exception as error:
-            request.promise.set_exception(error)
+            request.promised.set_exception(error)
             return
         limit = self._pending_limit
         for number, part in enumerate(parts):
@@ -310,7 +294,7 @@ class HubProducer(GeventProducer):
         is_stored = self._let_go(request)
         if isinstance(error, PublishFailed):
             error.possibly_stored |= is_stored
-        request.promise.set_exception(error)
+        request.promised.set_exception(error)
 
     def abandon(self, request: AnyRequest) -> bool:
         """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored."""
@@ -332,9 +316,9 @@ class HubProducer(GeventProducer):
         self._gathers_until = None
         self._wake_threads()
         waiting = [*self._requests, *self._entering]
-        told = {id(request.promise) for request in waiting}
+        told = {id(request.promised) for request in waiting}
         for request in waiting:
-            _fail_for_good(request.promise, error, any(part.may_be_stored for part in request.parts))
+            _fail_for_good(request.promised, error, any(part.may_be_stored for part in request.parts))
         for part in list(self._sender.pending.publishes):
             promise = part.promised if part.group is None else part.group.promised
             if promise is not None and id(promise) not in told:
@@ -346,15 +330,6 @@ class HubProducer(GeventProducer):
         self._thread.check("Producer.close()")
         self._take()
         super().close(timeout)
-
-    def close_from_outside(self, timeout: float | None) -> None:
-        """``close``, in any thread; where that must not wait, it only begins to."""
-        check_timeout(timeout)
-        thread = self._hub_thread
-        if is_interrupting() or get_ident() == thread.ident:
-            thread.submit(thread.start_job, self.close, timeout)
-        else:
-            thread.call(self.close, timeout)
 
     def close_at_exit(self, timeout: float) -> int:
         """Close within ``timeout`` seconds; return how many messages were not confirmed."""
@@ -371,7 +346,7 @@ class HubProducer(GeventProducer):
     def count_unconfirmed(self) -> int:
         """How many messages were handed over and are not confirmed. In the hub thread, or while that is stuck."""
         # Of copies: a thread that turns out not to be stuck may change them meanwhile.
-        parts: set[Publish] = self._sender.pending.publishes.copy()
+        parts: set[Publish] = set(self._sender.pending.publishes.copy())
         for request in list(self._entering):  # of these some parts wait for room
             parts.update(part for part in request.parts if not part.done)
         return sum(part.weight for part in parts) + sum(request.weight for request in list(self._requests))
@@ -386,7 +361,36 @@ def _fail_for_good(promise: Promise, cause: NotRunning, possibly_stored: bool) -
     promise.set_exception(error)
 
 
-class Producer:
+class _Promise(Future[Any]):
+    """A Future that gets what a publish ends with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # it is on its way: nothing can be cancelled
+
+    def set(self, value: Any) -> None:
+        """It went well."""
+        with _going_on():
+            self.set_result(value)
+
+    def set_exception(self, error: BaseException | None) -> None:
+        """It did not."""
+        with _going_on():
+            super().set_exception(error)
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """A callback of a Future that exits must keep nobody else's result back."""
+    try:
+        yield
+    except HubDestroyed:  # kept back in the middle of a callback, the loop of the hub would run on in freed memory
+        raise
+    except BaseException as error:
+        logger.error("%r of a callback of a Future ends nothing", error, extra=EXIT_IGNORED)
+
+
+class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
     """Publishes messages, from any number of threads.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Producer``. A method blocks the thread that calls
@@ -399,6 +403,7 @@ class Producer:
     """
 
     _is_started = False
+    _new_promise = _Promise
 
     def __init__(
         self,
@@ -438,156 +443,11 @@ class Producer:
 
     # Publishing
 
-    @overload
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: Literal[True] = True,
-        *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> Stored: ...
-
-    @overload
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-        *,
-        raise_error: Literal[False],
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> Future[Stored]: ...
-
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: bool = True,
-        *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> Stored | Future[Stored]:
-        """Publish one message and wait until a server has it; returns ``b"OK"``, or a Receipt when it was traced.
-
-        The arguments are those of ``nsq_fast.Producer.publish``; ``raise_error=False`` returns a Future at once.
-        """
-        if (block and raise_error and topic.__class__ is str and body.__class__ is bytes) and (
-            defer is timeout is key is partition is trace_id is None and headers is None and tag is None
-        ):
-            plain = self._publish_plain(topic, body)
-            if plain is not None:
-                return plain
-        producer = self._place.get()
-        body = producer.body_of(topic, body, timeout, defer)
-        options = options_of(key, partition, trace_id, headers, tag)
-        promise = Reply() if raise_error else _FuturePromise()
-        request = Request(topic, body, defer, timeout, options, promise, waits=block, needs_nsqd=not block)
-        stored: Stored | Future[Stored] = self._sent(producer, request)
-        return stored
-
-    def publish_nowait(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        timeout: float | None = None,
-        *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> Future[Stored]:
-        """Publish one message without ever blocking; the Future gets what ``publish`` returns, or the error.
-
-        Raises PublishFailed when ``max_pending`` is reached. A Future cannot be cancelled. Its callbacks run in the
-        hub thread: they must not block.
-        """
-        producer = self._place.get()
-        body = producer.body_of(topic, body, timeout, defer)
-        options = options_of(key, partition, trace_id, headers, tag)
-        promise = _FuturePromise()
-        producer.hand_over(Request(topic, body, defer, timeout, options, promise, waits=False))
-        return promise.future
-
-    @overload
-    def multipublish(
-        self,
-        topic: str,
-        bodies: Iterable[Body],
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: Literal[True] = True,
-        *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | Sequence[int] | None = None,
-        headers: Headers | Sequence[Headers] | None = None,
-        tag: str | None = None,
-    ) -> AllStored: ...
-
-    @overload
-    def multipublish(
-        self,
-        topic: str,
-        bodies: Iterable[Body],
-        block: bool = True,
-        timeout: float | None = None,
-        *,
-        raise_error: Literal[False],
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | Sequence[int] | None = None,
-        headers: Headers | Sequence[Headers] | None = None,
-        tag: str | None = None,
-    ) -> Future[AllStored]: ...
-
-    def multipublish(
-        self,
-        topic: str,
-        bodies: Iterable[Body],
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: bool = True,
-        *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace_id: int | Sequence[int] | None = None,
-        headers: Headers | Sequence[Headers] | None = None,
-        tag: str | None = None,
-    ) -> AllStored | Future[AllStored]:
-        """Publish several messages with one command, as ``nsq_fast.Producer.multipublish``."""
-        producer = self._place.get()
-        content = producer.bodies_of(topic, bodies, timeout)
-        options = options_of(key, partition, trace_id, headers, tag)
-        promise = Reply() if raise_error else _FuturePromise()
-        request = Request(topic, content, None, timeout, options, promise, waits=block, needs_nsqd=not block)
-        stored: AllStored | Future[AllStored] = self._sent(producer, request)
-        return stored
-
-    def _publish_plain(self, topic: str, body: bytes) -> bytes | None:
-        """As ``publish``; None: it is not for this to do, and nothing was done."""
+    def _publish_usual(self, topic: Any, body: Any, key: Any, partition: Any) -> bytes | None:
+        """Publish one body without other arguments; None: it is not for this to do, and nothing was done."""
         thread = self._place.thread
+        if not (key is partition is None and topic.__class__ is str and body.__class__ is bytes):
+            return None
         if get_hub_if_exists() is not None or thread.is_over:  # greenlets of the thread are not to be blocked
             return None
         request = self._place.get().hand_over_plain(topic, body)
@@ -603,16 +463,38 @@ class Producer:
             raise request.error
         return OK
 
-    def _sent(self, producer: HubProducer, request: Request) -> Any:
-        promise: Any = request.promise
-        producer.hand_over(request)
-        if isinstance(promise, _FuturePromise):
-            return promise.future
+    def _multipublish_usual(self, topic: Any, bodies: Any) -> None:
+        """There is no shorter way."""
+
+    def _prepared(self, topic: Any, body: Any, key: Any, partition: Any) -> None:
+        """There is none here, either."""
+
+    def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, options: PublishOptions) -> Request:
+        producer = self._place.get()
+        return Request(producer, topic, producer.body_of(topic, body, timeout, defer), defer, timeout, options)
+
+    def _parts(self, topic: str, bodies: Any, timeout: float | None, options: PublishOptions) -> list[Request]:
+        producer = self._place.get()
+        return [Request(producer, topic, producer.bodies_of(topic, bodies, timeout), None, timeout, options)]
+
+    def _take_room_now(self, request: Request) -> None:
+        request.destination.check_room(request)
+
+    def _carry_out(self, parts: list[Request], request: Request, block: bool, raise_error: bool) -> Any:
+        request.waits, request.needs_nsqd = block, not block
+        if not block:
+            self._take_room_now(request)
+        if not raise_error:
+            request.promised = _Promise()
+            request.destination.add(request)
+            return request.promised
+        reply = request.promised = Reply()
+        request.destination.add(request)
         try:
-            return promise.get()
+            return reply.get()
         except BaseException:
-            if not promise.is_set:  # the caller was interrupted
-                self._place.thread.submit(producer.abandon, request)
+            if not reply.is_set:  # the caller was interrupted
+                self._place.thread.submit(request.destination.abandon, request)
             raise
 
     # Life
@@ -631,9 +513,10 @@ class Producer:
         Args:
             timeout: seconds that all of it may take; publishes that are still pending then fail.
         """
+        check_timeout(timeout)
         producer = self._place.get()
         self._is_started = False  # a child that is forked later does not begin again
-        producer.close_from_outside(timeout)
+        self._place.thread.call_or_begin(producer.close, timeout)
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the producer has closed; whether it has."""
@@ -644,7 +527,7 @@ class Producer:
         if self._is_started:
             producer.start()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -652,32 +535,3 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _FuturePromise:
-    """Gives a Future what a publish ends with."""
-
-    def __init__(self) -> None:
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # it is on its way: nothing can be cancelled
-
-    def set(self, value: Any) -> None:
-        """It went well."""
-        with _going_on():
-            self.future.set_result(value)
-
-    def set_exception(self, error: BaseException) -> None:
-        """It did not."""
-        with _going_on():
-            self.future.set_exception(error)
-
-
-@contextmanager
-def _going_on() -> Iterator[None]:
-    """A callback of a Future that exits must keep nobody else's result back."""
-    try:
-        yield
-    except HubDestroyed:  # kept back in the middle of a callback, the loop of the hub would run on in freed memory
-        raise
-    except BaseException as error:
-        logger.error("%r of a callback of a Future ends nothing", error, extra=EXIT_IGNORED)

@@ -263,7 +263,6 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def wait(self) -> None:
-        """Wait until all are closed."""
         self._ended.wait()
 
     # In the thread
@@ -310,8 +309,6 @@ logger = logging.getLogger("nsq_fast.worker")
 
 
 class Child:
-    """The process."""
-
     def __init__(self, link: Link, task: Task) -> None:
         self._link = link
         self._task = task

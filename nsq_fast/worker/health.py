@@ -91,7 +91,6 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def parse_report(line: bytes) -> Report:
-    """A report from its line."""
     return msgspec.json.decode(line, type=Report)
 
 

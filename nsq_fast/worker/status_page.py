@@ -31,8 +31,6 @@ RATE_SECONDS = 5
 
 
 class Answer(NamedTuple):
-    """What is answered."""
-
     status: int
     body: str | bytes
     kind: str = TEXT

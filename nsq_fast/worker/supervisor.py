@@ -279,7 +279,6 @@ class Slot:
         self._has_run = False
 
     def processes(self) -> Iterator[Process]:
-        """All of them."""
         yield from self.leaving
         for each in (self.current, self.successor):
             if each is not None:
@@ -465,7 +464,6 @@ class FileWatch:
         threading.Thread(target=follow, name="nsq_fast reload", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer."""
         self._stop.set()
 
 

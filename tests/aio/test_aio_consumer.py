@@ -10,24 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict, deque
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gevent import Greenlet
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.loops import LOOPS, NewLoop, run
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, until
 
-from nsq_fast import Message, Receipt
+from nsq_fast import Message
 from nsq_fast.aio import Consumer
 from nsq_fast.aio import Producer as AioProducer
-from nsq_fast.broker import ClusterProcess
-from nsq_fast.errors import ConfigError, NotRunning, RequeueMessage
+from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.threads import Producer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,48 +37,6 @@ async def until_async(probe: Any) -> None:
     while not probe():
         assert time.monotonic() < end
         await asyncio.sleep(0.005)  # sleep: looks again and again
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_handlers_run_one_at_a_time_and_in_order(filled: str, new_loop: NewLoop) -> None:
-    found: list[bytes] = []
-    running: list[int] = []
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        running.append(1)
-        assert len(running) == 1
-        if len(found) % 10 == 0:
-            await asyncio.sleep(0.001)  # sleep: a handler that waits
-        found.append(message.body)
-        running.pop()
-
-    async def main() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=50) as consumer:
-            await until_async(lambda: consumer.stats().totals.finished == 100)
-
-    run(main(), new_loop)
-    assert sorted(found, key=int) == [b"%d" % number for number in range(100)]
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_as_many_handlers_as_concurrency_says(filled: str, new_loop: NewLoop) -> None:
-    running = most = 0
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        while most < 20:  # twenty at once, or it never ends
-            await asyncio.sleep(0.001)  # sleep: looks again and again
-        running -= 1
-
-    async def main() -> None:
-        options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
-        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
-            await until_async(lambda: consumer.stats().totals.finished == 100)
-
-    run(main(), new_loop)
-    assert most == 20
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -160,42 +114,6 @@ def test_no_handler_gets_a_message_that_expired_while_it_waited_in_the_loop() ->
         over.set()
         until(lambda: not thread.is_alive())
         server.stop()
-
-
-def test_iterating(filled: str) -> None:
-    async def main() -> None:
-        found: dict[bytes, int] = {}
-        async with Consumer("t", "c", filled, max_in_flight=10) as consumer:
-            async for message in consumer:
-                left = message.body
-                break
-            await until_async(lambda: consumer.stats().totals.requeued >= 1)
-            async for message in consumer:
-                found[message.body] = message.attempts
-                if len(found) == 100:
-                    await message.finish()
-                    break
-            await until_async(lambda: consumer.total_in_flight == 0)
-        assert found[left] == 2
-
-    asyncio.run(main())
-
-
-def test_several_tasks_iterate_until_it_is_closed(filled: str) -> None:
-    found: set[bytes] = set()
-
-    async def take(consumer: Consumer) -> None:
-        async for message in consumer:
-            found.add(message.body)
-
-    async def main() -> None:
-        async with Consumer("t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
-            tasks = [asyncio.create_task(take(consumer)) for _ in range(3)]
-            await until_async(lambda: len(found) == 100 and consumer.stats().totals.finished == 100)
-            await consumer.close()
-            await asyncio.wait_for(asyncio.gather(*tasks), WAIT)
-
-    asyncio.run(main())
 
 
 def test_close_lets_the_other_tasks_that_iterate_finish_their_messages(filled: str) -> None:
@@ -291,28 +209,6 @@ def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
     asyncio.run(main())
 
 
-def test_batches_failures_and_asynchronous_messages(filled: str) -> None:
-    held: deque[Message] = deque()
-
-    async def handle(consumer: Consumer, messages: list[Message]) -> None:
-        await asyncio.sleep(0)
-        if messages[0].attempts == 1:
-            raise RequeueMessage(0, backoff=False)
-        for message in messages:
-            message.enable_async()
-        held.extend(messages)
-
-    async def main() -> None:
-        async with Consumer("t", "c", filled, batch_handler=handle, max_in_flight=100, batch_size=10) as consumer:
-            await until_async(lambda: len(held) == 100)
-            for message in held:
-                await message.touch()  # type: ignore[func-returns-value]
-                message.finish()
-            await until_async(lambda: consumer.stats().totals.finished == 100)
-
-    asyncio.run(main())
-
-
 def test_each_message_has_a_context_of_its_own(filled: str) -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     seen: list[int] = []
@@ -350,17 +246,6 @@ def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(fill
         async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
             await until_async(lambda: consumer.stats().totals.finished == 100)
             assert consumer.is_running
-
-    asyncio.run(main())
-
-
-def test_close_in_a_handler_only_begins_to_close(filled: str) -> None:
-    async def handle(consumer: Consumer, message: Message) -> None:
-        await consumer.close()
-
-    async def main() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle) as consumer:
-            assert await consumer.join(WAIT)
 
     asyncio.run(main())
 
@@ -420,59 +305,6 @@ def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: 
     assert not [record for record in caplog.records if "destroyed" in record.message]
 
 
-def test_an_ordered_topic_keeps_its_order_in_the_loop() -> None:
-    seen: dict[int | None, list[int]] = defaultdict(list)
-    running: set[int | None] = set()
-    overlaps: list[int | None] = []
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        if message.partition in running:
-            overlaps.append(message.partition)
-        running.add(message.partition)
-        await asyncio.sleep(0.001)  # sleep: a handler that waits
-        seen[message.partition].append(int(message.body))
-        running.discard(message.partition)
-
-    async def main(lookupd: str) -> None:
-        async with AioProducer(lookupd_http_addresses=lookupd) as producer:
-            for number in range(40):
-                receipt = await producer.publish("orders", b"%d" % number, key=str(number % 5), trace_id=number + 1)
-                assert isinstance(receipt, Receipt)
-                assert receipt.trace_id == number + 1
-        options: dict[str, Any] = {"ordered": True, "concurrency": 4, "max_in_flight": 20}
-        async with Consumer("orders", "c", lookupd_http_addresses=lookupd, message_handler=handle, **options):
-            await until_async(lambda: sum(map(len, seen.values())) == 40)
-
-    with ClusterProcess(nodes=2, lookupds=1) as cluster:
-        cluster.create_topic("orders", 2, 1, channels=("c",), ordered=True)
-        asyncio.run(main(str(cluster.lookupds[0].http)))
-    assert overlaps == []
-    assert all(numbers == sorted(numbers) for numbers in seen.values())
-
-
-def test_a_server_that_restarts_loses_no_message(nsqd_process: Any, filled: str) -> None:
-    found: set[bytes] = set()
-
-    async def main() -> None:
-        has_restarted = asyncio.Event()
-
-        async def handle(consumer: Consumer, message: Message) -> None:
-            if len(found) >= 50:
-                await has_restarted.wait()
-            found.add(message.body)
-
-        options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
-        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
-            # Not while it sends: see the test of the same name for threads.
-            await until_async(lambda: len(found) >= 50 and consumer.stats().in_flight == 10)
-            nsqd_process.stop()
-            nsqd_process.start()
-            has_restarted.set()
-            await until_async(lambda: len(found) == 100)
-
-    asyncio.run(main())
-
-
 def test_before_start_and_after_close() -> None:
     async def main() -> None:
         consumer = Consumer("t", "c", "127.0.0.1:1")
@@ -504,81 +336,6 @@ asyncio.run(main())
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@settings(max_examples=25)
-@given(
-    limit=st.integers(1, 8),
-    concurrency=st.integers(1, 6),
-    steps=st.lists(st.sampled_from(["finish", "requeue", "wait", "raise"]), min_size=1, max_size=40),
-)
-def test_no_more_than_max_in_flight_cross_over(limit: int, concurrency: int, steps: list[str]) -> None:
-    """An nsqd that pushes as RDY allows never has more in flight than ``max_in_flight``, whatever handlers do."""
-    server = ScriptedNsqd()
-    seen: list[int] = []
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        seen.append(consumer.total_in_flight)
-        step = message.body.decode()
-        if step == "finish":
-            await message.finish()
-        elif step == "requeue":
-            message.requeue(0)
-        elif step == "wait":
-            await asyncio.sleep(0.001)  # sleep: a handler that waits
-        else:
-            raise RequeueMessage(0, backoff=False)
-
-    ready, over = threading.Event(), threading.Event()
-
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight": limit, "concurrency": concurrency, "max_backoff_duration": 0}
-        async with Consumer("t", "c", str(server.address), message_handler=handle, **options):
-            ready.set()
-            await asyncio.to_thread(over.wait, WAIT)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    try:
-        until(ready.is_set)
-        connection = server.connection()
-        connection.wait_rdy(limit)
-        pending, sent = deque(steps), 0
-
-        def answered() -> list[int]:
-            return connection.answered(b"FIN") + connection.answered(b"REQ")
-
-        def push() -> bool:
-            nonlocal sent
-            while pending and sent - len(answered()) < (connection.rdy or 0):
-                sent += 1
-                connection.push(sent, body=pending.popleft().encode())
-            return len(answered()) == len(steps)
-
-        until(push)
-        assert sorted(answered()) == list(range(1, len(steps) + 1))
-        assert max(seen) <= limit
-    finally:
-        over.set()
-        until(lambda: not thread.is_alive())
-        server.stop()
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_one_consumer_takes_several_topics(filled: str, new_loop: NewLoop) -> None:
-    with Producer(filled) as producer:
-        producer.multipublish("u", [b"%d" % number for number in range(100)])
-
-    async def main() -> None:
-        seen: dict[str | None, set[bytes]] = {"t": set(), "u": set()}
-        async with Consumer(["t", "u"], "c", filled, max_in_flight=10) as consumer:
-            assert consumer.topics == ("t", "u")
-            async for message in consumer:
-                seen[message.topic].add(message.body)
-                if len(seen["t"]) == len(seen["u"]) == 100:
-                    return
-
-    run(main(), new_loop)
 
 
 async def handle_later(consumer: Consumer, message: Message, more: object = None) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.loops import LOOPS, NewLoop, run
 from support.waiting import until
 
 from nsq_fast.aio import Consumer, Producer
-from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed
+from nsq_fast.errors import NoNsqd, NotRunning
 from nsq_fast.threads import Consumer as ThreadsConsumer
 
 WAIT = 30.0
@@ -30,50 +27,6 @@ def bodies_of(address: str, topic: str, count: int) -> list[bytes]:
                 message.finish()
                 break
     return found
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_every_way_to_publish(nsqd_process: Any, new_loop: NewLoop) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address) as producer:
-            results = await asyncio.gather(*(producer.publish("t", b"%d" % number) for number in range(100)))
-            assert results == 100 * [b"OK"]
-            assert await producer.publish_nowait("t", b"nowait") == b"OK"
-            assert await producer.multipublish("t", [b"a", bytearray(b"b")]) == b"OK"
-            assert producer.is_running
-            assert producer.is_connected
-        assert not producer.is_running
-        assert await producer.join(WAIT)
-
-    run(main(), new_loop)
-    assert len(bodies_of(nsqd_process.address, "t", 103)) == 103
-
-
-def test_wrong_arguments_are_refused_at_once_and_harm_nobody(nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address) as producer:
-            with pytest.raises(NameInvalid):
-                await producer.publish("bad topic", b"x")
-            with pytest.raises(TypeError):
-                producer.publish_nowait("t", "text")  # type: ignore[arg-type]
-            with pytest.raises(ConfigError):
-                await producer.publish("t", b"x", defer=-1)
-            assert await producer.publish("t", b"good") == b"OK"
-
-    asyncio.run(main())
-
-
-def test_it_publishes_between_start_and_close_only() -> None:
-    async def main() -> None:
-        producer = Producer("127.0.0.1:1")
-        with pytest.raises(NotRunning, match="start"):
-            await producer.publish("t", b"x")
-        await producer.start()
-        await producer.close()
-        with pytest.raises(NotRunning, match="closed"):
-            await producer.publish("t", b"x")
-
-    asyncio.run(main())
 
 
 def test_another_loop_may_not_use_it_and_has_its_own(nsqd_process: Any) -> None:
@@ -207,24 +160,6 @@ def test_the_context_of_a_call_is_that_of_its_result(nsqd_process: Any) -> None:
     asyncio.run(main())
 
 
-def test_max_pending_holds(nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address, max_pending=5) as producer:
-            await producer.publish("t", b"first")
-            nsqd_process.freeze()
-            tasks = [asyncio.create_task(producer.publish("t", b"%d" % number)) for number in range(50)]
-            while producer.stats()["held"] < 5:
-                await asyncio.sleep(0.001)  # sleep: looks again and again
-            with pytest.raises(PublishFailed, match="max_pending=5"):
-                producer.publish_nowait("t", b"x")
-            assert producer.stats()["held"] == 5
-            tasks.pop().cancel()
-            nsqd_process.thaw()
-            assert await asyncio.gather(*tasks) == 49 * [b"OK"]
-
-    asyncio.run(main())
-
-
 def test_a_loop_that_was_blocked_publishes_on(nsqd_process: Any) -> None:
     """Longer than two heartbeat intervals: nsqd closes then, since nobody has answered it."""
 
@@ -251,58 +186,6 @@ def test_a_loop_that_is_closed_ends_it(nsqd_process: Any) -> None:
 
 async def _forget(producer: Producer) -> None:
     producer.publish_nowait("t", b"forgotten")
-
-
-def test_a_server_that_restarts_loses_no_publish(nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
-            await producer.publish("t", b"begin")
-            nsqd_process.stop()
-            tasks = [asyncio.create_task(producer.publish("t", b"%d" % number)) for number in range(50)]
-            await asyncio.sleep(0)
-            nsqd_process.start()
-            assert await asyncio.gather(*tasks) == 50 * [b"OK"]
-
-    asyncio.run(main())
-    assert len(set(bodies_of(nsqd_process.address, "t", 51))) == 51
-
-
-def test_a_server_that_is_killed_has_every_confirmed_publish(nsqd_process: Any) -> None:
-    confirmed: set[bytes] = set()
-
-    async def publish(producer: Producer, number: int) -> None:
-        for each in itertools.count():
-            body = b"%d-%d" % (number, each)
-            with suppress(PublishFailed):  # whether that one is stored is unknown
-                await producer.publish("t", body)
-                confirmed.add(body)
-
-    async def until_more() -> None:
-        count, end = len(confirmed), time.monotonic() + WAIT
-        while len(confirmed) < count + 50:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.005)  # sleep: looks again and again
-
-    async def main() -> None:
-        async with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
-            tasks = [asyncio.create_task(publish(producer, number)) for number in range(20)]
-            for _ in range(2):
-                await until_more()
-                await asyncio.to_thread(nsqd_process.kill)
-                await asyncio.to_thread(nsqd_process.start)
-            await until_more()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(main())
-    missing = set(confirmed)
-    with ThreadsConsumer("t", "c", nsqd_process.address, max_in_flight=100) as consumer:
-        for message in consumer:
-            missing.discard(message.body)
-            if not missing:
-                message.finish()
-                break
 
 
 def test_the_names_are_imported_when_they_are_used() -> None:

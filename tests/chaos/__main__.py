@@ -25,9 +25,10 @@ from nsq_fast.cli import options
 from nsq_fast.cli.options import INTERRUPTED, stop_signals
 from nsq_fast.errors import NsqError
 
+from .clients import Scene
 from .original import Original
 from .redesigned import Redesigned
-from .run import Scene, render, soak
+from .run import render, soak
 from .schedule import plan
 
 DIALECTS = ("original", "redesigned")

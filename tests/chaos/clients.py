@@ -1,9 +1,10 @@
 """The clients of a run: greenlets that publish at a steady rate and write down what became of each publish, consumers
-that mark what they finish, and what is looked at while they work.
+that mark what they finish, and what is looked at while they work. ``Scene``: what the two dialects have in common.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
@@ -12,9 +13,12 @@ from gevent import Greenlet, sleep, spawn
 
 from nsq_fast import Message
 from nsq_fast.errors import NsqError
+from nsq_fast.names import Address
 from nsq_fast.runtime import Consumer, Producer
 
 from .invariants import Accounts, Bound, ConnectionSample, Ledger, decode_body
+from .links import Links
+from .schedule import Fault, Kind
 
 PUBLISH_TIMEOUT = 10.0
 PUBLISH_GRACE = 3.0
@@ -247,3 +251,112 @@ class Consumers:
         for bound in self._bounds.values():
             yield from bound.violations
         yield from self.slow_to_close
+
+
+FRONT = "127.0.0.2"
+"""Where the proxies listen, on the ports of their servers: what nsqlookupd tells clients is there, too."""
+
+MSG_TIMEOUT = 5.0
+NSQDS = ("nsqd0", "nsqd1", "nsqd2")
+LOOKUPDS = ("lookupd0", "lookupd1")
+LINK_FAULTS = (
+    (Kind("delay", 2.0, 8.0), (*NSQDS, *LOOKUPDS)),
+    (Kind("split", 2.0, 8.0), NSQDS),
+    (Kind("blackhole", 1.0, 8.0, 2), (*NSQDS, *LOOKUPDS)),
+    (Kind("refuse", 0.5, 5.0), (*NSQDS, *LOOKUPDS)),
+    (Kind("cut", 0.1, 0.1, 2), NSQDS),
+    (Kind("garble", 0.1, 0.1, 2), (*NSQDS, *LOOKUPDS)),
+)
+
+
+class Scene:
+    """Servers of a dialect behind proxies, with the work on them. Use it in a ``with``. ``rate``: messages a second.
+
+    Attributes:
+        name: what runs here, for people.
+        menu: what may go wrong with what.
+    """
+
+    name: str
+    menu: Sequence[tuple[Kind, Sequence[str]]]
+
+    def __init__(self, channels: Sequence[str], rate: float) -> None:
+        self.ledger = Ledger(channels)
+        self.consumers = Consumers(self.ledger)
+        self.publishers = Publishers(self.ledger)
+        self.links = Links()
+        self.fronts: dict[str, Address] = {}
+        self._rate = rate
+
+    def __enter__(self) -> Any:
+        try:
+            self.start_servers()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.links.__exit__()
+        self.stop_servers()
+
+    def front(self, name: str, tcp: Address | None, http: Address) -> None:
+        """Put a proxy in front of an nsqd, or of an nsqlookupd, of which clients use HTTP alone."""
+        self.fronts[name] = self.links.open(name, tcp, (FRONT, tcp.port)) if tcp else self.links.open(name, http)
+
+    @property
+    def lookupds(self) -> dict[str, Any]:
+        """The option of clients."""
+        return {"lookupd_http_addresses": [f"http://{self.fronts[name]}" for name in LOOKUPDS]}
+
+    def start_servers(self) -> None:
+        """Start them with their topic, and the proxies."""
+        raise NotImplementedError
+
+    def stop_servers(self) -> None:
+        """End all that runs."""
+        raise NotImplementedError
+
+    def begin(self, fault: Fault) -> None:
+        """Let a fault of a server begin."""
+        raise NotImplementedError
+
+    def end(self, fault: Fault) -> None:
+        """End a fault of a server; returns when it serves again."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin to publish and to consume."""
+        raise NotImplementedError
+
+    def publish_some(self, count: int) -> None:
+        """Publish about so many messages; raises when that fails."""
+        raise NotImplementedError
+
+    def channels(self) -> list[dict[str, Any]]:
+        """The rows of the channels in ``/stats`` of all nsqds."""
+        raise NotImplementedError
+
+    @property
+    def violations(self) -> list[str]:
+        """What should not be in this dialect, in words."""
+        return []
+
+    def left(self) -> dict[str, int]:
+        """What the nsqds hold for the channels, by channel and state; what is 0 is left out."""
+        left: Counter[str] = Counter()
+        for channel in self.channels():
+            for state, figure in _STATES.items():
+                left[f"{channel['channel_name']} {state}"] += channel[figure]
+        return {state: count for state, count in left.items() if count}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """What the nsqds say of the clients of their channels, each with its ``channel``."""
+        return [
+            {**client, "channel": channel["channel_name"]}
+            for channel in self.channels()
+            for client in channel.get("clients") or ()
+        ]
+
+
+_STATES = {"waiting": "depth", "in flight": "in_flight_count", "deferred": "deferred_count"}

@@ -1,47 +1,35 @@
 """The original dialect: three nsqds and two nsqlookupds as processes, real ones or the embedded; what goes wrong there,
 and the work that goes on meanwhile.
 
-The servers listen on 127.0.0.1 and tell nsqlookupd that they are at ``FRONT``, where the proxies listen on the same
-ports; so every client that asks lookup comes through a proxy. One topic on three nsqds, four channels, each read in
-another way. Every producer but three knows its nsqd, so that of most messages it is known which nsqd has them.
+The servers tell nsqlookupd that they are at ``FRONT``: whoever asks lookup comes through a proxy. One topic on
+three nsqds, four channels, each read in another way. Every producer but three knows its nsqd, so that of most messages
+it is known which nsqd has them.
 """
 
 from __future__ import annotations
 
-import re
-import signal
 import sys
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from gevent import sleep, spawn, spawn_later, subprocess
+from gevent import get_hub, sleep, spawn, spawn_later
+from support.servers import ServerProcess
+from support.waiting import until
 
 from nsq_fast import Message
-from nsq_fast.broker.net import HeldPorts
 from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.names import Address
 from nsq_fast.runtime import Consumer, LookupdHTTPClient, NsqdHTTPClient
 
-from .clients import Consumers, Publishers
-from .invariants import ANYWHERE, Ledger, encode_body
-from .links import Links
+from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Consumers, Scene
+from .invariants import ANYWHERE, encode_body
 from .schedule import Fault, Kind
 
-FRONT = "127.0.0.2"
-MSG_TIMEOUT = 5.0
-START_TIMEOUT = 30.0
-END_TIMEOUT = 20.0
 SHORTEST_LIFE = 1.0
 """Seconds that a server runs before it is killed. An nsqd that is killed a second time before it has synced opens a
 file of its queues anew that it had begun before, and loses one message of each channel that it takes later; it says so
 in its log: "positive depth at tail (1), data loss" (nsqio/go-diskqueue: diskqueue.go, checkTailCorruption)."""
-_POLL = 0.02
-_LISTENING = re.compile(r"(TCP|HTTP): listening on \S+?:(\d+)$", re.MULTILINE)
-_HOST = "127.0.0.1"
 _NSQD_FLAGS = (
     f"-broadcast-address={FRONT}",
     f"-msg-timeout={MSG_TIMEOUT:.0f}s",
@@ -51,152 +39,40 @@ _NSQD_FLAGS = (
 )
 
 
-def held_by(channel: dict[str, Any]) -> dict[str, int]:
-    """What an nsqd holds for a channel, from a row of its ``/stats``, by state."""
-    name = channel["channel_name"]
-    return {
-        f"{name} waiting": channel["depth"],
-        f"{name} in flight": channel["in_flight_count"],
-        f"{name} deferred": channel["deferred_count"],
-    }
+class Server(ServerProcess):
+    """One server, which other greenlets need not wait for."""
 
-
-class ServerProcess:
-    """One server. It is started again on the ports that it had."""
-
-    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], folder: Path, *flags: str) -> None:
         self.name = name
-        self._command = list(command)
-        self._log = folder / f"{name}.log"
-        self._ports: dict[str, int] = {}
-        self._held = HeldPorts()
-        self._process: Any = None
+        self._folder = folder
         self._started = 0.0
-
-    @property
-    def tcp(self) -> Address:
-        """Where it listens."""
-        return Address(_HOST, self._ports["TCP"])
-
-    @property
-    def http(self) -> Address:
-        """Where its HTTP face listens."""
-        return Address(_HOST, self._ports["HTTP"])
+        super().__init__(*flags, command=command)
 
     def start(self) -> None:
-        """Start it, and return when it serves. Raises NsqError when it ends, or takes too long."""
-        addresses = [f"-{face.lower()}-address={_HOST}:{self._ports.get(face, 0)}" for face in ("TCP", "HTTP")]
-        self._held.offer()
-        begin = self._log.stat().st_size if self._log.exists() else 0
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, *addresses], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
-            )
-        deadline = monotonic() + START_TIMEOUT
-        while len(self._ports) < 2 or not self._answers():
-            if self._process.poll() is not None or monotonic() > deadline:
-                raise NsqError(f"{self.name} did not start:\n{self._read_log(begin)[-2000:]}")
-            sleep(_POLL)
-            self._ports.update((face, int(port)) for face, port in _LISTENING.findall(self._read_log(begin)))
-        self._held.let_go()
+        """Start it, and return when it serves."""
+        _aside(super().start)
         self._started = monotonic()
-
-    def _read_log(self, begin: int) -> str:
-        return self._log.read_bytes()[begin:].decode(errors="replace")
-
-    def _answers(self) -> bool:
-        with suppress(NsqError), NsqdHTTPClient(*self.http, timeout=1.0) as client:
-            client.ping()
-            return True
-        return False
 
     def kill(self) -> None:
         """End it with SIGKILL, not before ``SHORTEST_LIFE``. Without effect when it does not run."""
-        if self._process is not None:
-            sleep(max(0.0, self._started + SHORTEST_LIFE - monotonic()))
-            self._process.kill()
-            self._process.wait()
-            self._ended()
+        sleep(max(0.0, self._started + SHORTEST_LIFE - monotonic()))
+        _aside(super().kill)
 
-    def terminate(self) -> None:
-        """End it with SIGTERM: it saves what it has. Raises NsqError when it does not end."""
-        self._process.terminate()
-        if self._process.wait(END_TIMEOUT) is None:
-            raise NsqError(f"{self.name} did not end within {END_TIMEOUT:.0f} s of SIGTERM")
-        self._ended()
+    def stop(self) -> None:
+        """End it with SIGTERM: it saves what it has."""
+        _aside(super().stop)
 
     def freeze(self) -> None:
-        """SIGSTOP."""
-        self._process.send_signal(signal.SIGSTOP)
+        _aside(super().freeze)
 
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def _ended(self) -> None:
-        self._process = None
-        for port in self._ports.values():
-            self._held.hold(Address(_HOST, port))
+    def keep_log(self) -> None:
+        """Leave in the folder what it has written."""
+        (self._folder / f"{self.name}.log").write_text("\n".join(self.log))
 
 
-class OriginalServers:
-    """Three nsqds that are registered at two nsqlookupds. Use it in a ``with``.
-
-    Args:
-        folder: for data and logs.
-        binaries: a folder with nsqd and nsqlookupd; None: the embedded ones.
-    """
-
-    def __init__(self, folder: Path, binaries: Path | None = None) -> None:
-        self._folder = folder
-        self._binaries = binaries
-        self.lookupds = [ServerProcess(f"lookupd{n}", self._program("nsqlookupd"), folder) for n in range(2)]
-        self.nsqds: list[ServerProcess] = []
-
-    @property
-    def name(self) -> str:
-        """What runs here, for people."""
-        return "original, embedded" if self._binaries is None else "original, real"
-
-    def __enter__(self) -> OriginalServers:
-        try:
-            for lookupd in self.lookupds:
-                lookupd.start()
-            for number in range(3):
-                self._start_nsqd(number)
-            self._wait_registered()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for server in (*self.nsqds, *self.lookupds):
-            server.kill()
-
-    def server(self, name: str) -> ServerProcess:
-        """By its name: nsqd0, ..., lookupd0, ..."""
-        return next(server for server in (*self.nsqds, *self.lookupds) if server.name == name)
-
-    def _program(self, kind: str) -> list[str]:
-        return [sys.executable, "-m", "nsq_fast", kind] if self._binaries is None else [str(self._binaries / kind)]
-
-    def _start_nsqd(self, number: int) -> None:
-        data = self._folder / f"data{number}"
-        data.mkdir()
-        seeds = [f"-lookupd-tcp-address={lookupd.tcp}" for lookupd in self.lookupds]
-        flags = [f"-data-path={data}", *_NSQD_FLAGS, *seeds]
-        self.nsqds.append(ServerProcess(f"nsqd{number}", [*self._program("nsqd"), *flags], self._folder))
-        self.nsqds[-1].start()
-
-    def _wait_registered(self) -> None:
-        deadline = monotonic() + START_TIMEOUT
-        for lookupd in self.lookupds:
-            with LookupdHTTPClient(*lookupd.http) as client:
-                while len(client.nodes()["producers"]) < len(self.nsqds):
-                    if monotonic() > deadline:
-                        raise NsqError(f"the nsqds did not register at {lookupd.name}")
-                    sleep(_POLL)
+def _aside(work: Callable[[], None]) -> None:
+    """In a thread, so that greenlets go on."""
+    get_hub().threadpool.apply(work)
 
 
 _ROUND = 2000
@@ -274,97 +150,87 @@ _ACTIONS = {
 
 
 TOPIC = "soak"
-_NSQDS = ("nsqd0", "nsqd1", "nsqd2")
-_LOOKUPDS = ("lookupd0", "lookupd1")
 _BATCH = 10
 _PIPELINE = 20
 
 MENU = (
-    (Kind("kill", 0.5, 6.0, 2), _NSQDS),
-    (Kind("stop", 0.5, 6.0, 2), _NSQDS),
-    (Kind("freeze", 0.5, 8.0, 2), _NSQDS),
-    (Kind("kill", 1.0, 6.0), _LOOKUPDS),
-    (Kind("freeze", 1.0, 6.0), _LOOKUPDS),
-    (Kind("delay", 2.0, 8.0), (*_NSQDS, *_LOOKUPDS)),
-    (Kind("split", 2.0, 8.0), _NSQDS),
-    (Kind("blackhole", 1.0, 8.0, 2), (*_NSQDS, *_LOOKUPDS)),
-    (Kind("refuse", 0.5, 5.0), (*_NSQDS, *_LOOKUPDS)),
-    (Kind("cut", 0.1, 0.1, 2), _NSQDS),
-    (Kind("garble", 0.1, 0.1, 2), (*_NSQDS, *_LOOKUPDS)),
+    (Kind("kill", 0.5, 6.0, 2), NSQDS),
+    (Kind("stop", 0.5, 6.0, 2), NSQDS),
+    (Kind("freeze", 0.5, 8.0, 2), NSQDS),
+    (Kind("kill", 1.0, 6.0), LOOKUPDS),
+    (Kind("freeze", 1.0, 6.0), LOOKUPDS),
+    *LINK_FAULTS,
 )
 
 
-class Original:
-    """One run's servers and work. Use it in a ``with``.
+class Original(Scene):
+    """Three nsqds that are registered at two nsqlookupds.
 
     Args:
-        rate: messages a second.
-        binaries: a folder with real servers; None: the embedded ones.
+        folder: for data and logs.
+        binaries: a folder with nsqd and nsqlookupd; None: the embedded ones.
     """
 
-    menu: Sequence[tuple[Kind, Sequence[str]]] = MENU
+    menu = MENU
 
     def __init__(self, folder: Path, rate: float, binaries: Path | None = None) -> None:
-        self.servers = OriginalServers(folder, binaries)
-        self.ledger = Ledger(("handlers", "batches", "plain", "few"))
-        self.consumers = Consumers(self.ledger)
-        self.publishers = Publishers(self.ledger)
-        self._rate = rate
-        self.links = Links()
-        self._fronts: dict[str, Address] = {}
+        super().__init__(("handlers", "batches", "plain", "few"), rate)
+        self.name = "original, embedded" if binaries is None else "original, real"
+        self._folder, self._binaries = folder, binaries
+        self._servers: dict[str, Server] = {}
         self._handlers = OriginalHandlers(self.consumers)
 
     @property
-    def name(self) -> str:
-        """What runs here, for people."""
-        return self.servers.name
+    def _nsqds(self) -> list[Server]:
+        return [self._servers[name] for name in NSQDS]
 
-    def __enter__(self) -> Original:
-        try:
-            self.servers.__enter__()
-            for nsqd in self.servers.nsqds:
-                self._fronts[nsqd.name] = self.links.open(nsqd.name, nsqd.tcp, (FRONT, nsqd.tcp.port))
-                with NsqdHTTPClient(*nsqd.http) as admin:
-                    admin.create_topic(TOPIC)
-                    for channel in self.ledger.channels:
-                        admin.create_channel(TOPIC, channel)
-            for lookupd in self.servers.lookupds:
-                self._fronts[lookupd.name] = self.links.open(lookupd.name, lookupd.http)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    def start_servers(self) -> None:
+        for name in LOOKUPDS:
+            lookupd = self._servers[name] = Server(name, self._program("nsqlookupd"), self._folder)
+            self.front(name, None, lookupd.http_address)
+        seeds = [f"-lookupd-tcp-address={self._servers[name].tcp_address}" for name in LOOKUPDS]
+        for name in NSQDS:
+            data = self._folder / f"data-{name}"
+            data.mkdir()
+            flags = (f"-data-path={data}", *_NSQD_FLAGS, *seeds)
+            nsqd = self._servers[name] = Server(name, self._program("nsqd"), self._folder, *flags)
+            self.front(name, nsqd.tcp_address, nsqd.http_address)
+            with NsqdHTTPClient(*nsqd.http_address) as admin:
+                admin.create_topic(TOPIC)
+                for channel in self.ledger.channels:
+                    admin.create_channel(TOPIC, channel)
+        for name in LOOKUPDS:
+            with LookupdHTTPClient(*self._servers[name].http_address) as client:
+                until(lambda client=client: len(client.nodes()["producers"]) == len(NSQDS))
 
-    def __exit__(self, *_: object) -> None:
-        self.links.__exit__()
-        self.servers.__exit__()
+    def stop_servers(self) -> None:
+        for server in reversed(self._servers.values()):
+            server.kill()
+            server.keep_log()
 
-    # Faults
+    def _program(self, kind: str) -> list[str]:
+        return [sys.executable, "-m", "nsq_fast", kind] if self._binaries is None else [str(self._binaries / kind)]
 
     def begin(self, fault: Fault) -> None:
-        """Let a fault of a server begin."""
-        server = self.servers.server(fault.target)
+        server = self._servers[fault.target]
         if fault.kind == "kill":
             server.kill()
-            if server.name in _NSQDS:
-                self.ledger.mark_killed(_NSQDS.index(server.name))
+            if server.name in NSQDS:
+                self.ledger.mark_killed(NSQDS.index(server.name))
         elif fault.kind == "stop":
-            server.terminate()
+            server.stop()
         else:
             server.freeze()
 
     def end(self, fault: Fault) -> None:
-        """End a fault of a server; returns when it serves again."""
+        server = self._servers[fault.target]
         if fault.kind == "freeze":
-            self.servers.server(fault.target).thaw()
+            server.thaw()
         else:
-            self.servers.server(fault.target).start()
-
-    # Work
+            server.start()
 
     def start(self) -> None:
-        """Begin to publish and to consume."""
-        lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in _LOOKUPDS]}
+        lookupds = self.lookupds
         start = self.consumers.start
         start(TOPIC, "handlers", message_handler=self._handlers.handle, concurrency=20, max_in_flight=60, **lookupds)
         start(TOPIC, "batches", batch_handler=self._handlers.handle_batch, max_in_flight=200, snappy=True, **lookupds)
@@ -372,9 +238,9 @@ class Original:
         self.consumers.iterate(TOPIC, "few", max_in_flight=2, low_ready_idle_timeout=0.5, **lookupds)
         # Of seven parts of the rate three go to an nsqd each, one is deferred, one pipelined, two come in batches.
         interval = 7 / self._rate
-        for place, name in enumerate(_NSQDS):
+        for place, name in enumerate(NSQDS):
             retries = place != 1
-            pinned = self.publishers.producer(nsqd_tcp_addresses=[self._fronts[name]], retry_unknown_outcome=retries)
+            pinned = self.publishers.producer(nsqd_tcp_addresses=[self.fronts[name]], retry_unknown_outcome=retries)
             self.publishers.every(interval, self._publish, pinned, place)
         anywhere = self.publishers.producer(**lookupds)
         self.publishers.every(interval, self._publish, anywhere, ANYWHERE, 300)
@@ -383,8 +249,7 @@ class Original:
         self.publishers.every(interval * _PIPELINE, self._publish_pipelined, lingering)
 
     def publish_some(self, count: int) -> None:
-        """Publish so many messages, one after the other, straight to the nsqds; raises when that fails."""
-        producer = self.publishers.producer(nsqd_tcp_addresses=[nsqd.tcp for nsqd in self.servers.nsqds])
+        producer = self.publishers.producer(nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in self._nsqds])
         for _ in range(count):
             numbers = self.ledger.begin()
             producer.publish(TOPIC, encode_body(numbers[0]))
@@ -406,40 +271,17 @@ class Original:
         for number, result in zip(numbers, results, strict=True):
             self.publishers.record((number,), began, result.get)
 
-    @property
-    def violations(self) -> list[str]:
-        """What should not be, in words; nothing that is special to this dialect."""
-        return []
+    def channels(self) -> list[dict[str, Any]]:
+        """With a row for what waits in the topic."""
 
-    # Servers' side
+        def ask(nsqd: Server) -> list[dict[str, Any]]:
+            with NsqdHTTPClient(*nsqd.http_address, timeout=5.0) as admin:
+                (topic,) = admin.stats(topic=TOPIC)["topics"] or ({"depth": 0, "channels": ()},)
+            waiting = {"channel_name": "topic", "depth": topic["depth"], "in_flight_count": 0, "deferred_count": 0}
+            return [waiting, *topic["channels"]]
 
-    def left(self) -> dict[str, int]:
-        """What the nsqds hold for the channels, by channel and state; what is 0 is left out."""
-        left: Counter[str] = Counter()
-        for reply in self._stats():
-            for topic in reply["topics"]:
-                left["waiting in the topic"] += topic["depth"]
-                for channel in topic["channels"]:
-                    left.update(held_by(channel))
-        return {state: count for state, count in left.items() if count}
-
-    def clients(self) -> list[dict[str, Any]]:
-        """What the nsqds say of the clients of their channels, each with its ``channel``."""
-        return [
-            {**client, "channel": channel["channel_name"]}
-            for reply in self._stats()
-            for topic in reply["topics"]
-            for channel in topic["channels"]
-            for client in channel.get("clients") or ()
-        ]
-
-    def _stats(self) -> list[dict[str, Any]]:
-        def ask(nsqd: Any) -> dict[str, Any]:
-            with NsqdHTTPClient(*nsqd.http, timeout=5.0) as admin:
-                return dict(admin.stats(topic=TOPIC))
-
-        asked = [spawn(ask, nsqd) for nsqd in self.servers.nsqds]
+        asked = [spawn(ask, nsqd) for nsqd in self._nsqds]
         try:
-            return [each.get() for each in asked]
+            return [channel for each in asked for channel in each.get()]
         except OSError as error:
             raise NsqError(f"/stats of an nsqd: {error}") from error

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import signal
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from os import kill
 from time import monotonic
@@ -21,48 +20,36 @@ from gevent.lock import Semaphore
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.names import Address
 from nsq_fast.runtime import Consumer, NsqdHTTPClient
 
-from .clients import Consumers, Publishers
-from .invariants import KeyOrder, Ledger, Turns, encode_body
-from .links import Links
-from .original import FRONT, MSG_TIMEOUT, held_by
+from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Scene
+from .invariants import KeyOrder, Turns, encode_body
 from .schedule import Fault, Kind
 
 TOPIC = "soak-ordered"
 KEYS = 12
 PARTITIONS = 3
 _CHANNELS = ("billing", "shipping")
-_NODES = ("nsqd0", "nsqd1", "nsqd2")
-_LOOKUPDS = ("lookupd0", "lookupd1")
 _LEADERS = tuple(f"partition{number}" for number in range(PARTITIONS))
 _PIPELINE = 5
 _SPECIAL = 1000
 
 MENU = (
-    (Kind("kill", 0.5, 6.0, 3), _NODES),
+    (Kind("kill", 0.5, 6.0, 3), NSQDS),
     (Kind("move", 0.1, 0.1, 4), _LEADERS),
     (Kind("freeze", 0.5, 4.0), ("cluster",)),
-    (Kind("delay", 2.0, 8.0), (*_NODES, *_LOOKUPDS)),
-    (Kind("split", 2.0, 8.0), _NODES),
-    (Kind("blackhole", 1.0, 8.0, 2), (*_NODES, *_LOOKUPDS)),
-    (Kind("refuse", 0.5, 5.0), (*_NODES, *_LOOKUPDS)),
-    (Kind("cut", 0.1, 0.1, 2), _NODES),
-    (Kind("garble", 0.1, 0.1, 2), (*_NODES, *_LOOKUPDS)),
+    *LINK_FAULTS,
 )
 
 
-class Redesigned:
-    """One run's cluster and work. Use it in a ``with``. ``rate``: messages a second."""
+class Redesigned(Scene):
+    """One run's cluster and work."""
 
-    menu: Sequence[tuple[Kind, Sequence[str]]] = MENU
+    name = "redesigned, embedded"
+    menu = MENU
 
     def __init__(self, rate: float) -> None:
-        self.ledger = Ledger(_CHANNELS)
-        self.consumers = Consumers(self.ledger)
-        self.publishers = Publishers(self.ledger)
-        self._rate = rate
+        super().__init__(_CHANNELS, rate)
         self._cluster = ClusterProcess(
             3,
             2,
@@ -71,8 +58,6 @@ class Redesigned:
             tcp_address="127.0.0.1:0",
             http_address="127.0.0.1:0",
         )
-        self.links = Links()
-        self._fronts: dict[str, Address] = {}
         self._orders = {channel: KeyOrder() for channel in _CHANNELS}
         self._turns = {channel: Turns() for channel in _CHANNELS}
         self._key_of = array("H")
@@ -81,32 +66,18 @@ class Redesigned:
         self._done_once: set[tuple[str, int]] = set()
         self._commands = Semaphore()  # one command at a time; a freeze is one that lasts
 
-    @property
-    def name(self) -> str:
-        """What runs here, for people."""
-        return "redesigned, embedded"
+    def start_servers(self) -> None:
+        self._cluster.start()
+        for name, nsqd in zip(NSQDS, self._cluster.nsqds, strict=True):
+            self.front(name, nsqd.tcp, nsqd.http)
+        for name, lookupd in zip(LOOKUPDS, self._cluster.lookupds, strict=True):
+            self.front(name, None, lookupd.http)
+        self._cluster.create_topic(TOPIC, PARTITIONS, 2, channels=_CHANNELS, ordered=True)
 
-    def __enter__(self) -> Redesigned:
-        try:
-            self._cluster.start()
-            for name, nsqd in zip(_NODES, self._cluster.nsqds, strict=True):
-                self._fronts[name] = self.links.open(name, nsqd.tcp, (FRONT, nsqd.tcp.port))
-            for name, lookupd in zip(_LOOKUPDS, self._cluster.lookupds, strict=True):
-                self._fronts[name] = self.links.open(name, lookupd.http)
-            self._cluster.create_topic(TOPIC, PARTITIONS, 2, channels=_CHANNELS, ordered=True)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.links.__exit__()
+    def stop_servers(self) -> None:
         self._cluster.kill()
 
-    # Faults
-
     def begin(self, fault: Fault) -> None:
-        """Let a fault of the cluster begin."""
         if fault.kind == "freeze":
             self._commands.acquire()  # a frozen cluster obeys nobody
             kill(self._cluster.pid, signal.SIGSTOP)
@@ -115,26 +86,22 @@ class Redesigned:
                 self._order(fault)
 
     def end(self, fault: Fault) -> None:
-        """End a fault of the cluster; returns when the node serves again."""
         if fault.kind == "freeze":
             kill(self._cluster.pid, signal.SIGCONT)
             self._commands.release()
         elif fault.kind == "kill":
             with self._commands:
-                self._cluster.restart_node(_NODES.index(fault.target))
+                self._cluster.restart_node(NSQDS.index(fault.target))
 
     def _order(self, fault: Fault) -> None:
         if fault.kind == "kill":
-            self._cluster.kill_node(_NODES.index(fault.target))
+            self._cluster.kill_node(NSQDS.index(fault.target))
             return
         with suppress(NsqError):  # no other replica is alive just now
             self._cluster.move_leader(TOPIC, _LEADERS.index(fault.target))
 
-    # Work
-
     def start(self) -> None:
-        """Begin to publish and to consume."""
-        lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in _LOOKUPDS]}
+        lookupds = self.lookupds
         for channel in _CHANNELS:
             self.consumers.start(TOPIC, channel, message_handler=self._handle, max_in_flight=30, **lookupds)
         producer = self.publishers.producer(**lookupds)
@@ -143,7 +110,6 @@ class Redesigned:
             self.publishers.every(interval, self._publish, producer, key, _PIPELINE)
 
     def publish_some(self, count: int) -> None:
-        """Publish about so many messages; raises when that fails."""
         lookupds = [f"http://{lookupd.http}" for lookupd in self._cluster.lookupds]
         producer = self.publishers.producer(lookupd_http_addresses=lookupds)
         for key in range(KEYS):
@@ -199,7 +165,6 @@ class Redesigned:
 
     @property
     def violations(self) -> list[str]:
-        """What should not be, in words."""
         late = [f"{channel}: {text}" for channel, order in self._orders.items() for text in order.violations]
         side_by_side = [
             f"{channel}: {turns.most} handlers of one partition at once"
@@ -208,26 +173,11 @@ class Redesigned:
         ]
         return [*late[:5], *([f"... {len(late):,} messages out of order"] if len(late) > 5 else []), *side_by_side]
 
-    # Servers' side
-
-    def left(self) -> dict[str, int]:
-        """What the leaders hold for the channels, by channel and state; what is 0 is left out."""
-        left: Counter[str] = Counter()
-        for channel in self._channels():
-            left.update(held_by(channel))
-        return {state: count for state, count in left.items() if count}
-
-    def clients(self) -> list[dict[str, Any]]:
-        """What the leaders say of the clients of their channels, each with its ``channel``."""
-        return [
-            {**client, "channel": channel["channel_name"]}
-            for channel in self._channels()
-            for client in channel["clients"] or ()
-        ]
-
-    def _channels(self) -> Iterator[dict[str, Any]]:
+    def channels(self) -> list[dict[str, Any]]:
+        """As the leaders show them."""
+        found: list[dict[str, Any]] = []
         for nsqd in self._cluster.nsqds:
             with NsqdHTTPClient(*nsqd.http, timeout=5.0) as admin:
-                for topic in admin.stats(topic=TOPIC)["topics"]:
-                    if topic["is_leader"]:
-                        yield from topic["channels"]
+                leading = [topic for topic in admin.stats(topic=TOPIC)["topics"] if topic["is_leader"]]
+            found += [channel for topic in leading for channel in topic["channels"]]
+        return found

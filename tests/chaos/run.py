@@ -7,11 +7,11 @@ import gc
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from gevent import Greenlet, joinall, sleep, spawn
 from gevent.event import Event
@@ -19,10 +19,10 @@ from greenlet import greenlet
 
 from nsq_fast.errors import NsqError
 
-from .clients import Consumers, Publishers
-from .invariants import Accounts, Ledger, Resources, Stuck, disagreements, growth
-from .links import KINDS, Links
-from .schedule import Fault, Kind, Schedule, plan
+from .clients import Scene
+from .invariants import Accounts, Resources, Stuck, disagreements, growth
+from .links import KINDS
+from .schedule import Fault, Schedule, plan
 
 WIDTH = 80
 _COLUMN = 11
@@ -77,27 +77,6 @@ _EXTRA = 200
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Tell = Callable[[str], object]
-
-
-class Scene(Protocol):
-    """Servers of a dialect with the work on them: ``Original``, ``Redesigned``."""
-
-    menu: Sequence[tuple[Kind, Sequence[str]]]
-    ledger: Ledger
-    consumers: Consumers
-    publishers: Publishers
-    links: Links
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def violations(self) -> list[str]: ...
-    def begin(self, fault: Fault) -> None: ...
-    def end(self, fault: Fault) -> None: ...
-    def start(self) -> None: ...
-    def publish_some(self, count: int) -> None: ...
-    def left(self) -> dict[str, int]: ...
-    def clients(self) -> list[dict[str, Any]]: ...
 
 
 @dataclasses.dataclass

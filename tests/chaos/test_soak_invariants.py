@@ -25,6 +25,9 @@ from chaos.invariants import (
     encode_body,
     growth,
 )
+from chaos.original import MENU
+from chaos.redesigned import MENU as ORDERED_MENU
+from chaos.schedule import CALM, MOST_AT_ONCE, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,17 +84,12 @@ def test_a_publish_of_unknown_outcome_may_come_or_not() -> None:
     assert (ledger.unknown, ledger.came_though_unknown()) == (2, 1)
 
 
-def test_a_publish_that_never_ends_is_told() -> None:
+def test_a_publish_that_never_ends_and_a_message_that_nobody_published_are_told() -> None:
     ledger = Ledger(CHANNELS)
     ledger.begin(count=2)
+    finish(ledger, 7)
     assert not ledger.is_done()
-    assert ledger.violations() == ["2 publishes never came to an end"]
-
-
-def test_a_message_that_nobody_published_is_told() -> None:
-    ledger = published(1)
-    finish(ledger, 0, 7)
-    assert ledger.violations() == ["2 messages came that nobody published"]
+    assert ledger.violations() == ["2 messages came that nobody published", "2 publishes never came to an end"]
 
 
 def test_a_killed_nsqd_takes_what_it_alone_had_and_nothing_else() -> None:
@@ -110,17 +108,10 @@ def test_a_killed_nsqd_takes_what_it_alone_had_and_nothing_else() -> None:
 def test_what_is_somewhere_is_forgiven_whichever_nsqd_is_killed() -> None:
     ledger = Ledger(CHANNELS)
     ledger.mark_stored(ledger.begin(count=2))
-    finish(ledger, 0)
+    finish(ledger, 0, 0)  # duplicates are counted and allowed
     ledger.mark_killed(2)
     assert ledger.violations() == []
-    assert ledger.forgiven["one"] == 1
-
-
-def test_duplicates_are_counted_and_allowed() -> None:
-    ledger = published(2)
-    finish(ledger, 0, 1, 1, 1)
-    assert ledger.duplicated("one") == 1
-    assert ledger.violations() == []
+    assert (ledger.forgiven["one"], ledger.duplicated("one")) == (1, 1)
 
 
 def raises(error: Exception) -> Callable[[], None]:
@@ -210,21 +201,13 @@ def test_a_connection_that_stays_without_messages_in_a_calm_is_stuck(sample: Con
     assert stuck.violations == [f"c, nsqd n:1: {says}, {PATIENCE:.0f} s into a calm"]
 
 
-@pytest.mark.parametrize("sample", [connection(rdy=1), connection(in_flight=1), connection(excused=True)])
-def test_a_connection_that_works_or_may_rest_is_not_stuck(sample: ConnectionSample) -> None:
-    stuck = Stuck()
-    stuck.begin_calm(0.0)
-    for now in range(60):
-        stuck.sample(float(now), [sample])
-    assert stuck.violations == []
-
-
-def test_a_connection_that_recovers_or_goes_is_not_stuck() -> None:
+@pytest.mark.parametrize("well", [connection(rdy=1), connection(in_flight=1), connection(excused=True), None], ids=str)
+def test_a_connection_that_works_or_may_rest_or_goes_is_not_stuck(well: ConnectionSample | None) -> None:
     stuck = Stuck()
     stuck.begin_calm(0.0)
     for now in range(0, 60, 4):
         stuck.sample(float(now), [connection()])
-        stuck.sample(now + 2.0, [connection(rdy=1)] if now % 8 else [])
+        stuck.sample(now + 2.0, [well] if well else [])
     assert stuck.violations == []
 
 
@@ -283,3 +266,38 @@ def test_a_changed_body_gives_nothing(number: int, data: st.DataObject) -> None:
     body[at] ^= data.draw(st.integers(1, 255))
     assert decode_body(bytes(body)) is None
     assert decode_body(bytes(body[:at])) is None
+
+
+# The schedule: a seed gives it whole, and it keeps its own rules
+
+seeds = st.integers(0, 10**6)
+lengths = st.floats(2 * CALM + 1, 3000)
+
+
+@given(seeds, lengths, st.sampled_from([MENU, ORDERED_MENU]))
+def test_a_seed_gives_the_same_faults_each_time(seed: int, seconds: float, menu: object) -> None:
+    assert plan(seed, seconds, menu) == plan(seed, seconds, menu)
+
+
+@given(seeds, lengths)
+def test_nothing_is_wrong_in_a_calm_and_a_run_ends_with_one(seed: int, seconds: float) -> None:
+    schedule = plan(seed, seconds, MENU)
+    assert schedule.calms[-1][1] == seconds
+    for start, end in schedule.calms:
+        assert end - start >= CALM - 1e-6
+        assert not [fault for fault in schedule.faults if fault.at < end and fault.until > start + 0.11]
+
+
+@given(seeds, lengths)
+def test_a_target_has_one_fault_at_a_time_and_a_moment_few(seed: int, seconds: float) -> None:
+    faults = plan(seed, seconds, MENU).faults
+    assert list(faults) == sorted(faults)
+    for fault in faults:
+        others = [each for each in faults if each.at <= fault.at < each.until - 0.11]
+        assert len(others) <= MOST_AT_ONCE
+        assert len({each.target for each in others}) == len(others)
+
+
+def test_every_kind_befalls_every_target_in_an_hour() -> None:
+    happened = {(fault.kind, fault.target) for fault in plan(1, 3600, MENU).faults}
+    assert happened == {(kind.name, target) for kind, targets in MENU for target in targets}

@@ -3,95 +3,32 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.commands import Servers, run
 from support.waiting import until
 
-from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.cli import main
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
-
-
-class Original:
-    """nsqds of the original and an nsqlookupd."""
-
-    def __init__(self, tcp: list[Any], http: list[Any], lookupd: Any) -> None:
-        self.tcp, self.lookupd = tcp, lookupd
-        self.nsqds = [NsqdHTTPClient.from_url(tuple(address)) for address in http]
-        self.lookup = LookupdHTTPClient.from_url(tuple(lookupd))
-
-    def admin(self, *arguments: str) -> Result:
-        return run("admin", *arguments, "--lookupd", "{}:{}".format(*self.lookupd))
-
-    def channels(self, topic: str) -> list[dict[str, Any]]:
-        """The channels of a topic, of all nsqds."""
-        found = [(nsqd.stats(topic=topic)["topics"] or ()) for nsqd in self.nsqds]
-        return [channel for topics in found for each in topics for channel in each["channels"]]
-
-    def topics(self, topic: str) -> list[dict[str, Any]]:
-        return [each for nsqd in self.nsqds for each in (nsqd.stats(topic=topic)["topics"] or ())]
-
-
-def start_original(kind: str, stack: ExitStack, folders: pytest.TempPathFactory) -> Original:
-    if kind == "embedded":
-        broker = stack.enter_context(BrokerProcess(nsqds=2))
-        nsqds = broker.nsqds
-        return Original([each.tcp for each in nsqds], [each.http for each in nsqds], broker.lookupd.http)
-    if find_server("nsqd") is None or find_server("nsqlookupd") is None:
-        pytest.skip(f"no real nsqd and nsqlookupd below {SERVERS}")
-    lookupd = RealLookupd()
-    stack.callback(lookupd.kill)
-    flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    real = [RealNsqd(folders.mktemp("nsqd"), flag) for _ in range(2)]
-    for each in real:
-        stack.callback(each.kill)
-    return Original([each.tcp_address for each in real], [each.http_address for each in real], lookupd.http_address)
-
-
-@pytest.fixture(scope="module", params=["embedded", "real"])
-def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Original]:
-    with ExitStack() as stack:
-        yield start_original(request.param, stack, tmp_path_factory)
-
 
 @pytest.fixture
-def topic() -> str:
-    return f"t{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def filled(original: Original, topic: str) -> Original:
+def filled(broker: Servers, topic: str) -> Servers:
     """Both nsqds have the topic, its channel ``c`` and three messages."""
-    for nsqd in original.nsqds:
-        nsqd.create_topic(topic)
-        nsqd.create_channel(topic, "c")
-        nsqd.multipublish(topic, [b"1", b"2", b"3"])
-    until(lambda: len(original.lookup.lookup(topic)["producers"]) == 2)
-    until(lambda: original.lookup.channels(topic)["channels"] == ["c"])
-    return original
+    broker.make(topic)
+    for client in broker.clients:
+        client.multipublish(topic, [b"1", b"2", b"3"])
+    return broker
 
 
-def test_a_topic_is_created_before_an_nsqd_has_it(original: Original, topic: str) -> None:
-    created = original.admin("create", topic, "c")
+def test_a_topic_is_created_before_an_nsqd_has_it(broker: Servers, topic: str) -> None:
+    created = broker.admin("create", topic, "c")
     assert created.exit_code == 0, created.output
     assert "first message" in created.output
-    assert original.lookup.channels(topic)["channels"] == ["c"]
-    original.nsqds[0].publish(topic, b"x")
-    until(lambda: [each["depth"] for each in original.channels(topic)] == [1])
+    assert broker.lookup.channels(topic)["channels"] == ["c"]
+    broker.clients[0].publish(topic, b"x")
+    until(lambda: [each["depth"] for each in broker.channels(topic)] == [1])
 
 
-def test_a_channel_is_created_and_deleted_on_every_nsqd(filled: Original, topic: str) -> None:
+def test_a_channel_is_created_and_deleted_on_every_nsqd(filled: Servers, topic: str) -> None:
     assert filled.admin("create", topic, "new").output.count("done") == 2
     assert sorted(each["channel_name"] for each in filled.channels(topic)) == ["c", "c", "new", "new"]
     assert filled.admin("delete", topic, "new").output.count("done") == 2
@@ -99,7 +36,7 @@ def test_a_channel_is_created_and_deleted_on_every_nsqd(filled: Original, topic:
     until(lambda: filled.lookup.channels(topic)["channels"] == ["c"])
 
 
-def test_a_topic_is_deleted_on_every_nsqd(filled: Original, topic: str) -> None:
+def test_a_topic_is_deleted_on_every_nsqd(filled: Servers, topic: str) -> None:
     assert filled.admin("delete", topic).output.count("done") == 2
     assert filled.topics(topic) == []
     assert topic not in filled.lookup.topics()["topics"]
@@ -108,7 +45,7 @@ def test_a_topic_is_deleted_on_every_nsqd(filled: Original, topic: str) -> None:
     assert "TOPIC_NOT_FOUND" in again.output
 
 
-def test_a_channel_is_emptied_and_paused(filled: Original, topic: str) -> None:
+def test_a_channel_is_emptied_and_paused(filled: Servers, topic: str) -> None:
     assert filled.admin("pause", topic, "c").exit_code == 0
     assert all(each["paused"] for each in filled.channels(topic))
     assert filled.admin("unpause", topic, "c").exit_code == 0
@@ -118,10 +55,10 @@ def test_a_channel_is_emptied_and_paused(filled: Original, topic: str) -> None:
     assert [each["depth"] for each in filled.channels(topic)] == [0, 0]
 
 
-def test_a_topic_is_emptied_and_paused(filled: Original, topic: str) -> None:
+def test_a_topic_is_emptied_and_paused(filled: Servers, topic: str) -> None:
     assert filled.admin("pause", topic).exit_code == 0
     assert all(each["paused"] for each in filled.topics(topic))
-    filled.nsqds[0].publish(topic, b"waits")
+    filled.clients[0].publish(topic, b"waits")
     until(lambda: sum(each["depth"] for each in filled.topics(topic)) >= 1)
     assert filled.admin("empty", topic).exit_code == 0
     assert [each["depth"] for each in filled.topics(topic)] == [0, 0]
@@ -140,7 +77,7 @@ def test_a_topic_is_emptied_and_paused(filled: Original, topic: str) -> None:
     ],
 )
 def test_what_only_a_redesigned_nsqd_can_is_explained(
-    filled: Original, topic: str, order: tuple[str, ...], cure: str
+    filled: Servers, topic: str, order: tuple[str, ...], cure: str
 ) -> None:
     refused = filled.admin(order[0], topic, *order[1:])
     assert refused.exit_code == 1
@@ -149,22 +86,22 @@ def test_what_only_a_redesigned_nsqd_can_is_explained(
 
 
 @pytest.mark.parametrize("order", [("expand", "3"), ("move-leader", "0", "n"), ("cluster",)])
-def test_what_only_a_redesigned_lookupd_can_is_explained(filled: Original, topic: str, order: tuple[str, ...]) -> None:
+def test_what_only_a_redesigned_lookupd_can_is_explained(filled: Servers, topic: str, order: tuple[str, ...]) -> None:
     arguments = order if order == ("cluster",) else (order[0], topic, *order[1:])
     refused = filled.admin(*arguments)
     assert refused.exit_code == 1
     assert "original NSQ" in refused.output or "has no leader" in refused.output
 
 
-def test_an_unknown_channel_is_named(filled: Original, topic: str) -> None:
+def test_an_unknown_channel_is_named(filled: Servers, topic: str) -> None:
     refused = filled.admin("pause", topic, "none")
     assert refused.exit_code == 1
     assert "CHANNEL_NOT_FOUND" in refused.output
 
 
 @pytest.mark.parametrize("flag", [("--partitions", "2"), ("--replicas", "2"), ("--ordered",), ("--extend",)])
-def test_what_a_topic_of_the_original_has_not_is_refused(original: Original, topic: str, flag: tuple[str, ...]) -> None:
-    refused = original.admin("create", topic, *flag)
+def test_what_a_topic_of_the_original_has_not_is_refused(broker: Servers, topic: str, flag: tuple[str, ...]) -> None:
+    refused = broker.admin("create", topic, *flag)
     assert refused.exit_code == 2
     assert f"{flag[0]}: a topic of the original NSQ has none" in refused.output
 
@@ -172,31 +109,10 @@ def test_what_a_topic_of_the_original_has_not_is_refused(original: Original, top
 # --- redesigned ------------------------------------------------------------------------------------------------------
 
 
-class Redesigned:
-    def __init__(self, cluster: ClusterProcess) -> None:
-        self.cluster = cluster
-        self.tcp = [each.tcp for each in cluster.nsqds]
-        self.lookupd = cluster.lookupds[0].http
-        self.nsqds = [NsqdHTTPClient.from_url(tuple(each.http)) for each in cluster.nsqds]
-
-    def admin(self, *arguments: str) -> Result:
-        return run("admin", *arguments, "--lookupd", "{}:{}".format(*self.lookupd))
-
-    def channels(self, topic: str) -> list[dict[str, Any]]:
-        found = [(nsqd.stats(topic=topic)["topics"] or ()) for nsqd in self.nsqds]
-        return [channel for topics in found for each in topics if each["is_leader"] for channel in each["channels"]]
-
-
-@pytest.fixture(scope="module")
-def redesigned() -> Iterator[Redesigned]:
-    with ClusterProcess(nodes=2, lookupds=2, kind=True) as cluster:
-        yield Redesigned(cluster)
-
-
-def test_redesigned_topics_and_channels_are_created_and_deleted(redesigned: Redesigned, topic: str) -> None:
+def test_redesigned_topics_and_channels_are_created_and_deleted(redesigned: Servers, topic: str) -> None:
     created = redesigned.admin("create", topic, "--partitions", "2", "--replicas", "2", "--ordered")
     assert created.exit_code == 0, created.output
-    lookup = LookupdHTTPClient.from_url(tuple(redesigned.lookupd))
+    lookup = redesigned.lookup
     until(lambda: len(lookup.lookup(topic, access="r", metainfo=True)["partitions"]) == 2)
     meta = lookup.lookup(topic, access="r", metainfo=True)["meta"]
     assert (meta["partition_num"], meta["replica"]) == (2, 2)
@@ -208,12 +124,11 @@ def test_redesigned_topics_and_channels_are_created_and_deleted(redesigned: Rede
     until(lambda: topic not in lookup.topics()["topics"])
 
 
-def test_redesigned_channels_are_paused_and_emptied(redesigned: Redesigned, topic: str, tmp_path: Path) -> None:
-    redesigned.cluster.create_topic(topic, 2, 1, channels=["c"])
-    redesigned.cluster.wait_stable()
+def test_redesigned_channels_are_paused_and_emptied(redesigned: Servers, topic: str, tmp_path: Path) -> None:
+    redesigned.make(topic, 2)
     lines = tmp_path / "lines"
     lines.write_text("a\nb\nc\nd\n")
-    published = run("pub", topic, str(lines), "--lookupd", "{}:{}".format(*redesigned.lookupd))
+    published = run("pub", topic, str(lines), *redesigned.flag)
     assert published.exit_code == 0, published.output
     assert redesigned.admin("pause", topic, "c", "--partition", "1").output.count("done") == 1
     assert sorted(each["paused"] for each in redesigned.channels(topic)) == [False, True]
@@ -224,7 +139,7 @@ def test_redesigned_channels_are_paused_and_emptied(redesigned: Redesigned, topi
 
 
 @pytest.mark.parametrize("action", ["empty", "pause", "unpause"])
-def test_a_redesigned_topic_as_a_whole_is_refused(redesigned: Redesigned, topic: str, action: str) -> None:
+def test_a_redesigned_topic_as_a_whole_is_refused(redesigned: Servers, topic: str, action: str) -> None:
     redesigned.cluster.create_topic(topic)
     refused = redesigned.admin(action, topic)
     assert refused.exit_code == 2
@@ -234,37 +149,12 @@ def test_a_redesigned_topic_as_a_whole_is_refused(redesigned: Redesigned, topic:
 # --- pub and tail ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["embedded", "real", "redesigned"])
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Servers of either kind."""
-    with ExitStack() as stack:
-        if request.param == "redesigned":
-            yield Redesigned(stack.enter_context(ClusterProcess(nodes=2, lookupds=2, kind=True)))
-        else:
-            yield start_original(request.param, stack, tmp_path_factory)
-
-
-@pytest.fixture
-def flag(servers: Any, topic: str) -> tuple[str, ...]:
-    """Servers that have the topic, with the channel ``c``."""
-    if isinstance(servers, Redesigned):
-        servers.cluster.create_topic(topic, 2, 1, channels=["c"])
-        servers.cluster.wait_stable()
-    else:
-        for nsqd in servers.nsqds:
-            nsqd.create_topic(topic)
-            nsqd.create_channel(topic, "c")
-        until(lambda: len(servers.lookup.lookup(topic)["producers"]) == 2)
-    return ("--lookupd", "{}:{}".format(*servers.lookupd))
-
-
-def test_tail_prints_json_with_what_it_knows_of_a_message(
-    servers: Any, flag: tuple[str, ...], topic: str, tmp_path: Path
-) -> None:
+def test_tail_prints_json_with_what_it_knows_of_a_message(servers: Servers, topic: str, tmp_path: Path) -> None:
+    servers.make(topic, 2)
     lines = tmp_path / "lines"
     lines.write_bytes(b"text\n\xff\xfe\n")
-    assert run("pub", topic, str(lines), *flag).exit_code == 0
-    printed = run("tail", topic, "-n", "2", "--channel", "c", "--json", *flag)
+    assert run("pub", topic, str(lines), *servers.flag).exit_code == 0
+    printed = run("tail", topic, "-n", "2", "--channel", "c", "--json", *servers.flag)
     assert printed.exit_code == 0, printed.output
     found = [json.loads(line) for line in printed.stdout.splitlines()]
     assert sorted(each.get("body", "") for each in found) == ["", "text"]
@@ -274,21 +164,20 @@ def test_tail_prints_json_with_what_it_knows_of_a_message(
         assert len(each["id"]) in (16, 32)
         assert each["time"].endswith("Z")
         assert isinstance(each["timestamp"], int)
-        assert ("partition" in each) is isinstance(servers, Redesigned)
+        assert ("partition" in each) is bool(servers.cluster)
 
 
-def test_tail_keeps_what_it_does_not_print(servers: Any, flag: tuple[str, ...], topic: str, tmp_path: Path) -> None:
-    if isinstance(servers, Redesigned):  # a topic without a channel takes nothing there
-        assert run("admin", "delete", topic, "c", *flag).exit_code == 0
-        assert run("admin", "create", topic, "tail", *flag).exit_code == 0
-    else:
-        assert run("admin", "delete", topic, "c", *flag).exit_code == 0
+def test_tail_keeps_what_it_does_not_print(servers: Servers, topic: str, tmp_path: Path) -> None:
+    servers.make(topic, 2)
+    assert servers.admin("delete", topic, "c").exit_code == 0
+    if servers.cluster:  # a topic without a channel takes nothing there
+        assert servers.admin("create", topic, "tail").exit_code == 0
     lines = tmp_path / "lines"
     lines.write_text("".join(f"{number}\n" for number in range(5)))
-    assert run("pub", topic, str(lines), *flag).exit_code == 0
+    assert run("pub", topic, str(lines), *servers.flag).exit_code == 0
     seen: list[str] = []
     for count in ("2", "2", "1"):
-        printed = run("tail", topic, "-n", count, "--take-backlog", *flag)
+        printed = run("tail", topic, "-n", count, "--take-backlog", *servers.flag)
         assert printed.exit_code == 0, printed.output
         assert "--channel tail" in printed.stderr
         seen += printed.stdout.splitlines()
@@ -300,21 +189,20 @@ def test_tail_says_what_taking_the_backlog_does() -> None:
     assert "from the channel 'tail', which is made and stays" in text
 
 
-def test_pub_defers(original: Original, topic: str, tmp_path: Path) -> None:
+def test_pub_defers(broker: Servers, topic: str, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("a\nb\n")
-    original.nsqds[0].create_topic(topic)
-    original.nsqds[0].create_channel(topic, "c")
-    published = run("pub", topic, str(lines), "--defer", "30m", "--nsqd", "{}:{}".format(*original.tcp[0]))
+    broker.clients[0].create_topic(topic)
+    broker.clients[0].create_channel(topic, "c")
+    published = run("pub", topic, str(lines), "--defer", "30m", "--nsqd", str(broker.nsqd.tcp))
     assert published.exit_code == 0, published.output
     assert "published 2 messages" in published.output
-    until(lambda: [each["deferred_count"] for each in original.channels(topic)] == [2])
+    until(lambda: [each["deferred_count"] for each in broker.channels(topic)] == [2])
 
 
-def test_pub_puts_a_key_or_a_partition_where_it_belongs(redesigned: Redesigned, topic: str, tmp_path: Path) -> None:
-    redesigned.cluster.create_topic(topic, 2, 1, channels=["c"])
-    redesigned.cluster.wait_stable()
-    flag = ("--lookupd", "{}:{}".format(*redesigned.lookupd))
+def test_pub_puts_a_key_or_a_partition_where_it_belongs(redesigned: Servers, topic: str, tmp_path: Path) -> None:
+    redesigned.make(topic, 2)
+    flag = redesigned.flag
     lines = tmp_path / "lines"
     lines.write_text("a\nb\nc\n")
     for options in (("--partition", "1"), ("--key", "k"), ("--key", "k")):
@@ -327,6 +215,6 @@ def test_pub_puts_a_key_or_a_partition_where_it_belongs(redesigned: Redesigned, 
 
 
 @pytest.mark.parametrize("options", [("--key", "k", "--partition", "1"), ("--defer", "-1s"), ("--partition", "-1")])
-def test_pub_refuses_what_does_not_fit(original: Original, topic: str, options: tuple[str, ...]) -> None:
-    refused = run("pub", topic, *options, "--nsqd", "{}:{}".format(*original.tcp[0]))
+def test_pub_refuses_what_does_not_fit(broker: Servers, topic: str, options: tuple[str, ...]) -> None:
+    refused = run("pub", topic, *options, "--nsqd", str(broker.nsqd.tcp))
     assert refused.exit_code == 2

@@ -77,54 +77,60 @@ def test_consume_writes_every_round_with_versions_machine_and_settings(tmp_path:
             assert each["server_cpu_seconds"] >= 0
 
 
-@pytest.mark.parametrize("mode", ["single", "concurrent", "batch"])
-def test_publish_has_three_modes(tmp_path: Path, mode: str) -> None:
-    run = measured(tmp_path, "publish", "--mode", mode, "--count", "1000", "--rounds", "1", *OURS)
-    (each,) = rounds_of(run)
-    assert each["messages"] == 1000
-    assert bool(each["latency_us"]) is (mode == "single")
+FACES = ("nsq_fast", "nsq_fast aio", "nsq_fast threads")
+FLOORED = ("nsq_fast", "floor: core")
 
 
-def test_roundtrip_gives_latency_in_a_closed_loop(tmp_path: Path) -> None:
-    run = measured(tmp_path, "roundtrip", "--count", "300", "--rounds", "1", *OURS, "--client", "floor: core")
-    for client in ("nsq_fast", "floor: core"):
-        latency = dict(map(tuple, rounds_of(run, client)[0]["latency_us"]))
-        assert 0 < latency[0] <= latency[50] <= latency[95] <= latency[99] <= latency[100]
+@pytest.mark.parametrize(
+    ("arguments", "clients", "messages", "has_latency"),
+    [
+        ("publish --mode single --count 1000", FACES, 1000, True),
+        ("publish --mode concurrent --count 1000", FACES, 1000, False),
+        ("publish --mode batch --count 1000", FACES, 1000, False),
+        ("roundtrip --count 1000", ("nsq_fast", "nsq_fast aio", "floor: core"), 899, True),
+        ("consume --connections 3 --count 2000", FLOORED, 1799, False),
+        ("idle --connections 10 --duration 0.2 --settle 0.3", FACES, 0, False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_kind_is_measured(
+    tmp_path: Path, arguments: str, clients: tuple[str, ...], messages: int, has_latency: bool
+) -> None:
+    named = [word for name in clients for word in ("--client", name)]
+    run = measured(tmp_path, *arguments.split(), "--rounds", "1", *named)
+    for client in clients:
+        (each,) = rounds_of(run, client)
+        assert each["messages"] == messages
+        shares = [share for share, _ in each["latency_us"]]
+        values = [value for _, value in each["latency_us"]]
+        assert bool(shares) is has_latency
+        assert (shares, values) == (sorted(shares), sorted(values))
 
 
-@pytest.mark.parametrize("kind", [("roundtrip",), ("consume", "--settle", "4")], ids=lambda kind: kind[0])
-def test_an_open_loop_keeps_its_rate_whatever_the_client_does(tmp_path: Path, kind: tuple[str, ...]) -> None:
-    """A consumer that starts later than the load finds a backlog: it has time to start."""
-    clients = (*OURS, "--client", "floor: core")
-    run = measured(tmp_path, *kind, "--rate", "1000", "--count", "1600", "--rounds", "1", "--unbuffered", *clients)
-    for client in ("nsq_fast", "floor: core"):
+@pytest.mark.parametrize(
+    ("kind", "clients"),
+    [
+        ("roundtrip --unbuffered", FLOORED),
+        ("consume --unbuffered --settle 4", FLOORED),  # who starts later than the load finds a backlog
+        ("publish", (*FLOORED, "nsq_fast aio")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_open_loop_keeps_its_rate_whatever_the_client_does(
+    tmp_path: Path, kind: str, clients: tuple[str, ...]
+) -> None:
+    named = [word for name in clients for word in ("--client", name)]
+    run = measured(tmp_path, *kind.split(), "--rate", "1000", "--count", "1600", "--rounds", "1", *named)
+    for client in clients:
         (each,) = rounds_of(run, client)
         assert 50 < each["messages"] / each["seconds"] < 1300
         assert len(each["latency_us"]) > 5
-
-
-def test_the_floor_publishes_at_a_rate(tmp_path: Path) -> None:
-    done = measured(tmp_path, "publish", "--rate", "1000", "--count", "400", "--rounds", "1", "--client", "floor: core")
-    (each,) = rounds_of(done, "floor: core")
-    assert 50 < each["messages"] / each["seconds"] < 1300
-    assert len(each["latency_us"]) > 5
 
 
 def test_ordered_runs_on_the_embedded_cluster(tmp_path: Path) -> None:
     run = measured(tmp_path, "ordered", "--count", "400", "--rounds", "1", "--partitions", "2", *OURS)
     assert rounds_of(run)[0]["messages"] > 300
     assert run["scenarios"][0]["server"] == "embedded cluster"
-
-
-def test_idle_holds_many_connections_to_one_nsqd(tmp_path: Path) -> None:
-    arguments = ("idle", "--connections", "10", "--duration", "0.2", "--settle", "0.3", "--rounds", "1")
-    assert rounds_of(measured(tmp_path, *arguments, *OURS))[0]["messages"] == 0
-
-
-def test_clients_hold_several_connections_to_one_nsqd(tmp_path: Path) -> None:
-    run = measured(tmp_path, "consume", "--connections", "3", *SMALL, *OURS, "--client", "floor: core")
-    for client in ("nsq_fast", "floor: core"):
-        assert [each["messages"] for each in rounds_of(run, client)] == [2000 - 1 - 200] * 2
 
 
 def test_without_a_count_a_client_is_kept_busy_for_the_duration(tmp_path: Path) -> None:
@@ -251,23 +257,25 @@ def test_a_run_that_is_settled_is_left_as_it_is(suite_run: Path, unsettled_run: 
     assert results.load(target) == unsettled_run
 
 
-def test_rounds_of_other_code_are_not_added(unsettled_run: results.Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("code", "run.json is of another machine or other code: nsq_fast: 0.0.1, now "),
+        ("server", "consume was measured with nsqd v0.0.1, and this is "),
+    ],
+)
+def test_rounds_of_something_else_are_not_added(
+    unsettled_run: results.Run, tmp_path: Path, what: str, says: str
+) -> None:
     path = tmp_path / "run.json"
-    unsettled_run.about.nsq_fast = "0.0.1"
+    if what == "code":
+        unsettled_run.about.nsq_fast = "0.0.1"
+    else:
+        unsettled_run.scenarios[0].server = "nsqd v0.0.1"
     path.write_text(results.as_json(unsettled_run))
     done = bench("suite", "--more", str(path))
     assert done.exit_code == 2
-    assert "run.json is of another machine or other code: nsq_fast: 0.0.1, now " in done.output
-    assert results.load(path) == unsettled_run
-
-
-def test_rounds_on_another_server_are_not_added(unsettled_run: results.Run, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    unsettled_run.scenarios[0].server = "nsqd v0.0.1"
-    path.write_text(results.as_json(unsettled_run))
-    done = bench("suite", "--more", str(path))
-    assert done.exit_code == 2
-    assert "consume was measured with nsqd v0.0.1, and this is " in done.output
+    assert says in done.output
     assert results.load(path) == unsettled_run
 
 
@@ -351,15 +359,9 @@ def test_the_readme_gets_ratios_between_its_marks_and_charts_beside(suite_run: P
         assert xml.etree.ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
 
 
-@pytest.mark.parametrize("flag", ["--html", "--docs"])
-def test_a_report_on_a_full_disk_is_one_line(suite_run: Path, flag: str) -> None:
-    done = bench("report", str(suite_run), flag, "/dev/full")
-    assert done.exit_code == 1
-    assert done.output == "Error: cannot write /dev/full: No space left on device\n"
-
-
-def test_a_run_that_cannot_be_written_is_one_line() -> None:
-    done = bench("codec", "--rounds", "1", "--json", "/dev/full")
+@pytest.mark.parametrize("arguments", [("report", "RUN", "--html"), ("report", "RUN", "--docs"), ("codec", "--json")])
+def test_a_file_that_cannot_be_written_is_one_line(suite_run: Path, arguments: tuple[str, ...]) -> None:
+    done = bench(*(str(suite_run) if each == "RUN" else each for each in arguments), "/dev/full")
     assert done.exit_code == 1
     assert done.output.splitlines()[-1] == "Error: cannot write /dev/full: No space left on device"
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from click.testing import CliRunner, Result
 from gevent import subprocess as gevent_subprocess
 from support.cluster import Standalone
+from support.commands import Servers, run
 from support.http import ask
-from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.servers import SERVERS, find_server
 from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.broker.process import ServerAddresses
-from nsq_fast.cli import main
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
@@ -36,74 +34,20 @@ from nsq_fast.testing import FaultyLink
 LIMIT = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Servers:
-    """Two nsqds and the nsqlookupd they are registered with."""
-
-    nsqds: list[ServerAddresses]
-    lookupd: ServerAddresses
-
-    @property
-    def nsqd(self) -> ServerAddresses:
-        return self.nsqds[0]
-
-
-@pytest.fixture(scope="module", params=["embedded", "original"])
-def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    if request.param == "embedded":
-        with BrokerProcess(nsqds=2) as broker:
-            yield Servers(broker.nsqds, broker.lookupd)
-        return
-    if find_server("nsqd") is None or find_server("nsqlookupd") is None:
-        pytest.skip(f"no real nsqd and nsqlookupd below {SERVERS}")
-    with ExitStack() as stack:
-        yield start_original(stack, tmp_path_factory)
-
-
-def start_original(stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Servers:
-    lookupd = RealLookupd()
-    stack.callback(lookupd.kill)
-    nsqds = []
-    for _ in range(2):
-        seed = f"-lookupd-tcp-address={lookupd.tcp_address}"
-        nsqds.append(RealNsqd(tmp_path_factory.mktemp("nsqd"), seed))
-        stack.callback(nsqds[-1].kill)
-    with LookupdHTTPClient.from_url(lookupd.http_address) as client:
-        until(lambda: len(client.nodes()["producers"]) == len(nsqds))
-    addresses = [ServerAddresses(each.tcp_address, each.http_address) for each in (lookupd, *nsqds)]
-    return Servers(addresses[1:], addresses[0])
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{uuid.uuid4().hex[:8]}"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
 def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
-    """Publish what comes over a pipe; return the exit code and what was written to stderr."""
-    command = [sys.executable, "-m", "nsq_fast", "pub", topic, *arguments]
-    done = subprocess.run(command, input=lines, capture_output=True, timeout=LIMIT, check=False)
-    assert done.stdout == b""
-    return done.returncode, done.stderr.decode()
+    """Publish what a file has; return the exit code and what was written to stderr."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(lines)
+        file.flush()
+        done = run("pub", topic, file.name, *arguments)
+    assert done.stdout == ""
+    return done.exit_code, done.stderr
 
 
 def run_beside(_link: object, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """A command in a process of its own, while this one serves a link."""
     command = [sys.executable, "-m", "nsq_fast", *arguments]
     return gevent_subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
-
-
-def depth(broker: Servers, topic: str) -> list[int]:
-    """The topic's depth on each nsqd."""
-    depths = []
-    for nsqd in broker.nsqds:
-        topics = NsqdHTTPClient.from_url(nsqd.http).stats(topic=topic)["topics"]
-        depths.append(topics[0]["depth"] if topics else 0)
-    return depths
 
 
 class Command:
@@ -154,7 +98,9 @@ def start() -> Iterator[Any]:
 
 def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Servers, topic: str) -> None:
     nsqd = str(broker.nsqd.tcp)
-    assert pub(topic, b"one\ntwo\n\nthree", "--nsqd", nsqd) == (0, f"published 3 messages to {topic}\n")
+    command = [sys.executable, "-m", "nsq_fast", "pub", topic, "--nsqd", nsqd]
+    done = subprocess.run(command, input=b"one\ntwo\n\nthree", capture_output=True, timeout=LIMIT, check=False)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"published 3 messages to {topic}\n")
     printed = run("tail", topic, "-n", "3", "--take-backlog", "--nsqd", nsqd)
     assert printed.exit_code == 0, printed.output
     assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
@@ -189,13 +135,13 @@ def test_pub_reads_files_with_another_delimiter(broker: Servers, topic: str, tmp
 def test_pub_to_all_sends_every_message_to_every_nsqd(broker: Servers, topic: str) -> None:
     flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
     assert pub(topic, b"a\nb\n", "--to-all", "-q", *flags) == (0, "")
-    assert depth(broker, topic) == [2, 2]
+    assert broker.depths(topic) == [2, 2]
 
 
 def test_pub_to_several_nsqds_sends_each_message_once(broker: Servers, topic: str) -> None:
     flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
     assert pub(topic, b"x\n" * 10, "--batch", "1", "-q", *flags) == (0, "")
-    assert sum(depth(broker, topic)) == 10
+    assert sum(broker.depths(topic)) == 10
 
 
 def test_pub_keeps_to_its_rate(broker: Servers, topic: str, start: Any) -> None:
@@ -257,7 +203,7 @@ def test_tail_refuses_to_take_the_backlog_of_a_topic_without_channels(
     assert len(refused.output.splitlines()) == 1
     for part in (topic, http, "no channel", "its 2 waiting messages", "--channel", "--take-backlog"):
         assert part in refused.output
-    assert depth(broker, topic) == [2, 0]
+    assert broker.depths(topic) == [2, 0]
     assert NsqdHTTPClient.from_url(http).stats(topic=topic)["topics"][0]["channels"] == []
     printed = run("tail", topic, "-n", "2", "--take-backlog", *flags)
     assert sorted(printed.stdout.splitlines()) == ["one", "two"]

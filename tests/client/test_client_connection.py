@@ -413,3 +413,38 @@ def test_a_flood_leaves_others_their_turns(on_loop: Any, peer: Callable[..., Pee
         await conn.closed()
 
     on_loop(test)
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "among messages"])
+def test_replies_behind_one_whose_owner_raises_are_told_all_the_same(
+    on_loop: Any, peer: Callable[..., Peer], is_alone: bool, no_unseen_errors: list[Any]
+) -> None:
+    """An embedder's owner fails: of every command it hears, once, what became of it."""
+    message = _codec.encode_message(1, 1, b"0123456789abcdef", b"x")
+
+    def reply(sock: socket.socket) -> None:
+        with sock.makefile("rb") as lines:
+            for _ in range(6):  # PUB and a body that ends a line
+                lines.readline()
+        oks = frame(b"OK") * 3
+        sock.sendall(oks if is_alone else message + oks + message)
+
+    class Failing(Owner):
+        def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
+            super().on_reply(conn, token, data)
+            if token == 1:
+                raise ValueError("no")
+
+    async def test(loop: Any) -> None:
+        owner = Failing(loop)
+        conn = Connection(peer(reply).address, ConnectionConfig(), owner, loop)
+        await conn.open()
+        for token in (1, 2, 3):
+            conn.request(_codec.pub("t", b"\n"), "PUB", token)
+        await owner.until(lambda: owner.ends)
+        assert "no" in str(owner.ends[0])
+        assert owner.replies == [1, 2, 3]
+        assert not owner.failed
+
+    on_loop(test)
+    no_unseen_errors.clear()

@@ -233,6 +233,45 @@ def test_batches_are_answered_whole_but_for_what_they_answer_themselves(face: An
     assert handled == {body: 2 if body == b"5" else 1 for body in BODIES}
 
 
+CHANGES: dict[str, Callable[[list[Any]], object]] = {
+    "append_None": lambda messages: messages.append(None),
+    "an_item_is_None": lambda messages: messages.__setitem__(0, None),
+    "pop": lambda messages: messages.pop(),
+    "clear": lambda messages: messages.clear(),
+    "bodies": lambda messages: messages.__setitem__(slice(None), [message.body for message in messages]),
+    "other_objects": lambda messages: messages.__setitem__(slice(None), [object(), 1, "text"]),
+    "twice": lambda messages: messages.extend(messages[:]),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"handler_threads": 2}], ids=["", "handler threads"])
+def test_what_was_handed_over_is_answered_whatever_a_batch_handler_does_to_its_list(
+    face: Any, options: dict[str, Any], nsqd_process: Any
+) -> None:
+    """Finished, or requeued where it also raises. It ended the interpreter, or left messages unanswered."""
+    if options and type(face) is not Gevent:
+        pytest.skip("of gevent alone")
+    place = Place({"nsqd_tcp_addresses": nsqd_process.address}, lambda topic: None)
+    bodies = {b"%d" % number for number in range(5)}
+    seen: Counter[tuple[str | None, bytes, int]] = Counter()
+
+    def handle(consumer: Any, messages: list[Message]) -> None:
+        name, first = messages[0].topic, [message for message in messages if message.attempts == 1]
+        seen.update((message.topic, message.body, message.attempts) for message in messages)
+        CHANGES[name or ""](messages)
+        if name == "clear" and first:
+            raise ValueError("no")
+
+    for topic in CHANGES:
+        place.publish(topic, bodies)
+    options = {**QUICK, **place.servers, **options, "requeue_delay": 0}
+    with face.consuming(list(CHANGES), CHANNEL, batch_handler=handle, **options) as consumer:
+        until(lambda: consumer.stats().totals.finished == len(CHANGES) * len(bodies))
+    assert {(topic, body) for topic, body, _ in seen} == {(topic, body) for topic in CHANGES for body in bodies}
+    assert {topic for topic, _, attempts in seen if attempts > 1} == {"clear"}
+    assert set(seen.values()) == {1}
+
+
 def test_what_is_answered_later_is_in_flight_until_then(face: Any, filled: Place) -> None:
     held: list[Message] = []
 

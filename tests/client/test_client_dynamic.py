@@ -9,14 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gevent.event
-from support.http_server import Question, reply, scripted_http
 from support.waiting import WAIT
 
-from nsq_fast import FileConfigSource, HttpConfigSource
 from nsq_fast.client.dynamic import ConfigKeeper
 from nsq_fast.config_source import ConfigDocument
 
@@ -43,48 +40,6 @@ async def until(loop: Any, probe: Any) -> None:
     while not probe():
         assert time.monotonic() < deadline
         await loop.sleep(0.002)  # sleep: looks again and again
-
-
-def test_a_file_is_followed(on_loop: Any, tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-
-    async def test(loop: Any) -> None:
-        path.write_bytes(document("a"))
-        with keeping(loop, FileConfigSource(path, 0.01)) as (keeper, applied):
-            await keeper.wait_first(loop, WAIT)
-            assert applied == [{"a"}]
-            other = tmp_path / "new"
-            other.write_bytes(document("a", "b"))
-            other.replace(path)
-            await until(loop, lambda: applied == [{"a"}, {"a", "b"}])
-
-    on_loop(test)
-
-
-def test_a_document_of_a_server_is_followed_and_one_that_is_away_stays_applied(on_loop: Any) -> None:
-    def script(question: Question) -> None:
-        if "If-None-Match: one" in question.head:
-            question.send(reply(b"", "304 Not Modified"))
-        else:
-            question.send(reply(document("a"), headers="ETag: one\r\n"))
-
-    def away(question: Question) -> None:
-        question.answer(b"", "503 No")
-
-    with scripted_http(script) as [server]:
-
-        async def test(loop: Any) -> None:
-            server.script = script
-            source = HttpConfigSource(f"http://{server.address}/c.json", 0.01)
-            with keeping(loop, source) as (keeper, applied):
-                await keeper.wait_first(loop, WAIT)
-                server.script = away
-                await until(loop, lambda: keeper.stats()["problem"])
-                server.script = lambda question: question.answer(document("b"))
-                await until(loop, lambda: applied == [{"a"}, {"b"}])
-                await until(loop, lambda: not keeper.stats()["problem"])
-
-        on_loop(test)
 
 
 def test_a_source_of_the_program_may_block(on_loop: Any) -> None:

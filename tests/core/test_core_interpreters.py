@@ -1,4 +1,4 @@
-"""The compiled core in other interpreters of a process, and in many threads at once."""
+"""The compiled core in other interpreters of a process, and shared by threads that run at the same time."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.compiled import BUILT_TWICE
+from support.compiled import BUILT_TWICE, NAMES
 from support.threads import THREADS, in_threads
 
 import nsq_fast
-from nsq_fast._codec import encode_frame, encode_message
-from nsq_fast._frame import ColumnReader, FrameReader
+from nsq_fast import errors
+from nsq_fast._codec import HeldMessages, Message, Records, encode_message, fin_many, group_rows, mpub_size
+from nsq_fast._frame import OK, ColumnReader, FrameReader
 
 ID = b"0123456789abcdef"
-ROUNDS = 200
+TURNS = 200
 PACKAGE = Path(nsq_fast.__file__).parent
+
 
 # What every interpreter does with the core: reading, answering, columns, errors.
 WORK = r"""
@@ -54,6 +59,7 @@ def work(rounds):
             raise AssertionError("garbage was taken")
 """
 
+
 # What an interpreter leaves behind when it ends is freed later than its modules.
 BESIDE = r"""
 import builtins, sys
@@ -66,6 +72,7 @@ kept = [*FrameReader().feed(MESSAGES + encode_frame(0, b"OK")), *short.feed(MESS
 kept.append(kept)
 sys.kept, builtins.kept = kept, kept[:]
 """
+
 
 INTERPRETERS = """
 import threading
@@ -110,6 +117,7 @@ assert not failures
 print("went on")
 """
 
+
 CONSUMER = """
 checked(run(create(KIND), '''
 import nsq_fast
@@ -119,6 +127,7 @@ except ImportError as error:
     print(error, flush=True)
 '''))
 """
+
 
 # A session from connect to a publish that is answered, and a message.
 SESSION = r"""
@@ -136,11 +145,13 @@ def work(rounds):
         assert message.body == b"body" and reply.token == "first"
 """
 
+
 SESSIONS_BESIDE = """
 import builtins
 work(10)
 builtins.kept = [protocol.Session(protocol.ConnectionConfig()), work]
 """
+
 
 REFUSED = """
 import _xxsubinterpreters as interpreters
@@ -156,6 +167,7 @@ except ImportError as error:
     work(10)
 print("went on")
 """
+
 
 several = pytest.mark.skipif(sys.version_info < (3, 12), reason="before Python 3.12 the core is for one interpreter")
 
@@ -225,25 +237,12 @@ def test_a_module_reads_no_object_from_a_variable_of_c(name: str, tmp_path: Path
     assert [line for line in lines if not any(each in line for each in filled)] == []
 
 
-def test_threads_with_a_reader_each_do_not_disturb_one_another() -> None:
-    def work(number: int) -> None:
-        body = b"%d" % number * 100
-        data = encode_message(1, 1, ID, body) * 20
-        reader = FrameReader()
-        for turn in range(ROUNDS):
-            cut = 1 + turn % (len(data) - 1)
-            messages = [*reader.feed(data[:cut]), *reader.feed(data[cut:])]
-            assert [each.body for each in messages] == [body] * 20
-
-    assert in_threads(work) == []
-
-
 def test_threads_that_read_columns_do_not_disturb_one_another() -> None:
     """They decode without the interpreter's lock, so at the same time."""
 
     def work(number: int) -> None:
         data = encode_message(number, 1, ID, b"%d" % number * 100) * 200
-        for _ in range(ROUNDS // 4):
+        for _ in range(TURNS // 4):
             columns = ColumnReader().feed(data)
             assert columns.count == 200
             assert columns.body == b"%d" % number * 100 * 200
@@ -251,10 +250,180 @@ def test_threads_that_read_columns_do_not_disturb_one_another() -> None:
     assert in_threads(work) == []
 
 
-def test_threads_that_share_a_reader_lose_no_frame() -> None:
-    """Whole frames, so that it does not matter whose come first: each call gives back as many as it was fed."""
-    reader, data = FrameReader(), encode_frame(0, b"OK") * 50
-    counts: list[int] = []
-    assert in_threads(lambda _: counts.extend(len(reader.feed(data)) for _ in range(ROUNDS))) == []
-    assert counts == [50] * (THREADS * ROUNDS)
-    assert reader.buffered == 0
+ROUNDS = 300
+
+
+class Counting:
+    """A responder that counts."""
+
+    partition = "a partition"
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def finish(self, message: Message) -> None:
+        self.calls.append(message)
+
+
+def message(**options: Any) -> Message:
+    return Message(1, 1, ID, b"body", **options)
+
+
+def test_importing_the_core_leaves_the_interpreters_lock_as_it_is() -> None:
+    code = (
+        "import sys; lock = getattr(sys, '_is_gil_enabled', lambda: True); before = lock()\n"
+        f"import {', '.join(f'nsq_fast.{name}' for name in NAMES)}\n"
+        "assert lock() == before, 'importing the core has enabled the lock again'"
+    )
+    path = {**os.environ, "PYTHONPATH": str(Path(nsq_fast.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_of_threads_that_finish_a_message_one_does() -> None:
+    responder = Counting()
+    messages = [message(responder=responder) for _ in range(ROUNDS)]
+    refused: list[int] = []
+
+    def finish(each: Message) -> None:
+        try:
+            each.finish()
+        except errors.AlreadyResponded:
+            refused.append(1)
+
+    def work(_: int) -> None:
+        for each in messages:
+            finish(each)
+
+    assert in_threads(work) == []
+    assert len(responder.calls) == ROUNDS
+    assert len(refused) == ROUNDS * (THREADS - 1)
+
+
+def test_a_responder_may_be_replaced_while_others_respond() -> None:
+    one = message(responder=Counting())
+    partitions: set[object] = set()
+
+    def work(number: int) -> None:
+        for _ in range(ROUNDS * 10):
+            if number % 2:
+                one.responder = Counting()
+            else:
+                partitions.add(one.partition)
+
+    assert in_threads(work) == []
+    assert partitions == {"a partition"}
+
+
+def test_what_is_made_cannot_be_made_again() -> None:
+    """Others may be reading it: __init__ of an object that is shared would take its bytes away."""
+    with pytest.raises(TypeError, match="made once"):
+        message().__init__(2, 2, ID, b"other")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="made once"):
+        OK.__init__(b"other")  # type: ignore[misc]
+    assert OK.data == b"OK"
+
+
+def test_a_list_may_change_while_it_is_written() -> None:
+    """Commands are built of what the list holds at one time."""
+    shared = [message() for _ in range(50)]
+    bodies = [b"body"] * 50
+    sizes: list[int] = []
+    totals: set[int] = set()
+
+    def work(number: int) -> None:
+        for _ in range(ROUNDS):
+            if number % 2:
+                shared.append(shared.pop())
+                bodies.append(bodies.pop())
+                del shared[40:], bodies[40:]
+                shared.extend([message() for _ in range(10)])
+                bodies.extend([b"body"] * 10)
+            else:
+                sizes.append(len(fin_many(shared)))
+                totals.add(mpub_size(bodies, 10))
+
+    assert in_threads(work) == []
+    assert all(size % len(b"FIN 0123456789abcdef\n") == 0 for size in sizes)
+    assert all((total - 4) % 8 == 0 for total in totals)
+
+
+def test_threads_that_share_the_messages_held_lose_none() -> None:
+    held = HeldMessages()
+    held.msg_timeout = 60.0
+
+    def work(_: int) -> None:
+        for _ in range(ROUNDS):
+            batch = [message() for _ in range(10)]
+            held.received(batch)
+            held.finish(batch)
+
+    assert in_threads(work) == []
+    assert held.count == 0
+    assert held.unanswered() == []
+
+
+def test_threads_that_share_a_reader_of_columns_are_told_or_served() -> None:
+    """It decodes without the lock: whoever comes meanwhile is refused, and what is served is whole."""
+    reader, data = ColumnReader(), encode_message(1, 1, ID, b"x" * 1000) * 500
+    served: list[int] = []
+    refused: list[str] = []
+
+    def feed() -> None:
+        try:
+            columns = reader.feed(data)
+        except errors.LocalProtocolError as error:
+            refused.append(str(error))
+        else:
+            served.append(columns.count)
+            assert columns.body == b"x" * 1000 * 500
+
+    def work(_: int) -> None:
+        for _ in range(ROUNDS // 10):
+            feed()
+
+    assert in_threads(work) == []
+    assert set(served) == {500}
+    assert all("another feed" in each for each in refused)
+    assert len(served) + len(refused) == THREADS * (ROUNDS // 10)
+
+
+def test_arrays_may_change_while_commands_are_built_of_them() -> None:
+    targets = array("i", [0] * 1000)
+    rows = array("i", range(1000))
+    records = Records(array("i", range(0, 4004, 4)), b"body" * 1000)
+    lengths: set[int] = set()
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        if number == 0:
+            while not done.is_set():
+                for at in range(0, 1000, 7):
+                    targets[at] = 1 - targets[at]
+                    rows[at] = 0
+                    rows[at] = at
+            return
+        try:
+            for _ in range(ROUNDS):
+                lengths.add(sum(map(len, group_rows(targets, 2))))
+                lengths.add(len(records.mpub("topic", rows=rows)) - len(b"MPUB topic\n") - 8 - 4000)
+        finally:
+            done.set()
+
+    assert in_threads(work) == []
+    assert lengths == {4000}
+
+
+@pytest.mark.parametrize("chunk", [bytes, bytearray])
+def test_threads_that_share_a_reader_of_pieces_get_each_message_once(chunk: type) -> None:
+    """Only whole messages, since nobody could say what pieces of two threads make together."""
+    reader = FrameReader()
+    seen: list[bytes] = []
+
+    def work(number: int) -> None:
+        for turn in range(ROUNDS):
+            body = b"%d-%d" % (number, turn)
+            seen.extend(each.body for each in reader.feed(chunk(encode_message(1, 1, ID, body))))
+
+    assert in_threads(work) == []
+    assert sorted(seen) == sorted(b"%d-%d" % (n, turn) for n in range(THREADS) for turn in range(ROUNDS))

@@ -1,19 +1,37 @@
-"""FrameReader: limits, poisoning, max_frames and the bytes it holds back."""
+"""The readers: every layout, split and damage against the oracle and recordings; limits, poisoning, columns."""
 
 from __future__ import annotations
 
 import gc
+import itertools
+import mmap
 import struct
 import sys
 import tracemalloc
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
-from support.core import pieces, plain, read
+from hypothesis import given
+from hypothesis import strategies as st
+from support.core import (
+    LAYOUTS,
+    PASSED_OVER,
+    Conversation,
+    conversations,
+    layout_id,
+    pieces,
+    plain,
+    read,
+    read_columns,
+    rows,
+)
+from support.oracle import OracleFrame, OracleMessage, decode
 
 from nsq_fast import _frame, errors
 from nsq_fast._codec import Message, TruncatedMessage, encode_frame, encode_message
-from nsq_fast._frame import ColumnReader, ErrorFrame, FrameReader, Response
+from nsq_fast._frame import ColumnReader, Columns, ErrorFrame, FrameReader, Response, join_columns
 
 ID = b"0123456789abcdef"
 FRAME = encode_message(1, 1, ID, b"body")
@@ -46,8 +64,7 @@ def test_a_chunk_of_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "singleton"),
-    [(b"OK", _frame.OK), (b"_heartbeat_", _frame.HEARTBEAT), (b"CLOSE_WAIT", _frame.CLOSE_WAIT)],
+    ("data", "singleton"), [(b"OK", _frame.OK), (b"_heartbeat_", _frame.HEARTBEAT), (b"CLOSE_WAIT", _frame.CLOSE_WAIT)]
 )
 def test_repeated_responses_are_one_object(data: bytes, singleton: Response) -> None:
     assert FrameReader().feed(encode_frame(0, data)) == [singleton]
@@ -99,9 +116,6 @@ def test_layout_may_change_between_frames(reader_type: Reader) -> None:
     frame = encode_message(1, 1, ID, b"body", ext_version=4, ext=b"{}", offset=5, raw_size=6)
     assert len(reader.feed(frame)) == 1
     assert (reader.detail, reader.ext) == (True, True)
-
-
-# limits
 
 
 @pytest.mark.parametrize("size", [0, 3, 1025, 2**31, 2**32 - 1])
@@ -207,9 +221,6 @@ def test_work_is_linear_in_the_bytes(reader_type: Reader) -> None:
     assert count == 1
 
 
-# poisoning
-
-
 @both_readers
 def test_frames_before_the_bad_one_come_first_and_the_error_with_the_next_call(reader_type: Reader) -> None:
     reader = reader_type()
@@ -278,9 +289,6 @@ def test_feed_inside_feed_is_refused() -> None:
     assert len(reader.feed(FRAME)) == 1
 
 
-# oversized messages
-
-
 @both_readers
 def test_an_oversized_message_takes_no_memory(reader_type: Reader) -> None:
     body = bytes(1 << 20)
@@ -344,9 +352,6 @@ def test_a_truncated_message_made_by_hand() -> None:
     assert (message.id, message.attempts, message.body, message.ext, message.responder) == (ID, 2, b"", b"{}", "r")
     assert (message.body_size, message.max_frame_size, message.is_truncated) == (100, 50, True)
     assert not Message(1, 2, ID, b"").is_truncated
-
-
-# max_frames
 
 
 def test_max_frames_keeps_the_rest_back() -> None:
@@ -427,3 +432,275 @@ def test_a_layout_that_changes_within_an_oversized_message_is_judged_by_what_is_
     reader.ext = reader.detail = True
     with pytest.raises(errors.RemoteProtocolError, match="cut short"):
         reader.feed(frame[100:])
+
+
+LIMITS = [(2048, False), (2048, True), (64, True), (30, True)]  # of the size of a frame, and whether it is an error
+limits = st.sampled_from(LIMITS)
+every_layout = pytest.mark.parametrize(("detail", "ext"), LAYOUTS, ids=map(layout_id, LAYOUTS))
+EDGES = [0, 1, 3, 4, 7, 8, 25, 26, 27, 29, 30, 31, 38, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1]
+
+
+def good_stream(random: Random, detail: bool, ext: bool) -> bytearray:
+    stream = bytearray()
+    for _ in range(random.randrange(1, 6)):
+        if random.random() < 0.3:
+            stream += encode_frame(random.randrange(2), random.randbytes(random.randrange(12)))
+            continue
+        stream += good_message(random, detail, ext)
+    return stream
+
+
+def good_message(random: Random, detail: bool, ext: bool) -> bytes:
+    version = random.choice([0, 2, 4])
+    return encode_message(
+        random.getrandbits(62),
+        random.getrandbits(16),
+        random.randbytes(16),
+        random.randbytes(random.randrange(60)),
+        ext_version=version if ext else None,
+        ext=random.randbytes(random.randrange(20)) if ext and version else b"",
+        offset=random.getrandbits(64) if detail else None,
+        raw_size=random.getrandbits(32) if detail else None,
+    )
+
+
+def damage(random: Random, stream: bytearray) -> None:
+    at = random.randrange(len(stream))
+    match random.randrange(5):
+        case 0:
+            stream[at] ^= 1 << random.randrange(8)
+        case 1:
+            width = random.choice([1, 2, 4])
+            stream[at : at + width] = (random.choice(EDGES) & (256**width - 1)).to_bytes(width, "big")
+        case 2:
+            del stream[at : at + random.randrange(1, 9)]
+        case 3:
+            stream[at:at] = random.randbytes(random.randrange(1, 9))
+        case _:
+            del stream[at:]
+
+
+def check(stream: bytes, detail: bool, ext: bool, limit: tuple[int, bool], sizes: list[int]) -> None:
+    layout: dict[str, Any] = {"detail": detail, "ext": ext, "max_frame_size": limit[0], "skip_oversized": limit[1]}
+    expected = decode(stream, **layout)
+    whole = read([stream], **layout)
+    assert whole.frames == expected.frames
+    assert (whole.error is not None) == expected.malformed
+    rest = expected.rest
+    assert expected.malformed or whole.rest == rest or (limit[1] and whole.rest == PASSED_OVER % len(rest))
+    columns = read_columns([stream], **layout)
+    assert columns[0].frames == [frame for frame in expected.frames if isinstance(frame, OracleMessage)]
+    assert columns[1] == [frame for frame in expected.frames if not isinstance(frame, OracleMessage)]
+    assert (columns[0].rest, columns[0].error) == (whole.rest, whole.error)
+    for size in sizes:
+        assert read(pieces(stream, size), **layout) == whole
+        assert read_columns(pieces(stream, size), **layout) == columns
+
+
+@every_layout
+@pytest.mark.parametrize("seed", range(10))
+def test_damaged_streams(seed: int, detail: bool, ext: bool) -> None:
+    random = Random(f"{seed}-{detail}-{ext}")
+    for _ in range(40):
+        stream = good_stream(random, detail, ext)
+        for _ in range(random.randrange(4)):
+            if stream:
+                damage(random, stream)
+        check(bytes(stream), detail, ext, random.choice(LIMITS), [1, random.randrange(2, 50)])
+
+
+@every_layout
+@given(stream=st.binary(max_size=200), limit=limits, size=st.integers(1, 50))
+def test_noise(stream: bytes, detail: bool, ext: bool, limit: tuple[int, bool], size: int) -> None:
+    check(stream, detail, ext, limit, [1, size])
+
+
+@every_layout
+@given(
+    bodies=st.lists(st.tuples(st.sampled_from([0, 1, 2, 2, 2, 3]), st.binary(max_size=80)), max_size=4),
+    limit=limits,
+    size=st.integers(1, 50),
+)
+def test_frames_of_noise(
+    bodies: list[tuple[int, bytes]], detail: bool, ext: bool, limit: tuple[int, bool], size: int
+) -> None:
+    check(b"".join(encode_frame(kind, data) for kind, data in bodies), detail, ext, limit, [1, size])
+
+
+def numbers(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(0, 2**bits - 1)
+
+
+def messages_of(detail: bool, ext: bool) -> st.SearchStrategy[OracleMessage]:
+    headers = st.just((0, None)) | st.tuples(st.integers(1, 255), st.binary(max_size=70) | st.just(bytes(65535)))
+    return st.builds(
+        lambda header, **fields: OracleMessage(ext_version=header[0], ext=header[1], **fields),
+        timestamp=st.integers(-(2**63), 2**63 - 1),
+        attempts=numbers(16),
+        id=st.binary(min_size=16, max_size=16),
+        header=headers if ext else st.just((0, None)),
+        offset=numbers(64) if detail else st.none(),
+        raw_size=numbers(32) if detail else st.none(),
+        body=st.binary(max_size=100),
+    )
+
+
+OTHERS = st.builds(
+    OracleFrame, st.integers(0, 1), st.sampled_from([b"", b"OK", b"_heartbeat_", b"CLOSE_WAIT", b"E_X y"]) | st.binary()
+)
+
+
+def encode(frame: OracleMessage | OracleFrame, ext: bool) -> bytes:
+    if isinstance(frame, OracleFrame):
+        return encode_frame(frame.type, frame.data)
+    options: dict[str, Any] = {"offset": frame.offset, "raw_size": frame.raw_size}
+    if ext:
+        options.update(ext_version=frame.ext_version, ext=frame.ext or b"")
+    return encode_message(frame.timestamp, frame.attempts, frame.id, frame.body, **options)
+
+
+def split(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+@every_layout
+@given(data=st.data(), cuts=st.lists(st.integers(0, 2**20), max_size=6))
+def test_round_trip(detail: bool, ext: bool, data: st.DataObject, cuts: list[int]) -> None:
+    frames = data.draw(st.lists(messages_of(detail, ext) | OTHERS, max_size=8))
+    stream = b"".join(encode(frame, ext) for frame in frames)
+    chunks = split(stream, cuts)
+    assert decode(stream, detail=detail, ext=ext) == (frames, b"", False)
+    assert read(chunks, detail=detail, ext=ext) == (frames, b"", None)
+    outcome, others = read_columns(chunks, detail=detail, ext=ext)
+    assert outcome == ([frame for frame in frames if isinstance(frame, OracleMessage)], b"", None)
+    assert others == [frame for frame in frames if isinstance(frame, OracleFrame)]
+
+
+CONVERSATIONS = list(conversations())
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=[f"{each.dialect}-{each.name}" for each in CONVERSATIONS])
+def test_what_servers_have_sent_cut_anywhere(conversation: Conversation) -> None:
+    stream = b"".join(conversation.received)
+    layout = {"detail": conversation.detail, "ext": conversation.ext}
+    check(stream, **layout, limit=(2**20, False), sizes=[])
+    whole, columns = read([stream], **layout), read_columns([stream], **layout)
+    assert (len(whole.frames), whole.rest, whole.error) == (len(conversation.received), b"", None)
+    for at in range(len(stream) + 1):
+        halves = [stream[:at], stream[at:]]
+        assert (read(halves, **layout), read_columns(halves, **layout)) == (whole, columns)
+
+
+def test_both_dialects_and_every_layout_are_there() -> None:
+    assert {each.dialect for each in CONVERSATIONS} == {"original", "redesigned"}
+    assert {(each.detail, each.ext) for each in CONVERSATIONS} >= {(False, False), (True, False), (False, True)}
+
+
+def test_no_message_gives_empty_columns() -> None:
+    for data in (b"", b"\0\0", encode_frame(0, b"OK")):
+        columns = ColumnReader(detail=True, ext=True).feed(data)
+        assert (columns.count, len(columns), columns.body) == (0, 0, b"")
+        assert list(rows(columns)) == []
+
+
+def test_columns_of_headers_are_none_where_the_layout_has_none() -> None:
+    columns = ColumnReader().feed(encode_message(1, 1, ID, b"x"))
+    assert (columns.offsets, columns.sizes) == (None, None)
+    assert (columns.ext_versions, columns.ext_offsets, columns.ext) == (None, None, None)
+
+
+def test_other_frames_come_apart_in_their_order() -> None:
+    message = encode_message(1, 1, ID, b"x")
+    chunk = encode_frame(0, b"OK") + message + encode_frame(1, b"E_X") + message + encode_frame(0, b"_heartbeat_")
+    columns = ColumnReader().feed(chunk)
+    assert columns.count == 2
+    assert [frame.data for frame in columns.frames] == [b"OK", b"E_X", b"_heartbeat_"]
+    assert columns.frames[2] is _frame.HEARTBEAT
+
+
+def test_the_largest_limit_takes_chunks_whole_and_in_pieces() -> None:
+    frame = encode_message(1, 1, ID, b"body")
+    reader = ColumnReader(max_frame_size=2**31 - 1)
+    assert reader.feed(frame).body == b"body"
+    for size in (3, 20, 36):  # the cut lies in the frame's header, in the message's header, in the body
+        assert reader.feed(frame[:size]).count == 0
+        assert reader.feed(frame[size:]).body == b"body"
+
+
+@pytest.mark.skipif(sys.maxsize < 2**33, reason="such a chunk needs 64 bits")
+def test_a_chunk_whose_offsets_would_not_fit_is_refused() -> None:
+    reader = ColumnReader(max_frame_size=2**31 - 1)
+    reader.feed(encode_message(1, 1, ID, bytes(1000))[:-1])  # 999 bytes of body are here
+    chunk = mmap.mmap(-1, 2**31 - 1)  # no page of it is ever touched
+    with pytest.raises(ValueError, match=f"chunk must be at most {2**31 - 1 - 999} bytes, not {2**31 - 1}"):
+        reader.feed(chunk)
+    chunk.close()
+    assert reader.feed(b"\0").count == 1  # it took nothing
+
+
+def test_arrow_takes_the_buffers() -> None:
+    pa = pytest.importorskip("pyarrow")
+    frames = [
+        encode_message(n, n, ID, b"b" * n, ext_version=4, ext=b'{"n":1}', offset=n * 100, raw_size=n + 40)
+        for n in range(5)
+    ]
+    columns = ColumnReader(detail=True, ext=True).feed(b"".join(frames))
+
+    def array(type: object, *buffers: bytes | None) -> list[object]:
+        made = pa.Array.from_buffers(type, columns.count, [None, *map(pa.py_buffer, buffers)])
+        made.validate(full=True)
+        return list(made.to_pylist())
+
+    assert array(pa.int64(), columns.timestamps) == [0, 1, 2, 3, 4]
+    assert array(pa.uint16(), columns.attempts) == [0, 1, 2, 3, 4]
+    assert array(pa.binary(16), columns.ids) == [ID] * 5
+    assert array(pa.uint64(), columns.internal_ids) == [int.from_bytes(ID[:8], "big")] * 5
+    assert array(pa.uint64(), columns.trace_ids) == [int.from_bytes(ID[8:], "big")] * 5
+    assert array(pa.uint64(), columns.offsets) == [0, 100, 200, 300, 400]
+    assert array(pa.uint32(), columns.sizes) == [40, 41, 42, 43, 44]
+    assert array(pa.uint8(), columns.ext_versions) == [4] * 5
+    assert array(pa.binary(), columns.ext_offsets, columns.ext) == [b'{"n":1}'] * 5
+    assert array(pa.binary(), columns.body_offsets, columns.body) == [b"b" * n for n in range(5)]
+
+
+def feed(*messages: bytes, ext: bool = False, detail: bool = False) -> Columns:
+    return ColumnReader(ext=ext, detail=detail).feed(b"".join(messages))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)
+@pytest.mark.parametrize("cuts", [[], [5], [3, 3, 7], [0, 10], list(range(11))], ids=str)
+def test_joined_columns_are_those_that_came_at_once(layout: tuple[bool, bool], cuts: list[int]) -> None:
+    detail, ext = layout
+    frames = []
+    for n in range(10):
+        header: dict[str, Any] = {"ext_version": 4, "ext": b'{"n":%d}' % n} if n % 3 else {"ext_version": 0}
+        options = header if ext else {}
+        where = {"offset": n * 1000, "raw_size": n + 40} if detail else {}
+        frames.append(encode_message(n, n, bytes([n]) * 16, b"b" * (n * 7 % 5), **options, **where))
+    whole = feed(*frames, ext=ext, detail=detail)
+    bounds = [0, *cuts, 10]
+    parts = [feed(*frames[a:b], ext=ext, detail=detail) for a, b in itertools.pairwise(bounds)]
+    joined = join_columns(parts)
+    names = [name for name in dir(Columns) if not name.startswith("_") and name != "frames"]
+    assert {name: getattr(joined, name) for name in names} == {name: getattr(whole, name) for name in names}
+
+
+def test_joined_columns_have_all_frames() -> None:
+    parts = [feed(encode_frame(0, b"OK")), feed(encode_message(1, 1, ID, b"x")), feed(encode_frame(1, b"E_X"))]
+    joined = join_columns(parts)
+    assert joined.count == 1
+    assert [frame.data for frame in joined.frames] == [b"OK", b"E_X"]
+
+
+def test_nothing_joined_is_empty() -> None:
+    joined = join_columns(iter(()))
+    assert (joined.count, joined.body, joined.body_offsets, joined.frames) == (0, b"", bytes(4), [])
+
+
+def test_parts_of_several_layouts_are_refused() -> None:
+    plain = feed(encode_message(1, 1, ID, b"x"))
+    detailed = feed(encode_message(1, 1, ID, b"x", offset=1, raw_size=2), detail=True)
+    with pytest.raises(ValueError, match="parts must have the same headers"):
+        join_columns([plain, detailed])
+    assert join_columns([feed(detail=True), plain]).count == 1

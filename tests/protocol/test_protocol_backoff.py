@@ -39,16 +39,6 @@ def test_one_result_counts_in_a_window():
     assert backoff.level == 1
 
 
-def test_pauses_double_up_to_the_longest():
-    backoff = Backoff(8.0, random=no_chance)
-    now, pauses = 0.0, []
-    for _ in range(6):
-        backoff.record(False, now)
-        pauses.append(backoff.until - now)
-        now = backoff.until
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-
-
 def test_recovery_from_a_long_failure_takes_a_part_of_its_last_pause():
     backoff = Backoff(128.0, random=no_chance)
     now = 0.0
@@ -109,10 +99,6 @@ def test_pauses_that_never_grow_do_not_make_recovery_endless():
     assert backoff.level == MOST_LEVELS
 
 
-def test_a_pause_of_less_than_nothing_is_none():
-    assert pauses_of(Backoff(8.0, random=no_chance, strategy=Steps(-1.0)), 1) == [0.0]
-
-
 @given(chance, st.integers(1, 20))
 def test_full_jitter_gives_any_pause_up_to_the_exponential_one(luck, level):
     backoff = Backoff(128.0, random=lambda: luck, strategy=ExponentialBackoff(jitter=1.0))
@@ -123,27 +109,10 @@ def test_full_jitter_gives_any_pause_up_to_the_exponential_one(luck, level):
     assert backoff.until == pytest.approx(longest * (1.0 - luck))
 
 
-@given(st.integers(1, 10**6))
-def test_a_pause_at_any_level_is_a_number(level):
-    assert ExponentialBackoff().duration(level) >= 1.0
-
-
-def test_success_without_backoff_changes_nothing():
-    assert not Backoff(128.0, random=no_chance).record(True, 5.0)
-
-
 def test_zero_turns_backoff_off():
     backoff = Backoff(0.0, random=no_chance)
     assert not backoff.record(False, 0.0)
     assert not backoff.is_on
-
-
-def test_reset_forgets_failures():
-    backoff = Backoff(128.0, random=no_chance)
-    backoff.record(False, 0.0)
-    backoff.reset()
-    assert not backoff.is_on
-    assert not backoff.is_paused(0.1)
 
 
 @given(st.floats(0.01, 1000.0), st.lists(st.tuples(st.booleans(), st.floats(0.0, 300.0)), max_size=60), chance)

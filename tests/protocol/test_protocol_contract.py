@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -196,18 +194,3 @@ def test_a_responder_without_signals_says_so() -> None:
     message = Message(1, 1, b"1" * 16, b"a", responder=object())
     with pytest.raises(AttributeError, match=r"on_finish: the responder .* has no signals_of\(message\)"):
         _ = message.on_finish
-
-
-def test_importing_it_imports_no_gevent_and_no_socket() -> None:
-    program = """
-import sys
-import msgspec  # with Python 3.10 its uuid imports threading
-before = set(sys.modules)
-from nsq_fast.protocol import *
-import nsq_fast._frame
-heavy = {"gevent", "greenlet", "socket", "ssl", "asyncio", "threading"}
-print(*sorted(heavy & (set(sys.modules) - before)))
-"""
-    done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"],
-                          capture_output=True, text=True, timeout=30)  # fmt: skip
-    assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -47,10 +47,3 @@ def test_family_by_version(version: str, dialect: object) -> None:
 def test_fatality(text: bytes, command: str | None, original: bool, redesigned: bool) -> None:
     assert ORIGINAL.is_fatal(server_error(text), command) is original
     assert REDESIGNED.is_fatal(server_error(text), command) is redesigned
-
-
-def test_commands_by_family() -> None:
-    assert ORIGINAL.supports("DPUB")
-    assert not ORIGINAL.supports("SUB_ORDERED")
-    assert REDESIGNED.supports("SUB_ORDERED")
-    assert not REDESIGNED.supports("DPUB")

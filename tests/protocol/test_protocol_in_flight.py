@@ -64,15 +64,6 @@ def test_a_finish_that_cannot_be_written_changes_nothing() -> None:
     assert (ledger.count, message.has_responded(), ledger.pending()) == (1, False, [message])
 
 
-def test_only_those_that_are_due_expire() -> None:
-    ledger = InFlight()
-    batch(ledger, 2, 0.0)
-    late = batch(ledger, 2, 30.0)
-    assert len(ledger.expire(60.0)) == 2
-    assert (ledger.count, ledger.next_deadline) == (2, 90.0)
-    assert ledger.expire(90.0) == late
-
-
 def test_touch_moves_the_deadline_up_to_the_longest_time_allowed() -> None:
     ledger = InFlight()
     ledger.identified(ServerInfo(msg_timeout_ms=1000, max_msg_timeout_ms=2500))
@@ -87,15 +78,6 @@ def test_touch_moves_the_deadline_up_to_the_longest_time_allowed() -> None:
     assert ledger.expire(12.5) == [message]
     ledger.touched(message, 12.6)
     assert ledger.next_deadline == inf, "an expired message stays expired"
-
-
-def test_an_answer_that_comes_after_the_deadline_is_not_counted_twice() -> None:
-    ledger = InFlight()
-    (late,) = batch(ledger, 1, 0.0)
-    ledger.expire(60.0)
-    batch(ledger, 3, 61.0)
-    answer(ledger, late)
-    assert ledger.count == 3
 
 
 def test_a_message_that_stands_for_another_expires_in_its_place() -> None:

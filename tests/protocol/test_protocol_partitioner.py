@@ -1,4 +1,4 @@
-"""Round robin, and keys to partitions as youzan's Go and Java clients do it."""
+"""Keys to partitions as youzan's Go and Java clients have them."""
 
 from __future__ import annotations
 
@@ -16,109 +16,55 @@ from nsq_fast.protocol.partitioner import (
     partition_of_hash,
 )
 
-# Computed with a murmur3 library in Go, and on a JVM: partitions for 3, 4 and 8.
-MURMUR3 = [
-    ("a", (2, 2, 2)),
-    ("hello", (1, 3, 7)),
-    ("order-12345", (2, 2, 6)),
-    ("123456789", (0, 2, 2)),
-    ("中文", (2, 3, 7)),
-    ("user:1001", (2, 0, 0)),
-    ("polygenelubricants", (2, 0, 0)),
-]
-STRING_HASHES = [
-    ("", 0, (0, 0, 0)),
-    ("a", 97, (1, 1, 1)),
-    ("hello", 99162322, (1, 2, 2)),
-    ("order-12345", 478832884, (1, 0, 4)),
-    ("123456789", -1867378635, (0, 3, 3)),
-    ("中文", 646394, (2, 2, 2)),
-    ("user:1001", 303304367, (2, 3, 7)),
-    ("polygenelubricants", -2147483648, (2, 0, 0)),
-]
-
-# More of the same origin: MurmurHash3 of the UTF-8 bytes by Go's spaolacci/murmur3, String and Long.hashCode by
-# a JVM, and the partitions of 3, 7, 16 and 254.
-GO_HASHES = [
-    ("", 0, (0, 0, 0, 0)),
-    ("Straße", 1561572846, (0, 1, 14, 150)),
-    ("ключ", 2589532226, (2, 1, 2, 194)),
-    ("😀 smile", 3428722043, (2, 5, 11, 173)),
-    ("user:9999999999", 2473400226, (0, 3, 2, 42)),
-    ("\0", 1364076727, (1, 6, 7, 207)),
-    ("AaAaBB", 575277197, (2, 5, 13, 217)),
-    ("BBBBAa", 1764903283, (1, 3, 3, 31)),
-    ("The quick brown fox jumps over the lazy dog", 776992547, (2, 2, 3, 197)),
-    ("\U0001d4b3-mixed-中文", 1732519482, (0, 1, 10, 214)),
-    ("tail1", 3138299663, (2, 2, 15, 123)),
-    ("tail12", 641306393, (2, 0, 9, 81)),
-    ("tail123", 3714286843, (1, 1, 11, 139)),
-    ("tail1234", 1494427091, (2, 3, 3, 57)),
-]
-JAVA_HASHES = [
-    ("Straße", -1808122922, (2, 4, 10, 46)),
-    ("ключ", 33309882, (0, 4, 10, 68)),
-    ("😀 smile", -1559691765, (0, 2, 5, 193)),
-    ("user:9999999999", 2131110575, (2, 6, 15, 29)),
-    ("\0", 0, (0, 0, 0, 0)),
-    ("AaAaBB", 1952508096, (0, 0, 0, 190)),
-    ("BBBBAa", 1952508096, (0, 0, 0, 190)),
-    ("The quick brown fox jumps over the lazy dog", -609428141, (2, 0, 13, 99)),
-    ("\U0001d4b3-mixed-中文", -2036380197, (0, 5, 5, 221)),
-    ("tail12", -881170831, (1, 2, 15, 127)),
-]
-JAVA_LONGS = [
-    (0, 0, (0, 0, 0, 0)),
-    (-1, 0, (0, 0, 0, 0)),
-    (1 << 32, 1, (1, 1, 1, 1)),
-    ((1 << 63) - 1, -2147483648, (2, 2, 0, 8)),
-    (-(1 << 63), -2147483648, (2, 2, 0, 8)),
-    (-4294967297, 1, (1, 1, 1, 1)),
-    (9007199254740993, 2097153, (0, 2, 1, 129)),
-    (1 << 31, -2147483648, (2, 2, 0, 8)),
-]
+COUNTS = (3, 4, 7, 8, 16, 254)
+# MurmurHash3 of the UTF-8 bytes by Go's spaolacci/murmur3.
+GO_HASHES = {
+    "": 0, "Straße": 1561572846, "ключ": 2589532226, "😀 smile": 3428722043, "user:9999999999": 2473400226,
+    "\0": 1364076727, "AaAaBB": 575277197, "BBBBAa": 1764903283,
+    "The quick brown fox jumps over the lazy dog": 776992547, "\U0001d4b3-mixed-中文": 1732519482,
+    "tail1": 3138299663, "tail12": 641306393, "tail123": 3714286843, "tail1234": 1494427091,
+}  # fmt: skip
+# String.hashCode and Long.hashCode by a JVM.
+JAVA_HASHES = {
+    "": 0, "a": 97, "hello": 99162322, "order-12345": 478832884, "123456789": -1867378635, "中文": 646394,
+    "user:1001": 303304367, "polygenelubricants": -2147483648, "Straße": -1808122922, "ключ": 33309882,
+    "😀 smile": -1559691765, "user:9999999999": 2131110575, "\0": 0, "AaAaBB": 1952508096, "BBBBAa": 1952508096,
+    "The quick brown fox jumps over the lazy dog": -609428141, "\U0001d4b3-mixed-中文": -2036380197,
+    "tail12": -881170831,
+    0: 0, -1: 0, 1 << 32: 1, (1 << 63) - 1: -2147483648, -(1 << 63): -2147483648, -4294967297: 1,
+    9007199254740993: 2097153, 1 << 31: -2147483648, 1234567890123: 1912276436, -5: 4,
+}  # fmt: skip
+# What the two clients themselves make of some, for 3, 4 and 8 partitions.
+GO_PARTITIONS = {
+    "a": (2, 2, 2), "hello": (1, 3, 7), "order-12345": (2, 2, 6), "123456789": (0, 2, 2), "中文": (2, 3, 7),
+    "user:1001": (2, 0, 0), "polygenelubricants": (2, 0, 0),
+}  # fmt: skip
+JAVA_PARTITIONS = {
+    "": (0, 0, 0), "a": (1, 1, 1), "hello": (1, 2, 2), "order-12345": (1, 0, 4), "123456789": (0, 3, 3),
+    "中文": (2, 2, 2), "user:1001": (2, 3, 7), "polygenelubricants": (2, 0, 0), 1234567890123: (2, 0, 4), -5: (1, 0, 4),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "murmur3", "partitions"), GO_HASHES)
-def test_murmur3_of_more_keys(key: str, murmur3: int, partitions: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("key", "murmur3"), GO_HASHES.items())
+def test_murmur3_is_that_of_the_go_client(key: str, murmur3: int) -> None:
     assert murmur3_partition(key, 1 << 32) == murmur3
-    assert tuple(murmur3_partition(key, number) for number in (3, 7, 16, 254)) == partitions
+    for count in COUNTS:
+        assert murmur3_partition(key, count) == murmur3_partition(key.encode(), count) == murmur3 % count
 
 
-@pytest.mark.parametrize(("key", "java_hash", "partitions"), JAVA_HASHES)
-def test_hashcode_of_more_strings(key: str, java_hash: int, partitions: tuple[int, ...]) -> None:
-    assert java_string_hash(key) == java_hash
-    assert tuple(hashcode_partition(key, number) for number in (3, 7, 16, 254)) == partitions
+@pytest.mark.parametrize(("key", "java_hash"), JAVA_HASHES.items())
+def test_hashcode_is_that_of_the_java_client(key: str | int, java_hash: int) -> None:
+    assert (java_string_hash(key) if isinstance(key, str) else java_long_hash(key)) == java_hash
+    for count in COUNTS:
+        assert hashcode_partition(key, count) == abs(java_hash) % count
 
 
-@pytest.mark.parametrize(("key", "java_hash", "partitions"), JAVA_LONGS)
-def test_hashcode_of_more_longs(key: int, java_hash: int, partitions: tuple[int, ...]) -> None:
-    assert java_long_hash(key) == java_hash
-    assert tuple(hashcode_partition(key, number) for number in (3, 7, 16, 254)) == partitions
-
-
-@pytest.mark.parametrize(("key", "partitions"), MURMUR3)
-def test_murmur3_agrees_with_the_go_client(key: str, partitions: tuple[int, ...]) -> None:
-    assert tuple(murmur3_partition(key, number) for number in (3, 4, 8)) == partitions
-    assert tuple(murmur3_partition(key.encode(), number) for number in (3, 4, 8)) == partitions
-
-
-@pytest.mark.parametrize(("key", "java_hash", "partitions"), STRING_HASHES)
-def test_hashcode_of_strings_agrees_with_the_java_client(key: str, java_hash: int, partitions: tuple[int, ...]) -> None:
-    assert java_string_hash(key) == java_hash
-    assert tuple(hashcode_partition(key, number) for number in (3, 4, 8)) == partitions
-
-
-@pytest.mark.parametrize(
-    ("key", "java_hash", "partitions"), [(1234567890123, 1912276436, (2, 0, 4)), (-5, 4, (1, 0, 4))]
-)
-def test_hashcode_of_longs_agrees_with_the_java_client(key: int, java_hash: int, partitions: tuple[int, ...]) -> None:
-    assert java_long_hash(key) == java_hash
-    assert tuple(hashcode_partition(key, number) for number in (3, 4, 8)) == partitions
-
-
-def test_a_java_integer_is_its_own_hash() -> None:
-    assert [partition_of_hash(-7, number) for number in (3, 4, 8)] == [1, 3, 7]
+def test_partitions_are_those_of_both_clients() -> None:
+    for key, partitions in GO_PARTITIONS.items():
+        assert tuple(murmur3_partition(key, count) for count in (3, 4, 8)) == partitions
+    for java_key, partitions in JAVA_PARTITIONS.items():
+        assert tuple(hashcode_partition(java_key, count) for count in (3, 4, 8)) == partitions
+    assert [partition_of_hash(-7, count) for count in (3, 4, 8)] == [1, 3, 7], "an Integer's hash is its value"
 
 
 def test_characters_beyond_the_basic_plane_count_as_two_code_units() -> None:

@@ -20,7 +20,7 @@ from nsq_fast.protocol.rdy import Share
 def apply(shares, limit, now=0.0, *, idle_timeout=10.0, max_in_flight=None):
     """One round as a consumer does it; returns the plan."""
     max_in_flight = limit if max_in_flight is None else max_in_flight
-    wanted = rdy.targets(shares, limit, now, idle_timeout=idle_timeout, random=chance.random)
+    wanted = rdy.Sharing(idle_timeout, chance.random).targets(shares, limit, now)
     plan = rdy.plan(shares, wanted, max_in_flight, now)
     for index, count in plan.changes:
         shares[index].sent(count, now)
@@ -31,19 +31,10 @@ def counts(shares):
     return [share.rdy for share in shares]
 
 
-def test_one_connection_gets_all():
-    shares = [Share()]
-    assert apply(shares, 1000).changes == [(0, 1000)]
-
-
 def test_max_in_flight_above_max_rdy_count_is_cut_to_it():
     shares = [Share(max_rdy_count=2500), Share(max_rdy_count=100)]
     apply(shares, 5000)
     assert counts(shares) == [2500, 100]
-
-
-def test_what_a_small_server_cannot_take_goes_to_the_others():
-    assert rdy.split(12, [2500, 2, 2500]) == [5, 2, 5]
 
 
 def test_no_remainder_is_wasted():
@@ -88,19 +79,6 @@ def test_lowers_come_before_raises():
     assert {index for index, _ in plan.changes[1:]} == {1, 2}
 
 
-def test_limit_zero_sends_zero_to_all():
-    shares = [Share(), Share()]
-    apply(shares, 10)
-    apply(shares, 0, max_in_flight=10)
-    assert counts(shares) == [0, 0]
-
-
-def test_fewer_than_connections_gives_single_ones():
-    shares = [Share() for _ in range(5)]
-    apply(shares, 2)
-    assert sorted(counts(shares)) == [0, 0, 0, 1, 1]
-
-
 def test_a_connection_with_messages_keeps_its_turn_and_an_idle_one_passes_it_on():
     shares = [Share() for _ in range(3)]
     apply(shares, 2)
@@ -129,7 +107,7 @@ def test_no_connection_sticks_at_zero(connections, limit, luck):
     served = set()
     now = 0.0
     for _ in range(6 * connections):
-        wanted = rdy.targets(shares, limit, now, idle_timeout=1.0, random=luck.random)
+        wanted = rdy.Sharing(1.0, luck.random).targets(shares, limit, now)
         for index, count in rdy.plan(shares, wanted, limit, now).changes:
             shares[index].sent(count, now)
         served |= {index for index, share in enumerate(shares) if share.rdy}
@@ -161,44 +139,76 @@ def test_a_turn_that_brings_nothing_is_short_and_one_that_brings_messages_is_not
     assert counts(shares)[1 - first] == 0
 
 
+def test_workers_that_are_all_stuck_get_nothing_and_the_others_their_share():
+    shares = [Share(), Share(capacity=0), Share()]
+    apply(shares, 10)
+    assert counts(shares) == [5, 0, 5]
+    shares = [Share(), Share(capacity=0), Share()]
+    apply(shares, 2)
+    assert counts(shares) == [1, 0, 1]
+
+
+def test_no_more_is_asked_for_than_handlers_can_take_on():
+    shares = [Share(capacity=3), Share()]
+    apply(shares, 100)
+    assert counts(shares) == [3, 97]
+
+
 class Server:
-    """nsqd as the invariant sees it: commands reach it late, messages reach us late, each by at most DELAY."""
+    """nsqd as the invariant sees it: commands reach it late, messages reach us late, each by at most DELAY.
+
+    It takes each message back ``timeout`` after it has sent it, or somewhat later, and may send another then.
+    """
 
     DELAY = rdy.SETTLE / 2
 
-    def __init__(self, max_rdy_count):
+    def __init__(self, max_rdy_count, timeout):
         self.share = Share(max_rdy_count=max_rdy_count)
+        self.ledger = InFlight()
+        self.ledger.identified(ServerInfo(msg_timeout_ms=int(1000 * timeout)))
+        self.timeout = timeout
         self.rdy = 0
-        self.in_flight = 0
+        self.in_flight = {}
         self.commands = []
         self.wire = []
 
-    def send(self, kind, count, now):
-        self.commands.append((now, kind, count))
+    def send(self, kind, what, now):
+        self.commands.append((now, kind, what))
 
     def process(self, until):
         while self.commands and self.commands[0][0] <= until:
-            _, kind, count = self.commands.pop(0)
+            _, kind, what = self.commands.pop(0)
             if kind == "rdy":
-                assert 0 <= count <= self.share.max_rdy_count
-                self.rdy = count
+                assert 0 <= what <= self.share.max_rdy_count
+                self.rdy = what
             else:
-                self.in_flight -= count
+                for message in what:
+                    self.in_flight.pop(message.id, None)
+
+    def take_back(self, until):
+        self.in_flight = {id: sent for id, sent in self.in_flight.items() if sent + self.timeout > until}
 
     def push(self, count, now):
-        count = min(count, max(self.rdy - self.in_flight, 0))
-        self.in_flight += count
-        self.wire.append((now, count))
+        for _ in range(min(count, max(self.rdy - len(self.in_flight), 0))):
+            id = uuid4().bytes
+            self.in_flight[id] = now
+            self.wire.append((now, id))
 
-    def deliver(self, until):
+    def deliver(self, until, now):
         while self.wire and self.wire[0][0] <= until:
-            self.share.in_flight += self.wire.pop(0)[1]
+            sent, id = self.wire.pop(0)
+            came_at = min(now, sent + self.DELAY)
+            self.ledger.expire(came_at)
+            self.ledger.received([Message(1, 1, id, b"", received_at=came_at)])
+            self.ledger.expire_excess(self.share.highest(came_at), came_at)
+        self.ledger.expire(now)
+        self.share.in_flight = self.ledger.count
 
 
 class Distribution(RuleBasedStateMachine):
     """Any order of connects, disconnects, pushes, answers, pauses and limits, with delays on the way."""
 
-    make_server = Server
+    timeout = 1e9
 
     def __init__(self):
         super().__init__()
@@ -214,7 +224,7 @@ class Distribution(RuleBasedStateMachine):
 
     def distribute(self, limit):
         shares = [server.share for server in self.servers]
-        wanted = rdy.targets(shares, limit, self.now, idle_timeout=1.0, random=self.chance.random)
+        wanted = rdy.Sharing(1.0, self.chance.random).targets(shares, limit, self.now)
         assert sum(wanted) <= limit
         for index, count in rdy.plan(shares, wanted, self.limit, self.now).changes:
             shares[index].sent(count, self.now)
@@ -223,7 +233,7 @@ class Distribution(RuleBasedStateMachine):
     @rule(cap=st.integers(1, 30))
     def connect(self, cap):
         if len(self.servers) < 6:
-            self.servers.append(self.make_server(cap))
+            self.servers.append(Server(cap, self.timeout))
             self.distribute(self.limit)
 
     @rule(data=st.data())
@@ -232,23 +242,28 @@ class Distribution(RuleBasedStateMachine):
             self.servers.pop(data.draw(st.integers(0, len(self.servers) - 1)))
             self.distribute(self.limit)
 
-    @rule(seconds=st.floats(0.0, 2.0), data=st.data())
+    @rule(seconds=st.floats(0.0, 4.0), data=st.data())
     def pass_time(self, seconds, data):
         self.now += seconds
         late = st.floats(0.0, Server.DELAY)
         for server in self.servers:
-            server.deliver(self.now - Server.DELAY)
+            server.deliver(self.now - Server.DELAY, self.now)
             server.process(self.now - data.draw(late))
+            server.take_back(self.now - data.draw(late))
             server.push(data.draw(st.integers(0, 50)), self.now)
-            server.deliver(self.now - data.draw(late))
+            server.deliver(self.now - data.draw(late), self.now)
         self.distribute(self.limit)
 
     @rule(data=st.data())
     def answer(self, data):
         for server in self.servers:
-            count = data.draw(st.integers(0, server.share.in_flight))
-            server.share.in_flight -= count
-            server.send("fin", count, self.now)
+            held = server.ledger.pending()
+            done = held[: data.draw(st.integers(0, len(held)))]
+            for message in done:
+                message.mark_responded()
+            server.ledger.answered(done)
+            server.share.in_flight = server.ledger.count
+            server.send("fin", done, self.now)
         self.distribute(self.limit)
 
     @rule(probe=st.integers(0, 1))
@@ -287,101 +302,13 @@ class Distribution(RuleBasedStateMachine):
         assert sum(server.share.in_flight for server in self.servers) <= self.floor
 
 
+class DistributionWithTimeouts(Distribution):
+    """The same, while messages are not answered in time."""
+
+    timeout = 1.5
+
+
 TestDistribution = Distribution.TestCase
 TestDistribution.settings = settings(max_examples=60, stateful_step_count=30)
-
-
-def test_workers_that_are_all_stuck_get_nothing_and_the_others_their_share():
-    shares = [Share(), Share(capacity=0), Share()]
-    apply(shares, 10)
-    assert counts(shares) == [5, 0, 5]
-    shares = [Share(), Share(capacity=0), Share()]
-    apply(shares, 2)
-    assert counts(shares) == [1, 0, 1]
-
-
-def test_no_more_is_asked_for_than_handlers_can_take_on():
-    shares = [Share(capacity=3), Share()]
-    apply(shares, 100)
-    assert counts(shares) == [3, 97]
-
-
-class ServerWithTimeouts:
-    """As ``Server``, with messages one by one: it takes each back TIMEOUT after it has sent it, or somewhat later."""
-
-    TIMEOUT = 1.5
-    DELAY = Server.DELAY
-
-    def __init__(self, max_rdy_count):
-        self.share = Share(max_rdy_count=max_rdy_count)
-        self.ledger = InFlight()
-        self.ledger.identified(ServerInfo(msg_timeout_ms=int(1000 * self.TIMEOUT)))
-        self.rdy = 0
-        self.in_flight = {}
-        self.commands = []
-        self.wire = []
-
-    def send(self, kind, what, now):
-        self.commands.append((now, kind, what))
-
-    def process(self, until):
-        while self.commands and self.commands[0][0] <= until:
-            _, kind, what = self.commands.pop(0)
-            if kind == "rdy":
-                self.rdy = what
-            else:
-                for message in what:
-                    self.in_flight.pop(message.id, None)
-
-    def take_back(self, until):
-        self.in_flight = {id: sent for id, sent in self.in_flight.items() if sent + self.TIMEOUT > until}
-
-    def push(self, count, now):
-        for _ in range(min(count, max(self.rdy - len(self.in_flight), 0))):
-            id = uuid4().bytes
-            self.in_flight[id] = now
-            self.wire.append((now, id))
-
-    def deliver(self, until, now):
-        while self.wire and self.wire[0][0] <= until:
-            sent, id = self.wire.pop(0)
-            came_at = min(now, sent + self.DELAY)
-            self.ledger.expire(came_at)
-            self.ledger.received([Message(1, 1, id, b"", received_at=came_at)])
-            self.ledger.expire_excess(self.share.highest(came_at), came_at)
-        self.ledger.expire(now)
-        self.share.in_flight = self.ledger.count
-
-
-class DistributionWithTimeouts(Distribution):
-    """The same, while messages are not answered in time: the server takes them back and may send more."""
-
-    make_server = ServerWithTimeouts
-
-    @rule(seconds=st.floats(0.0, 4.0), data=st.data())
-    def pass_time(self, seconds, data):
-        self.now += seconds
-        late = st.floats(0.0, Server.DELAY)
-        for server in self.servers:
-            server.deliver(self.now - Server.DELAY, self.now)
-            server.process(self.now - data.draw(late))
-            server.take_back(self.now - data.draw(late))
-            server.push(data.draw(st.integers(0, 50)), self.now)
-            server.deliver(self.now - data.draw(late), self.now)
-        self.distribute(self.limit)
-
-    @rule(data=st.data())
-    def answer(self, data):
-        for server in self.servers:
-            held = server.ledger.pending()
-            done = held[: data.draw(st.integers(0, len(held)))]
-            for message in done:
-                message.mark_responded()
-            server.ledger.answered(done)
-            server.share.in_flight = server.ledger.count
-            server.send("fin", done, self.now)
-        self.distribute(self.limit)
-
-
 TestDistributionWithTimeouts = DistributionWithTimeouts.TestCase
 TestDistributionWithTimeouts.settings = settings(max_examples=100, stateful_step_count=30)

@@ -1,4 +1,4 @@
-"""The session against scripted bytes: handshake, replies, the in-flight count, the end of the stream."""
+"""The session against scripted bytes, of both families: handshake, commands, replies, messages, the end."""
 
 from __future__ import annotations
 
@@ -7,26 +7,16 @@ import pickle
 import re
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nsq_fast._codec import Message, encode_frame, encode_message
+from nsq_fast import errors
+from nsq_fast._codec import Message, TracedReply, encode_frame, encode_message
 from nsq_fast._frame import ColumnReader
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import (
-    AuthFailed,
-    BadBody,
-    FinFailed,
-    Invalid,
-    LocalProtocolError,
-    NameInvalid,
-    PubFailed,
-    RemoteProtocolError,
-    ReqFailed,
-    SubFailed,
-    TouchFailed,
-)
+from nsq_fast.errors import LocalProtocolError, NameInvalid, RemoteProtocolError
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
 from nsq_fast.protocol.events import (
     AnswerFailed,
@@ -44,6 +34,10 @@ from nsq_fast.protocol.events import (
 from nsq_fast.protocol.session import MAX_HANDSHAKE_FRAME, Session
 
 ID = b"0123456789abcdef"
+RECORD = struct.pack(">QQ", (2 << 50) + 7, 99)  # the id of a message of a cluster
+CLUSTER = "0.3.7-HA.1.13.0"
+
+Say = Callable[[Session], bytes]
 
 
 def response(data: bytes) -> bytes:
@@ -54,8 +48,8 @@ def error(data: bytes) -> bytes:
     return encode_frame(1, data)
 
 
-def message(body: bytes = b"body", id: bytes = ID) -> bytes:
-    return encode_message(1, 1, id, body)
+def message(body: bytes = b"body", id: bytes = ID, **layout: Any) -> bytes:
+    return encode_message(1, 1, id, body, **layout)
 
 
 def reply_json(**fields: Any) -> bytes:
@@ -66,20 +60,36 @@ OK = response(b"OK")
 HEARTBEAT = response(b"_heartbeat_")
 
 
-def ready(fields: dict[str, Any] | None = None, **options: Any) -> Session:
+def new(**options: Any) -> Session:
+    """Said IDENTIFY, and waits for the reply."""
     session = Session(ConnectionConfig(**options))
     session.connect()
-    session.receive(reply_json(**(fields or {})))
+    return session
+
+
+def ready(version: str = "1.3.0", fields: dict[str, Any] | None = None, **options: Any) -> Session:
+    session = new(**options)
+    session.receive(reply_json(version=version, **(fields or {})))
     assert session.is_ready
     return session
 
 
-def subscribed(**fields: Any) -> Session:
-    options = {name: fields.pop(name) for name in ("max_frame_size", "heartbeat_interval") if name in fields}
-    session = ready(fields, **options)
+def cluster(**options: Any) -> Session:
+    return ready(CLUSTER, **options)
+
+
+def subscribed(fields: dict[str, Any] | None = None, **options: Any) -> Session:
+    session = ready(fields=fields, **options)
     session.sub("t", "c")
     session.receive(OK)
     return session
+
+
+def kinds(events: list[Any]) -> list[type]:
+    return [type(event) for event in events]
+
+
+# The handshake
 
 
 def identify_fields(**options: Any) -> dict[str, Any]:
@@ -91,24 +101,19 @@ def identify_fields(**options: Any) -> dict[str, Any]:
     return fields
 
 
-FILTER = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}
-
-
-def test_identify_carries_every_field() -> None:
+def test_identify_carries_every_field_that_is_set() -> None:
+    ext_filter = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}
     assert identify_fields(
         client_id="me", hostname="me.example", user_agent="agent/1", heartbeat_interval=2.5, output_buffer_size=1024,
         output_buffer_timeout=50, sample_rate=10, msg_timeout=1.5, tls_v1=True, deflate=True, deflate_level=3,
-        topology_region="r", topology_zone="z", desired_tag="tag", extend_support=True, ext_filter=FILTER,
+        topology_region="r", topology_zone="z", desired_tag="tag", extend_support=True, ext_filter=ext_filter,
     ) == {
         "client_id": "me", "hostname": "me.example", "user_agent": "agent/1", "feature_negotiation": True,
         "heartbeat_interval": 2500, "output_buffer_size": 1024, "output_buffer_timeout": 50, "sample_rate": 10,
         "msg_timeout": 1500, "tls_v1": True, "snappy": False, "deflate": True, "deflate_level": 3,
         "topology_region": "r", "topology_zone": "z", "desired_tag": "tag", "extend_support": True,
-        "ext_filter": FILTER,
+        "ext_filter": ext_filter,
     }  # fmt: skip
-
-
-def test_identify_leaves_out_what_is_not_set() -> None:
     fields = identify_fields(hostname="box.example")
     assert fields["client_id"] == "box"
     assert not {"msg_timeout", "topology_region", "desired_tag", "extend_support", "deflate_level"} & fields.keys()
@@ -117,26 +122,20 @@ def test_identify_leaves_out_what_is_not_set() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_handshake_in_pieces(size: int) -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
+    session = new()
     data = reply_json(topology_region="eu", unknown_field=[1, 2]) + HEARTBEAT
     events: list[Any] = []
     for start in range(0, len(data), size):
         events += session.receive(data[start : start + size])
-    assert [type(event) for event in events] == [Identified, Ready, Heartbeat]
+    assert kinds(events) == [Identified, Ready, Heartbeat]
     assert session.info.topology_region == "eu"
-    assert session.dialect is ORIGINAL
+    assert (session.dialect, cluster().dialect) == (ORIGINAL, REDESIGNED)
 
 
 def test_plain_ok_means_that_nothing_was_negotiated() -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
-    assert [type(event) for event in session.receive(OK)] == [Identified, Ready]
+    session = new()
+    assert kinds(session.receive(OK)) == [Identified, Ready]
     assert session.info.max_rdy_count == 2500
-
-
-def test_dialect_is_learnt_from_the_version() -> None:
-    assert ready({"version": "0.3.7-HA.1.13.0"}).dialect is REDESIGNED
 
 
 @pytest.mark.parametrize(
@@ -148,13 +147,11 @@ def test_dialect_is_learnt_from_the_version() -> None:
     ],
 )  # fmt: skip
 def test_identify_reply_of_the_wrong_shape(data: bytes) -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
-    with pytest.raises(RemoteProtocolError):
-        session.receive(response(data))
-    with pytest.raises(RemoteProtocolError):
-        session.receive(OK)
-    assert [type(event) for event in session.receive(b"")] == [Disconnected]
+    session = new()
+    for frame in (response(data), OK):  # the first one ends it
+        with pytest.raises(RemoteProtocolError):
+            session.receive(frame)
+    assert kinds(session.receive(b"")) == [Disconnected]
 
 
 @pytest.mark.parametrize(
@@ -166,15 +163,13 @@ def test_identify_reply_of_the_wrong_shape(data: bytes) -> None:
     ],
 )  # fmt: skip
 def test_identify_reply_with_a_number_that_makes_no_sense(field: str, number: str) -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
     with pytest.raises(RemoteProtocolError, match=rf"^IDENTIFY reply .*({re.escape(field)}|malformed)"):
-        session.receive(response(b'{"version":"1.3.0","%b":%b}' % (field.encode(), number.encode())))
+        new().receive(response(b'{"version":"1.3.0","%b":%b}' % (field.encode(), number.encode())))
 
 
 def test_identify_reply_with_the_largest_numbers_a_server_can_send() -> None:
     longest = 2**63 // 10**6  # Go's longest duration in milliseconds
-    session = ready({"msg_timeout": longest, "max_msg_timeout": longest, "max_rdy_count": 2**63 - 1})
+    session = ready(fields={"msg_timeout": longest, "max_msg_timeout": longest, "max_rdy_count": 2**63 - 1})
     assert session.info.msg_timeout == pytest.approx(longest / 1000)
 
 
@@ -183,56 +178,39 @@ NESTED = b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 reads what fits into a reply, however deep")
 def test_a_deeply_nested_reply_is_a_mistake_of_the_server() -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
     with pytest.raises(RemoteProtocolError, match="IDENTIFY reply"):
-        session.receive(response(NESTED))
-    session = Session(ConnectionConfig(auth_secret="s"))
-    session.connect()
+        new().receive(response(NESTED))
+    session = new(auth_secret="s")
     session.receive(reply_json(auth_required=True))
     with pytest.raises(RemoteProtocolError, match="AUTH reply"):
         session.receive(response(NESTED))
 
 
-def test_no_event_shows_the_secret() -> None:
-    session = Session(ConnectionConfig(auth_secret="geheim"))
-    session.connect()
-    events = session.receive(reply_json(auth_required=True))
-    assert b"geheim" in events[-1].send
-    assert "geheim" not in repr([session, session.config, *events])
-
-
-def test_huge_identify_reply_is_refused_before_it_is_stored() -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
-    with pytest.raises(RemoteProtocolError):
-        session.receive(struct.pack(">II", MAX_HANDSHAKE_FRAME + 1, 0))
-
-
-def test_tls_that_the_server_does_not_offer_is_an_error() -> None:
-    session = Session(ConnectionConfig(tls_v1=True))
-    session.connect()
-    with pytest.raises(RemoteProtocolError, match="TLS"):
-        session.receive(reply_json(tls_v1=False))
-
-
-@pytest.mark.parametrize("feature", ["tls_v1", "snappy", "deflate"])
-def test_upgrade_nobody_asked_for_is_an_error(feature: str) -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
-    with pytest.raises(RemoteProtocolError, match=feature):
-        session.receive(reply_json(**{feature: True}))
+@pytest.mark.parametrize(
+    ("options", "data", "said"),
+    [
+        ({}, struct.pack(">II", MAX_HANDSHAKE_FRAME + 1, 0), "frame"),  # before any of it is stored
+        ({"tls_v1": True}, reply_json(tls_v1=False), "TLS"),
+        ({}, reply_json(tls_v1=True), "tls_v1"),
+        ({}, reply_json(snappy=True), "snappy"),
+        ({}, reply_json(deflate=True), "deflate"),
+        ({}, message(), "before the handshake"),
+    ],
+    ids=["huge", "no tls", "tls", "snappy", "deflate", "message"],
+)
+def test_what_a_server_may_not_say_in_the_handshake(options: dict[str, Any], data: bytes, said: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=said):
+        new(**options).receive(data)
 
 
 def test_compression_that_the_server_does_not_offer_is_done_without() -> None:
-    assert ready({"snappy": False}, snappy=True).is_ready
+    assert ready(fields={"snappy": False}, snappy=True).is_ready
 
 
 def test_upgrades_come_in_order_and_hand_over_what_was_read_too_early() -> None:
-    session = Session(ConnectionConfig(tls_v1=True, snappy=True))
-    session.connect()
+    session = new(tls_v1=True, snappy=True)
     events = session.receive(reply_json(tls_v1=True, snappy=True) + b"early")
-    assert [type(event) for event in events] == [Identified, UpgradeNeeded]
+    assert kinds(events) == [Identified, UpgradeNeeded]
     assert (events[1].kind, events[1].leftover) == ("tls", b"early")
     with pytest.raises(LocalProtocolError):
         session.receive(b"more")
@@ -240,123 +218,63 @@ def test_upgrades_come_in_order_and_hand_over_what_was_read_too_early() -> None:
     (upgrade,) = session.receive(OK + b"\xff\x06")
     assert (upgrade.kind, upgrade.leftover) == ("snappy", b"\xff\x06")
     session.upgraded()
-    assert [type(event) for event in session.receive(OK)] == [Ready]
+    assert kinds(session.receive(OK)) == [Ready]
     with pytest.raises(LocalProtocolError):
         session.upgraded()
 
 
 def test_anything_but_ok_inside_a_new_layer_is_an_error() -> None:
-    session = Session(ConnectionConfig(deflate=True))
-    session.connect()
+    session = new(deflate=True)
     session.receive(reply_json(deflate=True))
     session.upgraded()
     with pytest.raises(RemoteProtocolError, match="instead of OK"):
         session.receive(response(b"NO"))
 
 
+def authenticating(secret: str | bytes = "geheim") -> tuple[Session, list[Any]]:
+    session = new(auth_secret=secret)
+    return session, session.receive(reply_json(auth_required=True))
+
+
 def test_auth() -> None:
-    session = Session(ConnectionConfig(auth_secret="geheim"))
-    session.connect()
-    *_, authenticating = session.receive(reply_json(auth_required=True))
-    assert isinstance(authenticating, Authenticating)
-    assert authenticating.send == b"AUTH\n" + struct.pack(">I", 6) + b"geheim"
+    session, events = authenticating()
+    assert isinstance(events[-1], Authenticating)
+    assert events[-1].send == b"AUTH\n" + struct.pack(">I", 6) + b"geheim"
     data = b'{"identity":"me","identity_url":"http://x","permission_count":2}'
     (done,) = session.receive(response(data))
     assert isinstance(done, Ready)
-    assert done.auth is session.auth
+    assert done.auth is session.auth is not None
     assert done.auth_data == data
-    assert session.auth is not None
     assert (session.auth.identity, session.auth.permission_count) == ("me", 2)
+    assert ready(auth_secret="x").auth is None, "it is not sent unasked"
 
 
-def test_auth_refused() -> None:
-    session = Session(ConnectionConfig(auth_secret=b"wrong"))
-    session.connect()
-    session.receive(reply_json(auth_required=True))
+def test_no_event_shows_the_secret() -> None:
+    session, events = authenticating()
+    assert b"geheim" in events[-1].send
+    assert "geheim" not in repr([session, session.config, *events])
+
+
+def test_auth_refused_or_answered_with_something_else() -> None:
+    session, _ = authenticating(b"wrong")
     (failed,) = session.receive(error(b"E_AUTH_FAILED AUTH failed"))
-    assert isinstance(failed, CommandFailed)
-    assert failed.command == "AUTH"
-    assert failed.fatal
-    assert isinstance(failed.error, AuthFailed)
-
-
-def test_auth_reply_of_the_wrong_shape() -> None:
-    session = Session(ConnectionConfig(auth_secret="x"))
-    session.connect()
-    session.receive(reply_json(auth_required=True))
+    assert isinstance(failed.error, errors.AuthFailed)
+    assert (failed.command, failed.fatal) == ("AUTH", True)
+    session, _ = authenticating()
     with pytest.raises(RemoteProtocolError):
         session.receive(response(b'{"permission_count":"all"}'))
 
 
-def test_auth_is_not_sent_unasked() -> None:
-    assert ready(auth_secret="x").auth is None
-
-
 def test_identify_refused() -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
+    session = new()
     (failed,) = session.receive(error(b"E_BAD_BODY IDENTIFY heartbeat interval (10) is invalid"))
-    assert isinstance(failed.error, BadBody)
+    assert isinstance(failed.error, errors.BadBody)
     assert failed.command == "IDENTIFY"
     (end,) = session.receive(b"")
     assert end.pending == ()
 
 
-def test_message_before_the_handshake_is_over() -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
-    with pytest.raises(RemoteProtocolError, match="before the handshake"):
-        session.receive(message())
-
-
-def test_replies_match_commands_in_order() -> None:
-    session = ready()
-    first, second, third = object(), object(), object()
-    session.pub("t", b"1", token=first)
-    session.mpub("t", [b"2"], token=second)
-    session.dpub("t", 100, b"3", token=third)
-    events = session.receive(OK + OK + OK)
-    assert [(event.command, event.token) for event in events] == [("PUB", first), ("MPUB", second), ("DPUB", third)]
-    assert all(event.data == b"OK" for event in events)
-    assert session.pending_count == 0
-
-
-def test_oks_and_nothing_else_give_the_tokens_of_their_publishes() -> None:
-    session = ready()
-    for token in "abc":
-        session.pub("t", b"x", token=token)
-    assert session.receive_oks(OK * 2) == ["a", "b"]
-    assert session.receive_oks(OK) == ["c"]
-    assert not session.pending
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", OK * 3, OK[:-1], OK + OK[:4], OK + HEARTBEAT, OK + message(), error(b"E_PUB_FAILED x"), response(b"no")],
-)
-def test_whatever_else_comes_is_left_to_receive(data: bytes) -> None:
-    session = ready()
-    session.pub("t", b"x", token="a")
-    session.pub("t", b"x", token="b")
-    assert session.receive_oks(data) is None
-    assert session.tokens() == ["a", "b"]
-
-
-def test_oks_that_are_no_answers_to_publishes_are_left_to_receive() -> None:
-    session = ready()
-    session.pub("t", b"x", token="a")
-    session.sub("t", "c", token="b")
-    assert session.receive_oks(OK * 2) is None
-    assert [each.token for each in session.receive(OK * 2)] == ["a", "b"]
-
-
-def test_oks_behind_the_beginning_of_a_frame_are_left_to_receive() -> None:
-    session = ready()
-    session.pub("t", b"x", token="a")
-    session.pub("t", b"x", token="b")
-    assert session.receive(OK[:5]) == []
-    assert session.receive_oks(OK) is None
-    assert [each.token for each in session.receive(OK[5:] + OK)] == ["a", "b"]
+# Commands
 
 
 def test_commands_are_the_wire_format() -> None:
@@ -372,93 +290,376 @@ def test_commands_are_the_wire_format() -> None:
     assert session.nop() == b"NOP\n"
 
 
-def test_rejected_argument_leaves_the_replies_in_step() -> None:
-    session = ready()
-    with pytest.raises(NameInvalid):
-        session.pub("bad topic!", b"x")
-    with pytest.raises(TypeError):
-        session.pub("t", "text")  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        session.mpub("t", [b"x", None])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, b"SUB t c\n"),
+        ({"partition": 0}, b"SUB t c 0\n"),
+        ({"partition": 2, "advanced": True}, b"SUB_ADVANCED t c 2\n"),
+        ({"partition": 2, "ordered": True}, b"SUB_ORDERED t c 2\n"),
+        ({"ordered": True, "advanced": True}, b"SUB_ORDERED t c\n"),
+    ],
+)
+def test_forms_of_subscription(options: dict[str, Any], line: bytes) -> None:
+    session = cluster()
+    assert session.sub("t", "c", token="mine", **options) == line
+    (reply,) = session.receive(OK)
+    assert reply == Reply(command=line.split()[0].decode(), data=b"OK", token="mine")
+    with pytest.raises(LocalProtocolError, match="has a subscription already"):
+        session.sub("t", "c")
+
+
+@pytest.mark.parametrize(
+    ("say", "data"),
+    [
+        (lambda session: session.pub("t", b"x", partition=3), b"PUB t 3\n\0\0\0\1x"),
+        (lambda session: session.pub("t", b"x"), b"PUB t\n\0\0\0\1x"),
+        (lambda session: session.mpub("t", [b"x"], partition=3), b"MPUB t 3\n\0\0\0\x09\0\0\0\1\0\0\0\1x"),
+        (
+            lambda session: session.pub_trace("t", 7, b"x", partition=3),
+            b"PUB_TRACE t 3\n\0\0\0\x09" + struct.pack(">Q", 7) + b"x",
+        ),
+        (
+            lambda session: session.mpub_trace("t", [(7, b"x")], partition=3),
+            b"MPUB_TRACE t 3\n\0\0\0\x11\0\0\0\1\0\0\0\x09" + struct.pack(">Q", 7) + b"x",
+        ),
+        (lambda session: session.pub_ext("t", b"{}", b"x", partition=3), b"PUB_EXT t 3\n\0\0\0\5\0\2{}x"),
+        (
+            lambda session: session.mpub_ext("t", [(b"{}", b"x")], partition=3),
+            b"MPUB_EXT t 3\n\0\0\0\x0d\0\0\0\1\0\0\0\5\0\2{}x",
+        ),
+    ],
+)
+def test_publishes_name_their_partition(say: Say, data: bytes) -> None:
+    session = cluster()
+    assert say(session) == data
+    assert session.pending_count == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "say", "advice"),
+    [
+        ("1.3.0", lambda session: session.sub("t", "c", ordered=True), "leave ordered and advanced"),
+        ("1.3.0", lambda session: session.sub("t", "c", advanced=True), "leave ordered and advanced"),
+        ("1.3.0", lambda session: session.sub("t", "c", partition=0), "leave partition=0 out"),
+        ("1.3.0", lambda session: session.pub("t", b"x", partition=1), "leave partition=1 out"),
+        ("1.3.0", lambda session: session.mpub("t", [b"x"], partition=1), "leave partition=1 out"),
+        ("1.3.0", lambda session: session.pub_trace("t", 1, b"x"), "leave trace_id out"),
+        ("1.3.0", lambda session: session.mpub_trace("t", [(1, b"x")]), "leave trace_id out"),
+        ("1.3.0", lambda session: session.pub_ext("t", b"{}", b"x"), "leave headers and tag out"),
+        ("1.3.0", lambda session: session.mpub_ext("t", [(b"{}", b"x")]), "leave headers and tag out"),
+        ("1.3.0", lambda session: session.expect("PUB_TRACE"), "leave trace_id out"),
+        (CLUSTER, lambda session: session.dpub("t", 100, b"x"), "leave defer out"),
+        (CLUSTER, lambda session: session.expect("DPUB"), "leave defer out"),
+    ],
+)
+def test_servers_are_told_nothing_they_do_not_know(version: str, say: Say, advice: str) -> None:
+    session = ready(version)
+    with pytest.raises(LocalProtocolError, match=advice) as caught:
+        say(session)
+    assert version in str(caught.value)
+    assert session.pending_count == 0
+    assert session.sub("t", "c") == b"SUB t c\n"
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda session: session.pub("no topic!", b"x"),
+        lambda session: session.pub("t", "text"),
+        lambda session: session.mpub("t", [b"x", None]),
+        lambda session: session.pub("t", b"x", partition=-3),
+        lambda session: session.pub_trace("t", 2**64, b"x"),
+        lambda session: session.pub_ext("t", b"{" * 70_000, b"x"),
+        lambda session: session.sub("t", "c", partition="0", ordered=True),
+    ],
+)
+def test_a_bad_argument_leaves_nothing_behind(say: Say) -> None:
+    session = cluster()
+    with pytest.raises((NameInvalid, ValueError, TypeError)):
+        say(session)
+    assert not session.is_subscribed
     session.pub("t", b"good", token="good")
     assert [event.token for event in session.receive(OK)] == ["good"]
 
 
-def test_failed_command_fails_alone_when_it_is_not_fatal() -> None:
-    session = ready({"version": "0.3.7-HA.1.13.0"})
-    session.pub("t", b"1", token=1)
-    session.pub("t", b"2", token=2)
-    failed, reply = session.receive(error(b"E_FAILED_ON_NOT_WRITABLE ") + OK)
-    assert (failed.token, failed.fatal) == (1, False)
-    assert isinstance(reply, Reply)
-    assert reply.token == 2
+def test_ordered_messages_are_not_sampled() -> None:
+    session = cluster(sample_rate=10)
+    with pytest.raises(LocalProtocolError, match="sample_rate=0"):
+        session.sub("t", "c", ordered=True)
+    assert not session.is_subscribed
+    assert session.sub("t", "c")
+
+
+def test_rdy_is_bounded_by_the_server() -> None:
+    session = subscribed({"max_rdy_count": 100})
+    session.set_rdy(100)
+    for count in (101, -1):
+        with pytest.raises(LocalProtocolError, match="0 to 100"):
+            session.set_rdy(count)
+    assert session.rdy == 100
+
+
+@pytest.mark.parametrize(
+    ("command", "say"),
+    [
+        ("RDY", lambda session: session.set_rdy(1)),
+        ("FIN", lambda session: session.fin(Message(1, 1, ID, b""))),
+        ("REQ", lambda session: session.req(Message(1, 1, ID, b""), 0)),
+        ("TOUCH", lambda session: session.touch(Message(1, 1, ID, b""))),
+        ("CLS", lambda session: session.cls()),
+        ("columns", lambda session: session.column_reader()),
+    ],
+)
+def test_consumer_commands_need_a_subscription(command: str, say: Say) -> None:
+    with pytest.raises(LocalProtocolError, match=command):
+        say(ready())
+
+
+# Replies
+
+
+def test_replies_match_commands_in_order() -> None:
+    session = ready()
+    first, second, third = object(), object(), object()
+    session.pub("t", b"1", token=first)
+    session.mpub("t", [b"2"], token=second)
+    session.dpub("t", 100, b"3", token=third)
+    events = session.receive(OK + OK + OK)
+    assert [(event.command, event.token) for event in events] == [("PUB", first), ("MPUB", second), ("DPUB", third)]
+    assert all(event.data == b"OK" for event in events)
+    assert session.pending_count == 0
+
+
+def publishing(*tokens: Any) -> Session:
+    session = ready()
+    for token in tokens:
+        session.pub("t", b"x", token=token)
+    return session
+
+
+def test_oks_and_nothing_else_give_the_tokens_of_their_publishes() -> None:
+    session = publishing("a", "b", "c")
+    assert session.receive_oks(OK * 2) == ["a", "b"]
+    assert session.receive_oks(OK) == ["c"]
+    assert not session.pending
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", OK * 3, OK[:-1], OK + OK[:4], OK + HEARTBEAT, OK + message(), error(b"E_PUB_FAILED x"), response(b"no")],
+)
+def test_whatever_else_comes_is_left_to_receive(data: bytes) -> None:
+    session = publishing("a", "b")
+    assert session.receive_oks(data) is None
+    assert session.tokens() == ["a", "b"]
+
+
+def test_oks_behind_half_a_frame_or_of_other_commands_are_left_to_receive() -> None:
+    session = publishing("a", "b")
+    assert session.receive(OK[:5]) == []
+    assert session.receive_oks(OK) is None
+    assert [each.token for each in session.receive(OK[5:] + OK)] == ["a", "b"]
+    session = publishing("a")
+    session.sub("t", "c", token="b")
+    assert session.receive_oks(OK * 2) is None
+    assert [each.token for each in session.receive(OK * 2)] == ["a", "b"]
+
+
+RECEIPT = TracedReply(internal_id=2**50 + 4, trace_id=2**64 - 1, offset=64, size=32)
+RECEIPT_FRAME = response(b"OK" + struct.pack(">QQQI", *RECEIPT))
+
+
+def test_traced_publishes_get_receipts() -> None:
+    session = cluster()
+    session.pub_trace("t", 5, b"x", partition=0, token=1)
+    session.mpub_trace("t", [(5, b"x")], partition=0, token=2)
+    session.pub_ext("t", b'{"##trace_id":"5"}', b"x", token=3)
+    session.pub_ext("t", b"{}", b"x", token=4)
+    session.pub("t", b"x", token=5)
+    replies = session.receive(RECEIPT_FRAME * 3 + OK * 2)
+    assert [reply.token for reply in replies] == [1, 2, 3, 4, 5]
+    assert [reply.receipt for reply in replies] == [RECEIPT, RECEIPT, RECEIPT, None, None]
+    assert replies[0].data == RECEIPT_FRAME[8:]
+
+
+@pytest.mark.parametrize("data", [b"O", b"", b"CLOSE_WAIT", b"OK" + bytes(27), b"OK" + bytes(29), b"KO" + bytes(28)])
+def test_a_publish_whose_reply_cannot_be_read_is_still_pending(data: bytes) -> None:
+    session = cluster()
+    session.pub_trace("t", 5, b"x", token="mine")
+    with pytest.raises(RemoteProtocolError):
+        session.receive(response(data))
+    (end,) = session.receive(b"")
+    assert end.pending == (("PUB_TRACE", "mine"),)
+
+
+def test_a_reply_nobody_waits_for_loses_nothing_before_it() -> None:
+    session = subscribed()
+    session.pub("t", b"x", token=1)
+    assert kinds(session.receive(OK + OK + message())) == [Reply]
+    assert session.message_count == 0
+    with pytest.raises(RemoteProtocolError, match="no command waits"):
+        session.receive(OK)
+
+
+@pytest.mark.parametrize(
+    ("say", "code"),
+    [
+        (lambda session: session.pub_trace("t", 1, b"x", partition=0), b"E_FAILED_ON_NOT_LEADER"),
+        (lambda session: session.mpub_trace("t", [(1, b"x")], partition=0), b"E_MPUB_FAILED"),
+        (lambda session: session.pub_ext("t", b"{}", b"x", partition=0), b"E_EXT_NOT_SUPPORT"),
+        (lambda session: session.mpub("t", [b"x"], partition=0), b"E_FAILED_ON_NOT_WRITABLE"),
+    ],
+)
+def test_a_refused_publish_fails_alone(say: Say, code: bytes) -> None:
+    session = cluster()
+    say(session)
+    session.pub("t", b"next", token="next")
+    failed, reply = session.receive(error(code + b" ") + OK)
+    assert isinstance(failed, CommandFailed)
+    assert not failed.fatal
+    assert reply.token == "next"
 
 
 def test_commands_behind_a_fatal_error_were_not_executed() -> None:
-    session = ready()
-    session.pub("t", b"1", token=1)
-    session.pub("t", b"2", token=2)
+    session = publishing(1, 2)
     (failed,) = session.receive(error(b"E_PUB_FAILED PUB failed disk"))
     assert (failed.token, failed.fatal) == (1, True)
-    assert isinstance(failed.error, PubFailed)
+    assert isinstance(failed.error, errors.PubFailed)
     (end,) = session.receive(b"")
-    assert end.pending == (("PUB", 2),)
-    assert end.executed is False
+    assert (end.pending, end.executed) == ((("PUB", 2),), False)
 
 
-def test_end_of_stream_with_commands_pending() -> None:
-    session = subscribed()
-    session.pub("t", b"1", token="a")
-    session.mpub("t", [b"2"], token="b")
+@pytest.mark.parametrize(
+    ("code", "executed"),
+    [
+        # After the last message's header the body was read to its end: what came behind it was carried out.
+        (b"E_EXT_NOT_SUPPORT x", None),
+        (b"E_INVALID_JSON_HEADER x", None),
+        (b"INVALID_TRACE_ID x", None),
+        (b"E_TOPIC_NOT_EXIST ", False),
+    ],
+)
+def test_an_error_to_mpub_ext_ends_the_connection_and_the_fate_of_the_rest_is_mostly_unknown(
+    code: bytes, executed: bool | None
+) -> None:
+    session = cluster()
+    session.mpub_ext("t", [(b"{}", b"x")], token="ext")
+    session.pub("t", b"behind", token="behind")
+    (failed,) = session.receive(error(code))
+    assert (failed.token, failed.fatal) == ("ext", True)
     (end,) = session.receive(b"")
-    assert isinstance(end, Disconnected)
-    assert end.pending == (("PUB", "a"), ("MPUB", "b"))
-    assert end.executed is None
-    assert not end.truncated
-    assert session.receive(b"") == []
+    assert (end.pending, end.executed) == ((("PUB", "behind"),), executed)
+
+
+def test_what_follows_a_broken_mpub_ext_answers_nothing() -> None:
+    session = cluster()
+    session.sub("t", "c")
+    session.mpub_ext("t", [(b"{}", b"x"), (b"{}", b"y")], token="ext")
+    session.pub("t", b"behind", token="behind")
+    stream = OK + message(id=RECORD) + error(b"E_EXT_NOT_SUPPORT x") + error(b"E_INVALID invalid command") + message()
+    reply, first, failed = session.receive(stream)
+    assert (reply.command, first.body, failed.token) == ("SUB", b"body", "ext")
+    assert (session.message_count, session.in_flight) == (1, 1)
+    assert session.receive(message() + error(b"E_INVALID")) == []
     with pytest.raises(LocalProtocolError):
         session.pub("t", b"x")
-
-
-def test_end_of_stream_inside_a_frame() -> None:
-    session = ready()
-    session.receive(OK[:5])
     (end,) = session.receive(b"")
-    assert end.truncated
+    assert end.pending == (("PUB", "behind"),)
+    assert session.receive(b"") == []
 
 
-def test_reply_nobody_waits_for() -> None:
-    with pytest.raises(RemoteProtocolError, match="no command waits"):
-        ready().receive(OK)
+@pytest.mark.parametrize(
+    ("text", "kind", "id"),
+    [
+        (b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight", errors.FinFailed, ID),
+        (b"E_REQ_FAILED REQ 0123456789abcdef failed client does not own message", errors.ReqFailed, ID),
+        (b"E_TOUCH_FAILED TOUCH 0123456789abcdef failed ID not in flight", errors.TouchFailed, ID),
+        (
+            b"E_FIN_FAILED FIN [0 0 0 0 0 0 0 0 10 10 10 10 10 10 10 255] no",
+            errors.FinFailed,
+            bytes(8) + b"\n" * 7 + b"\xff",
+        ),
+        (b"E_FIN_FAILED FIN [0 0 0 0 0 0 0 1 10 10 10 10 10 10 10 256] no", errors.FinFailed, None),
+        (b"E_FIN_FAILED ", errors.FinFailed, None),
+    ],
+)
+def test_failed_answers_belong_to_no_pending_command(text: bytes, kind: type, id: bytes | None) -> None:
+    session = subscribed()
+    session.pub("t", b"x", token=1)
+    failed, reply = session.receive(error(text) + OK)
+    assert isinstance(failed, AnswerFailed)
+    assert isinstance(failed.error, kind)
+    assert failed.message_id == id
+    assert reply.token == 1
 
 
-def test_close_wait_for_a_publish_is_an_error() -> None:
-    session = ready()
-    session.pub("t", b"x")
-    with pytest.raises(RemoteProtocolError, match="CLOSE_WAIT"):
-        session.receive(response(b"CLOSE_WAIT"))
+def test_invalid_rdy_is_not_blamed_on_a_pending_publish() -> None:
+    session = subscribed()
+    session.pub("t", b"x", token=1)
+    (failed,) = session.receive(error(b"E_INVALID RDY count 5000 out of range 0-2500"))
+    assert (type(failed), type(failed.error), failed.fatal) == (ServerFailed, errors.Invalid, True)
+    assert session.receive(b"")[0].pending == (("PUB", 1),)
 
 
-def test_heartbeat_wants_a_nop() -> None:
-    (event,) = ready().receive(HEARTBEAT)
-    assert isinstance(event, Heartbeat)
-    assert event.send == b"NOP\n"
+@pytest.mark.parametrize(
+    "text", [b"Invalid Message ID", b"invalid message ID", b"No channel", b"cannot REQ in current state"]
+)
+def test_an_invalid_answer_is_not_taken_for_an_invalid_cls(text: bytes) -> None:
+    session = subscribed()
+    session.cls()
+    assert kinds(session.receive(error(b"E_INVALID " + text))) == [ServerFailed]
+    assert session.pending_count == 1
 
 
-def test_messages_only_come_as_the_list_of_the_reader() -> None:
+@pytest.mark.parametrize(("code", "kind"), [(b"NOT_LEADER", errors.NotLeader), (b"NOT_WRITABLE", errors.NotWritable)])
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_a_fin_at_a_node_that_lost_the_partition_ends_the_subscription(
+    code: bytes, kind: type, is_closing: bool
+) -> None:
+    session = cluster()
+    session.sub("t", "c", partition=2, ordered=True)
+    _, got = session.receive(OK + message(id=RECORD, offset=1, raw_size=1))
+    assert session.fin(got) == b"FIN " + RECORD + b"\n"
+    if is_closing:
+        session.cls()
+    (failed,) = session.receive(error(b"E_FAILED_ON_" + code + b" "))
+    assert (type(failed), type(failed.error), failed.fatal) == (ServerFailed, kind, True)
+    assert session.pending_count == is_closing
+
+
+# Messages
+
+
+@pytest.mark.parametrize("is_ext", [False, True])
+@pytest.mark.parametrize("form", ["ordered", "advanced", None])
+def test_the_first_message_is_read_in_the_layout_of_the_subscription(form: str | None, is_ext: bool) -> None:
+    session = cluster(extend_support=is_ext)
+    session.sub("t", "c", partition=2, **({form: True} if form else {}))
+    layout: dict[str, Any] = {"ext_version": 4, "ext": b'{"k":"v"}'} if is_ext else {}
+    if form:
+        layout |= {"offset": 640, "raw_size": 44}
+    _, got = session.receive(OK + message(id=RECORD, **layout))  # in one read
+    assert (got.body, got.internal_id, got.trace_id) == (b"body", (2 << 50) + 7, 99)
+    assert got.headers == ({"k": "v"} if is_ext else {})
+    assert (got.offset, got.raw_size) == ((640, 44) if form else (None, None))
+
+
+def test_original_servers_send_no_headers_whatever_was_asked_for() -> None:
+    (got,) = subscribed(extend_support=True).receive(message(b"\x04\x00\x01x body"))
+    assert (got.body, got.ext) == (b"\x04\x00\x01x body", None)
+
+
+def test_messages_only_come_as_the_list_of_the_reader_and_mixed_frames_keep_their_order() -> None:
     session = subscribed()
     got = session.receive(message(b"1") + message(b"2"), 12.5)
-    assert [type(item) for item in got] == [Message, Message]
+    assert kinds(got) == [Message, Message]
     assert [item.body for item in got] == [b"1", b"2"]
     assert got[0].received_at == 12.5
     assert session.message_count == len(got)
-
-
-def test_mixed_frames_keep_their_order() -> None:
-    session = subscribed()
     session.pub("t", b"x", token=1)
     got = session.receive(message(b"1") + OK + message(b"2") + HEARTBEAT)
-    assert [type(item) for item in got] == [Message, Reply, Message, Heartbeat]
+    assert kinds(got) == [Message, Reply, Message, Heartbeat]
     assert session.message_count == 2
 
 
@@ -472,7 +673,6 @@ def test_in_flight_counts_what_was_not_answered() -> None:
     session.req(got[1], 0)
     assert session.in_flight == 4
     session.fin_many(got[2:])
-    assert session.in_flight == 0
     session.fin(got[0])
     assert session.in_flight == 0
 
@@ -487,156 +687,6 @@ def test_messages_after_cls_are_messages() -> None:
     assert session.fin(late)
     with pytest.raises(LocalProtocolError):
         session.cls()
-
-
-def test_rdy_is_bounded_by_the_server() -> None:
-    session = subscribed(max_rdy_count=100)
-    session.set_rdy(100)
-    with pytest.raises(LocalProtocolError, match="0 to 100"):
-        session.set_rdy(101)
-    with pytest.raises(LocalProtocolError):
-        session.set_rdy(-1)
-    assert session.rdy == 100
-
-
-@pytest.mark.parametrize("command", ["RDY", "FIN", "REQ", "TOUCH", "CLS"])
-def test_consumer_commands_need_a_subscription(command: str) -> None:
-    session = ready()
-    item = Message(1, 1, ID, b"")
-    calls = {
-        "RDY": lambda: session.set_rdy(1),
-        "FIN": lambda: session.fin(item),
-        "REQ": lambda: session.req(item, 0),
-        "TOUCH": lambda: session.touch(item),
-        "CLS": lambda: session.cls(),
-    }
-    with pytest.raises(LocalProtocolError, match=command):
-        calls[command]()
-
-
-def test_one_subscription_per_connection() -> None:
-    session = subscribed()
-    with pytest.raises(LocalProtocolError):
-        session.sub("t", "c2")
-
-
-def test_no_commands_before_the_handshake_is_over() -> None:
-    session = Session(ConnectionConfig())
-    with pytest.raises(LocalProtocolError):
-        session.receive(OK)
-    session.connect()
-    with pytest.raises(LocalProtocolError):
-        session.connect()
-    with pytest.raises(LocalProtocolError):
-        session.pub("t", b"x")
-    with pytest.raises(LocalProtocolError):
-        session.sub("t", "c")
-    session.receive(reply_json())
-    assert session.sub("t", "c")
-
-
-def test_commands_of_the_other_dialect_are_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="DPUB"):
-        ready({"version": "0.3.7-HA.1.13.0"}).dpub("t", 1, b"x")
-    with pytest.raises(LocalProtocolError, match="PUB_TRACE"):
-        ready().expect("PUB_TRACE")
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "id"),
-    [
-        (b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight", FinFailed, ID),
-        (b"E_REQ_FAILED REQ 0123456789abcdef failed client does not own message", ReqFailed, ID),
-        (b"E_TOUCH_FAILED TOUCH 0123456789abcdef failed ID not in flight", TouchFailed, ID),
-        (b"E_FIN_FAILED FIN [0 0 0 0 0 0 0 0 10 10 10 10 10 10 10 255] no", FinFailed, bytes(8) + b"\n" * 7 + b"\xff"),
-        (b"E_FIN_FAILED FIN [0 0 0 0 0 0 0 1 10 10 10 10 10 10 10 256] no", FinFailed, None),
-        (b"E_FIN_FAILED ", FinFailed, None),
-    ],
-)  # fmt: skip
-def test_failed_answers_belong_to_no_pending_command(text: bytes, kind: type, id: bytes | None) -> None:
-    session = subscribed()
-    session.pub("t", b"x", token=1)
-    failed, reply = session.receive(error(text) + OK)
-    assert isinstance(failed, AnswerFailed)
-    assert isinstance(failed.error, kind)
-    assert failed.message_id == id
-    assert reply.token == 1
-
-
-def test_errors_that_answer_no_command() -> None:
-    session = subscribed()
-    (failed,) = session.receive(error(b"E_INVALID RDY count 5000 out of range 0-2500"))
-    assert isinstance(failed, ServerFailed)
-    assert failed.fatal
-
-
-def test_invalid_rdy_is_not_blamed_on_a_pending_publish() -> None:
-    session = subscribed()
-    session.pub("t", b"x", token=1)
-    (failed,) = session.receive(error(b"E_INVALID RDY count 5000 out of range 0-2500"))
-    assert isinstance(failed, ServerFailed)
-    assert isinstance(failed.error, Invalid)
-    assert session.receive(b"")[0].pending == (("PUB", 1),)
-
-
-def test_refused_subscription() -> None:
-    session = ready()
-    session.sub("t", "c", token="sub")
-    (failed,) = session.receive(error(b"E_SUB_FAILED SUB failed too many consumers"))
-    assert (failed.command, failed.token, failed.fatal) == ("SUB", "sub", True)
-    assert isinstance(failed.error, SubFailed)
-
-
-def test_garbage_after_good_frames_loses_none_of_them() -> None:
-    session = subscribed()
-    got = session.receive(message(b"good") + b"\xff" * 16)
-    assert [item.body for item in got] == [b"good"]
-    assert isinstance(session.failure, RemoteProtocolError)
-    with pytest.raises(RemoteProtocolError):
-        session.receive(message())
-    (end,) = session.receive(b"")
-    assert isinstance(end, Disconnected)
-
-
-def test_unexpected_reply_after_good_events_loses_none_of_them() -> None:
-    session = subscribed()
-    session.pub("t", b"x", token=1)
-    events = session.receive(OK + OK + message())
-    assert [type(event) for event in events] == [Reply]
-    assert session.message_count == 0
-    with pytest.raises(RemoteProtocolError):
-        session.receive(OK)
-
-
-def test_frames_above_the_limit_are_refused() -> None:
-    session = ready(max_frame_size=2048)
-    with pytest.raises(RemoteProtocolError):
-        session.receive(struct.pack(">II", 2049, 0))
-
-
-def test_garbage_behind_a_fatal_error_is_not_looked_at() -> None:
-    session = subscribed()
-    (failed,) = session.receive(error(b"E_BAD_TOPIC no") + b"\xff" * 16)
-    assert (type(failed), failed.fatal, session.failure) == (ServerFailed, True, None)
-    assert session.receive(b"more") == []
-
-
-def test_garbage_behind_a_fatal_error_that_comes_with_the_handshake() -> None:
-    session = Session(ConnectionConfig())
-    session.connect()
-    *_, failed = session.receive(OK + error(b"E_INVALID no") + b"\xff" * 16)
-    assert (type(failed), failed.fatal, session.failure) == (ServerFailed, True, None)
-    assert session.receive(b"more") == []
-
-
-@pytest.mark.parametrize("reply", [b"O", b"CLOSE_WAIT", bytes(29)])
-def test_a_publish_whose_reply_cannot_be_read_is_still_pending(reply: bytes) -> None:
-    session = subscribed()
-    session.pub("t", b"x", token="mine")
-    with pytest.raises(RemoteProtocolError):
-        session.receive(response(reply))
-    (end,) = session.receive(b"")
-    assert end.pending == (("PUB", "mine"),)
 
 
 def oversized(body: bytes = bytes(2048)) -> bytes:
@@ -661,26 +711,47 @@ def test_a_message_above_the_limit_passes_and_can_be_answered(size: int) -> None
     assert session.in_flight == 3
     assert session.req(skipped.message, 5) == b"REQ fedcba9876543210 5\n"
     assert session.in_flight == 2
+    with pytest.raises(RemoteProtocolError):  # what is no message, and too large
+        session.receive(struct.pack(">II", 2049, 0))
 
 
-def test_a_message_above_the_limit_in_columns() -> None:
-    session = subscribed(max_frame_size=1024)
-    columns = session.column_reader().feed(message(b"before") + oversized() + message(b"after"))
-    assert columns.body == b"beforeafter"
-    (skipped,) = session.interpret(columns.frames)
-    assert isinstance(skipped, MessageSkipped)
-    assert session.fin(skipped.message) == b"FIN fedcba9876543210\n"
-    assert session.in_flight == 0
+# The end
 
 
-def test_messages_carry_the_responder() -> None:
-    responder = object()
-    session = Session(ConnectionConfig(), responder=responder)
-    session.connect()
-    session.receive(reply_json())
-    session.sub("t", "c")
-    _, got = session.receive(OK + message())
-    assert got.responder is responder
+def test_end_of_stream_with_commands_pending() -> None:
+    session = subscribed()
+    session.pub("t", b"1", token="a")
+    session.mpub("t", [b"2"], token="b")
+    (end,) = session.receive(b"")
+    assert end == Disconnected(pending=(("PUB", "a"), ("MPUB", "b")), executed=None, truncated=False)
+    assert session.receive(b"") == []
+    with pytest.raises(LocalProtocolError):
+        session.pub("t", b"x")
+    session = ready()
+    session.receive(OK[:5])
+    (end,) = session.receive(b"")
+    assert end.truncated
+
+
+def test_garbage_after_good_frames_loses_none_of_them() -> None:
+    session = subscribed()
+    got = session.receive(message(b"good") + b"\xff" * 16)
+    assert [item.body for item in got] == [b"good"]
+    assert isinstance(session.failure, RemoteProtocolError)
+    with pytest.raises(RemoteProtocolError):
+        session.receive(message())
+    assert kinds(session.receive(b"")) == [Disconnected]
+
+
+def test_garbage_behind_a_fatal_error_is_not_looked_at() -> None:
+    """Also where the error comes with the handshake."""
+    for session, stream in ((subscribed(), error(b"E_BAD_TOPIC no")), (new(), OK + error(b"E_INVALID no"))):
+        *_, failed = session.receive(stream + b"\xff" * 16)
+        assert (type(failed), failed.fatal, session.failure) == (ServerFailed, True, None)
+        assert session.receive(b"more") == []
+
+
+# Columns
 
 
 def test_columns_go_on_where_the_session_has_stopped() -> None:
@@ -697,22 +768,25 @@ def test_columns_go_on_where_the_session_has_stopped() -> None:
 
 
 def test_frames_of_columns_mean_what_they_mean_elsewhere() -> None:
-    session = subscribed()
+    session = subscribed(max_frame_size=1024)
     reader = session.column_reader()
+    columns = reader.feed(message(b"before") + oversized() + message(b"after"))
+    assert columns.body == b"beforeafter"
+    (skipped,) = session.interpret(columns.frames)
+    assert isinstance(skipped, MessageSkipped)
+    assert session.fin(skipped.message) == b"FIN fedcba9876543210\n"
+    assert session.in_flight == 0
     session.cls(token="bye")
     frames = reader.feed(message() + response(b"CLOSE_WAIT")).frames
     assert session.interpret(frames) == [Reply(command="CLS", data=b"CLOSE_WAIT", token="bye")]
     (failed,) = session.interpret(reader.feed(error(b"E_INVALID RDY out of range")).frames)
-    assert isinstance(failed, ServerFailed)
-    assert failed.fatal
+    assert (type(failed), failed.fatal) == (ServerFailed, True)
     with pytest.raises(RemoteProtocolError, match="no command waits"):
         subscribed().interpret(ColumnReader().feed(OK).frames)
 
 
 def test_columns_have_the_layout_of_the_subscription() -> None:
-    session = ready({"version": "1.0.0-HA.1"}, extend_support=True)
-    with pytest.raises(LocalProtocolError, match="without a subscription"):
-        session.column_reader()
+    session = cluster(extend_support=True)
     session.sub("t", "c", partition=1, advanced=True)
     session.receive(OK)
     reader = session.column_reader()

@@ -181,14 +181,6 @@ def test_subscription_of_the_transcript() -> None:
     assert session.in_flight == 1  # 4 received, one finished twice, one requeued: a FIN counts when it is sent
 
 
-def test_failures_of_the_transcript_are_events_of_their_own() -> None:
-    events = [event for param in transcripts("original") for event in replay(param.values[0], 1 << 20)[1]]
-    assert {event.error.code for event in events if isinstance(event, CommandFailed)} >= {
-        "E_BAD_MESSAGE", "E_BAD_TOPIC", "E_INVALID",
-    }  # fmt: skip
-    assert all(event.error.code.endswith("_FAILED") for event in events if isinstance(event, AnswerFailed))
-
-
 def test_ordered_messages_of_the_transcript_follow_each_other() -> None:
     messages = messages_of("sub_ordered")
     assert [message.body for message in messages] == [b"r1", b"r2", b"m0", b"m1"]

@@ -11,13 +11,6 @@ from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.protocol.targets import TopicChoice
 
 
-def test_one_name() -> None:
-    choice = TopicChoice("orders")
-    assert choice.names == ("orders",)
-    assert (str(choice), choice.label) == ("orders", "orders")
-    assert choice.pattern is None
-
-
 @pytest.mark.parametrize("topics", [["b", "a", "b"], ("b", "a"), iter(["b", "a"])], ids=["list", "tuple", "iterator"])
 def test_several_names_each_once_and_in_their_order(topics: Any) -> None:
     choice = TopicChoice(topics)

@@ -1,17 +1,21 @@
-"""Lookup replies of both families, and their merge."""
+"""Lookup replies of both families, their merge, and what a discovery filter leaves of it."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from nsq_fast.errors import RemoteProtocolError
+from nsq_fast.config import LookupConfig
+from nsq_fast.errors import ConfigError, RemoteProtocolError
 from nsq_fast.names import Address
+from nsq_fast.protocol.targets import is_complete
 from nsq_fast.protocol.topology import (
     MAX_ERROR_TEXT,
     MAX_PARTITIONS,
@@ -21,7 +25,9 @@ from nsq_fast.protocol.topology import (
     Topology,
     error_text,
     is_unknown_topic,
+    keep_of,
     merge,
+    only,
     parse_listlookup,
     parse_lookup,
     parse_nodes,
@@ -29,43 +35,25 @@ from nsq_fast.protocol.topology import (
 )
 
 OLD_PEER = {
-    "remote_address": "10.0.0.1:53210",
-    "hostname": "one",
-    "broadcast_address": "one.example",
-    "tcp_port": 4150,
-    "http_port": 4151,
-    "version": "1.3.0",
-    "topology_zone": "z",
-}
+    "remote_address": "10.0.0.1:53210", "hostname": "one", "broadcast_address": "one.example", "tcp_port": 4150,
+    "http_port": 4151, "version": "1.3.0", "topology_zone": "z", "topology_region": "r",
+}  # fmt: skip
 NEW_PEER = {
-    "id": "10.0.0.2:40000",
-    "remote_address": "10.0.0.2:40000",
-    "hostname": "two",
-    "broadcast_address": "10.0.0.2",
-    "tcp_port": 14150,
-    "http_port": 14151,
-    "version": "0.3.7-HA.1.9.5",
-    "distributed_id": "10.0.0.2:14250:14150:7",
-}
+    "id": "10.0.0.2:40000", "remote_address": "10.0.0.2:40000", "hostname": "two", "broadcast_address": "10.0.0.2",
+    "tcp_port": 14150, "http_port": 14151, "version": "0.3.7-HA.1.9.5", "distributed_id": "10.0.0.2:14250:14150:7",
+}  # fmt: skip
 META = {
-    "partition_num": 2,
-    "replica": 1,
-    "extend_support": True,
-    "ordered": True,
-    "multi_part": False,
+    "partition_num": 2, "replica": 1, "extend_support": True, "ordered": True, "multi_part": False,
     "disable_channel_auto_create": False,
-}
+}  # fmt: skip
 OLD_NSQD = Nsqd(
-    Address("one.example", 4150), Address("one.example", 4151), "1.3.0", "one", "one.example", topology_zone="z"
-)
+    Address("one.example", 4150), Address("one.example", 4151), "1.3.0", "one", "one.example", topology_zone="z",
+    topology_region="r",
+)  # fmt: skip
 NEW_NSQD = Nsqd(
-    Address("10.0.0.2", 14150),
-    Address("10.0.0.2", 14151),
-    "0.3.7-HA.1.9.5",
-    "two",
-    "10.0.0.2",
+    Address("10.0.0.2", 14150), Address("10.0.0.2", 14151), "0.3.7-HA.1.9.5", "two", "10.0.0.2",
     "10.0.0.2:14250:14150:7",
-)
+)  # fmt: skip
 
 
 def reply(**fields: Any) -> bytes:
@@ -73,11 +61,14 @@ def reply(**fields: Any) -> bytes:
 
 
 def wrapped(data: Any, status_code: int = 200, status_txt: str = "OK") -> bytes:
-    return json.dumps({"status_code": status_code, "status_txt": status_txt, "data": data}).encode()
+    return reply(status_code=status_code, status_txt=status_txt, data=data)
 
 
-def nsqd(number: int, version: str = "1.3.0") -> Nsqd:
-    return Nsqd(Address(f"10.0.0.{number}", 4150), Address(f"10.0.0.{number}", 4151), version)
+def nsqd(number: int, version: str = "1.3.0", **fields: str) -> Nsqd:
+    return Nsqd(Address(f"10.0.0.{number}", 4150), Address(f"10.0.0.{number}", 4151), version, **fields)
+
+
+# One answer
 
 
 def test_an_original_reply_has_producers_only() -> None:
@@ -89,12 +80,17 @@ def test_an_original_reply_has_producers_only() -> None:
 
 def test_a_redesigned_reply_has_partitions_and_meta() -> None:
     data = {"channels": [], "partitions": {"0": NEW_PEER}, "producers": [NEW_PEER, OLD_PEER], "meta": META}
-    answer = parse_lookup(json.dumps(data).encode())
+    answer = parse_lookup(reply(**data))
     assert answer.partitions == {0: NEW_NSQD}
     assert answer.meta == Meta(partition_num=2, replica=1, extend_support=True, ordered=True)
     assert answer.producers == (NEW_NSQD, OLD_NSQD)
     assert answer.producers[0].is_redesigned
     assert parse_lookup(wrapped(data)) == answer
+    # Pseudo partitions of old nsqds are none, and a topic that the cluster does not know has no meta.
+    assert parse_lookup(reply(producers=[OLD_PEER], partitions={"-11": OLD_PEER, "1": NEW_PEER})).partitions == {
+        1: NEW_NSQD
+    }
+    assert parse_lookup(reply(producers=[], partitions={}, meta={"partition_num": 0})).meta is None
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", wrapped(None), reply(producers=None, partitions=None, channels=None)])
@@ -102,80 +98,60 @@ def test_nothing_is_a_valid_answer(body: bytes) -> None:
     assert parse_lookup(body) == LookupAnswer()
 
 
-def test_an_unknown_topic_of_a_cluster_has_no_meta() -> None:
-    assert parse_lookup(reply(producers=[], partitions={}, meta={"partition_num": 0})).meta is None
-
-
-def test_an_ipv6_broadcast_address_may_have_brackets() -> None:
-    for text in ("::1", "[::1]"):
-        peer = {**OLD_PEER, "broadcast_address": text}
-        assert parse_lookup(reply(producers=[peer])).producers[0].tcp == Address("::1", 4150)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"tcp_port": 0},
-        {"tcp_port": 70000},
-        {"tcp_port": -1},
-        {"broadcast_address": ""},
-        {"broadcast_address": "a b"},
-        {"broadcast_address": "evil\r\nhost"},
-        {"broadcast_address": "x" * 300},
+        {"tcp_port": 0}, {"tcp_port": 70000}, {"tcp_port": -1}, {"broadcast_address": ""}, {"broadcast_address": "a b"},
+        {"broadcast_address": "evil\r\nhost"}, {"broadcast_address": "x" * 300},
     ],
-)
+)  # fmt: skip
 def test_a_peer_without_a_usable_address_is_left_out(change: dict[str, Any]) -> None:
     answer = parse_lookup(reply(producers=[{**OLD_PEER, **change}, NEW_PEER]))
     assert answer.producers == (NEW_NSQD,)
 
 
-def test_an_nsqd_without_http_is_a_peer_all_the_same() -> None:
-    assert parse_lookup(reply(producers=[{**OLD_PEER, "http_port": 0}])).producers[0].http is None
-
-
-def test_pseudo_partitions_of_old_nsqds_are_no_partitions() -> None:
-    answer = parse_lookup(reply(producers=[OLD_PEER], partitions={"-11": OLD_PEER, "1": NEW_PEER}))
-    assert answer.partitions == {1: NEW_NSQD}
+def test_addresses_of_peers() -> None:
+    for text in ("::1", "[::1]"):
+        peer = {**OLD_PEER, "broadcast_address": text, "http_port": 0}
+        (found,) = parse_lookup(reply(producers=[peer])).producers
+        assert (found.tcp, found.http) == (Address("::1", 4150), None)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"<html>hello</html>",
-        b"OK",
-        b"[]",
-        b"null",
-        b"42",
-        b'"text"',
-        b"{",
-        b"\xff\xfe",
-        b"{}",
-        b'{"hello": "world"}',
-        b'{"x":' + b"[" * 200_000,
-        b'{"producers": ["\xff"]}',
-        reply(producers={}),
-        reply(producers=["10.0.0.1:4150"]),
-        reply(producers=[{**OLD_PEER, "tcp_port": "4150"}]),
-        reply(producers=[{**OLD_PEER, "broadcast_address": None}]),
-        reply(producers=[{**OLD_PEER, "version": 3}]),
-        reply(producers=[], channels=[1]),
-        reply(producers=[], channels="c"),
-        reply(partitions=[NEW_PEER]),
-        reply(partitions={"zero": NEW_PEER}),
+        b"<html>hello</html>", b"OK", b"[]", b"null", b"42", b'"text"', b"{", b"\xff\xfe", b"{}", b'{"hello": "world"}',
+        b'{"x":' + b"[" * 200_000, b'{"producers": ["\xff"]}', b'{"status_code": 200, "data": {',
+        reply(producers={}), reply(producers=["10.0.0.1:4150"]), reply(producers=[{**OLD_PEER, "tcp_port": "4150"}]),
+        reply(producers=[{**OLD_PEER, "broadcast_address": None}]), reply(producers=[{**OLD_PEER, "version": 3}]),
+        reply(producers=[], channels=[1]), reply(producers=[], channels="c"),
+        reply(partitions=[NEW_PEER]), reply(partitions={"zero": NEW_PEER}), reply(partitions={"0": None}),
         reply(partitions={"99999999999999999999": NEW_PEER}),
-        reply(partitions={"0": None}),
         reply(producers=[], meta={**META, "partition_num": "2"}),
         reply(producers=[], meta={**META, "partition_num": 10**9}),
         reply(producers=[], meta={**META, "partition_num": -1}),
         reply(producers=[], meta={**META, "ordered": "yes"}),
-        wrapped([]),
-        wrapped("nothing"),
-        b'{"status_code": 200, "data": {',
+        wrapped([]), wrapped("nothing"),
     ],
-)
+)  # fmt: skip
 def test_what_no_lookupd_sends_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         parse_lookup(body)
+
+
+@pytest.mark.parametrize("parse", [parse_lookup, parse_nodes])
+def test_more_nsqds_than_allowed_are_refused_before_anything_is_made_of_them(parse: Any) -> None:
+    body = reply(producers=[{"broadcast_address": f"h{number}", "tcp_port": 1} for number in range(11)])
+    parse(body, 11)
+    with pytest.raises(RemoteProtocolError, match="names 11 nsqds, more than lookupd_max_producers=10 allows"):
+        parse(body, 10)
+
+
+def test_more_partitions_than_there_can_be_are_refused() -> None:
+    peer = {"broadcast_address": "h", "tcp_port": 1}
+    body = reply(partitions={str(number): peer for number in range(MAX_PARTITIONS + 2)})
+    with pytest.raises(RemoteProtocolError, match="1026 partitions"):
+        parse_lookup(body, 1)
 
 
 def parse_every_way(body: bytes) -> None:
@@ -227,9 +203,10 @@ def test_json_of_the_wrong_shape_gives_a_result_or_one_error(value: dict[str, An
         (400, b'{"message":"TOPIC_NOT_FOUND"}', False),
         (404, b"", False),
         (404, b'{"message":1}', False),
+        (None, b'{"message":"TOPIC_NOT_FOUND"}', False),
     ],
 )
-def test_an_unknown_topic_is_told_from_other_errors(status: int, body: bytes, expected: bool) -> None:
+def test_an_unknown_topic_is_told_from_other_errors(status: int | None, body: bytes, expected: bool) -> None:
     assert is_unknown_topic(status, error_text(body)) is expected
 
 
@@ -238,7 +215,9 @@ def test_the_text_of_an_error_is_short() -> None:
     assert error_text(wrapped(None, 500, "BAD")) == "BAD"
     assert error_text(b" 404 page not found\n") == "404 page not found"
     assert len(error_text("é".encode() * 10_000)) == 200
-    assert not is_unknown_topic(None, "TOPIC_NOT_FOUND")
+    text = error_text(b'{"message":"' + b"x" * 10_000_000 + b'"}')  # of a huge one its beginning
+    assert text.startswith('{"message":"xxx')
+    assert len(text) == MAX_ERROR_TEXT
 
 
 def test_nodes_are_every_nsqd_once() -> None:
@@ -248,29 +227,41 @@ def test_nodes_are_every_nsqd_once() -> None:
     assert parse_nodes(reply(producers=None)) == ()
 
 
-def test_listlookup_gives_http_addresses() -> None:
+@pytest.mark.parametrize("port", ["none", "9" * 5000, "99999", "-1", "1e3", "٣٣"])
+def test_listlookup_gives_the_http_addresses_that_can_be_used(port: str) -> None:
     node = {"ID": "127.0.0.1:33162:33160:nsqlookup", "NodeIP": "127.0.0.1", "TcpPort": "33160", "HttpPort": "33161"}
-    body = reply(lookupdnodes=[node, {**node, "HttpPort": "none"}, {**node, "NodeIP": ""}], lookupdleader=node)
+    body = reply(lookupdnodes=[node, {**node, "HttpPort": port}, {**node, "NodeIP": ""}], lookupdleader=node)
     assert parse_listlookup(body) == (Address("127.0.0.1", 33161),)
     assert parse_listlookup(b"") == parse_listlookup(wrapped(None)) == ()
 
 
-def test_answers_are_united() -> None:
-    merged = merge(
-        [
-            LookupAnswer(("b",), (nsqd(2), nsqd(1))),
-            LookupAnswer(("a", "b"), (nsqd(1), nsqd(3))),
-            LookupAnswer(),
-        ]
-    )
+def described(number: int, connection: int) -> dict[str, Any]:
+    """An nsqd as an original lookupd names it, which adds the address of its own connection."""
+    return {**OLD_PEER, "remote_address": f"10.0.0.1:{connection}", "broadcast_address": f"10.0.0.{number}"}
+
+
+def test_neither_the_order_nor_the_connections_of_a_lookupd_make_another_answer() -> None:
+    numbers = list(range(1, 30))
+    first = parse_lookup(reply(producers=[described(each, 50001) for each in numbers]))
+    second = parse_lookup(reply(producers=[described(each, 50002) for each in reversed(numbers)]))
+    assert first == second
+    assert [nsqd.tcp for nsqd in first.producers] == sorted(nsqd.tcp for nsqd in first.producers)
+    # The very same objects: what is compared at each poll of each topic is one pointer an nsqd.
+    assert all(one is other for one, other in zip(first.producers, second.producers, strict=True))
+    long = {**described(1, 50001), "hostname": "h" * 2000}  # too long to be remembered
+    assert parse_lookup(reply(producers=[long])).producers[0].hostname == "h" * 2000
+
+
+# All answers
+
+
+def test_answers_are_united_and_the_majority_names_the_leader() -> None:
+    first = LookupAnswer(("b",), (nsqd(2), nsqd(1)))
+    merged = merge([first, LookupAnswer(("a", "b"), (nsqd(1), nsqd(3))), LookupAnswer()])
     assert merged == Topology(producers=(nsqd(1), nsqd(2), nsqd(3)), channels=("a", "b"))
     assert merge([]).is_empty
-
-
-def test_the_majority_names_the_leader() -> None:
     one, two = nsqd(1, "0.3.7-HA.1"), nsqd(2, "0.3.7-HA.1")
-    stale = LookupAnswer(partitions={0: one}, meta=Meta(1, 1))
-    fresh = LookupAnswer(partitions={0: two}, meta=Meta(1, 1))
+    stale, fresh = (LookupAnswer(partitions={0: leader}, meta=Meta(1, 1)) for leader in (one, two))
     assert merge([stale, fresh, fresh]).partitions == {0: two}
     assert merge([fresh, stale, stale]).partitions == {0: one}
 
@@ -307,6 +298,17 @@ def test_nothing_is_invented_and_nothing_is_lost(given_answers: list[LookupAnswe
     assert merge([*given_answers, *given_answers]) == merged
 
 
+def test_what_lookupds_say_counts_only_while_none_names_an_nsqd() -> None:
+    unknown, bare = LookupAnswer(problem="Key not found"), LookupAnswer(problem="Topic has no channel, add one")
+    assert merge([unknown, unknown, LookupAnswer()]).problem == "Key not found"
+    assert merge([unknown]).is_unknown
+    assert not merge([LookupAnswer()]).is_unknown  # it says nothing: perhaps an nsqd is only not registered yet
+    both = merge([bare, unknown])
+    assert (both.problem, both.is_unknown) == ("Key not found; Topic has no channel, add one", False)
+    named = merge([unknown, LookupAnswer(producers=(nsqd(1),))])
+    assert (named.problem, named.is_unknown) == ("", False)
+
+
 def test_mixed_fleets_have_old_nsqds_beside_the_partitions() -> None:
     leader, idle, old = nsqd(1, "0.3.7-HA.1"), nsqd(2, "0.3.7-HA.1"), nsqd(3)
     topology = Topology(producers=(leader, idle, old), partitions={0: leader}, meta=Meta(2, 1))
@@ -325,72 +327,62 @@ def test_a_topology_cannot_be_changed() -> None:
         topology.producers = ()  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("parse", [parse_lookup, parse_nodes])
-def test_more_nsqds_than_allowed_are_refused_before_anything_is_made_of_them(parse: Any) -> None:
-    peers = [{"broadcast_address": f"h{number}", "tcp_port": 1} for number in range(11)]
-    body = reply(producers=peers)
-    parse(body, 11)
-    with pytest.raises(RemoteProtocolError, match="names 11 nsqds, more than lookupd_max_producers=10 allows"):
-        parse(body, 10)
+# What a discovery filter leaves
+
+A, B = nsqd(1, "", topology_zone="a", hostname="dc1-n1"), nsqd(2, "", topology_zone="b", hostname="dc2-n1")
 
 
-def test_more_partitions_than_there_can_be_are_refused() -> None:
-    peer = {"broadcast_address": "h", "tcp_port": 1}
-    body = reply(partitions={str(number): peer for number in range(MAX_PARTITIONS + 2)})
-    with pytest.raises(RemoteProtocolError, match="1026 partitions"):
-        parse_lookup(body, 1)
+@pytest.mark.parametrize(
+    ("option", "kept"),
+    [
+        (None, [A, B]),
+        ({"topology_zone": "a"}, [A]),
+        ({"topology_zone": ["a", "b"]}, [A, B]),
+        ({"hostname": "dc?-*"}, [A, B]),
+        ({"hostname": "dc1-*", "topology_zone": "b"}, []),
+        ({"version": "1*"}, []),
+        (lambda each: each.tcp.host.endswith("2"), [B]),
+    ],
+    ids=["none", "one", "several", "pattern", "all-must-match", "absent-field", "function"],
+)
+def test_a_filter_keeps_the_nsqds_that_match(option: Any, kept: list[Nsqd]) -> None:
+    keep = keep_of(LookupConfig(discovery_filter=option).discovery_filter)
+    topology = Topology(producers=(A, B))
+    found = topology if keep is None else only(topology, keep)
+    assert list(found.producers) == kept
+    assert list(found.excluded) == [each for each in (A, B) if each not in kept]
 
 
-@pytest.mark.parametrize("port", ["9" * 5000, "99999", "-1", "1e3", "٣٣"])
-def test_a_port_that_is_none_leaves_its_lookupd_out(port: str) -> None:
-    nodes = [{"NodeIP": "10.0.0.1", "HttpPort": port}, {"NodeIP": "10.0.0.2", "HttpPort": "4161"}]
-    assert parse_listlookup(reply(lookupdnodes=nodes)) == (Address("10.0.0.2", 4161),)
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({}, "must be a function, a mapping"),
+        ("zone=a", "must be a function, a mapping"),
+        ({"zone": "a"}, "lookup lists no 'zone': use hostname, "),
+        ({"hostname": []}, "hostname=[]: must be a pattern"),
+        ({"hostname": [1]}, "hostname=[1]: must be a pattern"),
+    ],
+)
+def test_a_filter_that_cannot_be_used_is_refused(option: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LookupConfig(discovery_filter=option)
+    assert said in str(caught.value)
 
 
-def test_the_text_of_a_huge_error_is_its_beginning() -> None:
-    text = error_text(b'{"message":"' + b"x" * 10_000_000 + b'"}')
-    assert text.startswith('{"message":"xxx')
-    assert len(text) == MAX_ERROR_TEXT
+def test_partitions_that_are_left_out_are_not_taken_for_leaderless_ones() -> None:
+    topology = Topology(partitions=MappingProxyType({0: A, 1: B}), meta=Meta(partition_num=2))
+    found = only(topology, lambda each: each is A)
+    assert dict(found.partitions) == {0: A}
+    assert found.excluded_partitions == (1,)
+    assert found.is_complete
+    assert is_complete(found, [0, 1])
+    leaderless = only(replace(topology, partitions=MappingProxyType({1: B})), lambda each: each is A)
+    assert not leaderless.is_complete
 
 
-def test_what_lookupds_say_counts_only_while_none_names_an_nsqd() -> None:
-    unknown, bare = LookupAnswer(problem="Key not found"), LookupAnswer(problem="Topic has no channel, add one")
-    assert merge([unknown, unknown, LookupAnswer()]).problem == "Key not found"
-    assert merge([unknown]).is_unknown
-    assert not merge([LookupAnswer()]).is_unknown  # it says nothing: perhaps an nsqd is only not registered yet
-    both = merge([bare, unknown])
-    assert both.problem == "Key not found; Topic has no channel, add one"
-    assert not both.is_unknown
-    named = merge([unknown, LookupAnswer(producers=(nsqd(1),))])
-    assert named.problem == ""
-    assert not named.is_unknown
-
-
-def described(number: int, connection: int) -> dict[str, Any]:
-    """An nsqd as an original lookupd names it, which adds the address of its own connection."""
-    return {
-        "remote_address": f"10.0.0.1:{connection}",
-        "broadcast_address": f"10.0.0.{number}",
-        "hostname": f"host{number}",
-        "tcp_port": 4150,
-        "http_port": 4151,
-        "version": "1.3.0",
-    }
-
-
-def test_neither_the_order_nor_the_connections_of_a_lookupd_make_another_answer() -> None:
-    numbers = list(range(1, 30))
-    bodies = []
-    for connection in (50001, 50002):
-        bodies.append(json.dumps({"channels": [], "producers": [described(each, connection) for each in numbers]}))
-        numbers.reverse()
-    first, second = (parse_lookup(body.encode()) for body in bodies)
-    assert first == second
-    assert [nsqd.tcp for nsqd in first.producers] == sorted(nsqd.tcp for nsqd in first.producers)
-    # The very same objects: what is compared at each poll of each topic is one pointer an nsqd.
-    assert all(one is other for one, other in zip(first.producers, second.producers, strict=True))
-
-
-def test_a_description_of_an_nsqd_that_is_too_long_to_be_remembered_is_read_as_well() -> None:
-    long = {**described(1, 50001), "hostname": "h" * 2000}
-    assert parse_lookup(json.dumps({"producers": [long]}).encode()).producers[0].hostname == "h" * 2000
+def test_a_topology_without_nsqds_says_whom_the_filter_left_out() -> None:
+    found = only(Topology(producers=(A, B)), lambda each: False)
+    assert found.is_empty
+    assert not found.is_unknown
+    assert "none of the 2 nsqds" in found.problem
+    assert "10.0.0.1:4150 (hostname dc1-n1, zone a)" in found.problem

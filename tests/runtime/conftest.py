@@ -8,8 +8,8 @@ from typing import Any
 
 import gevent
 import pytest
-from support.partitions import HasAddress, ProducerLookup, ScriptedLookup
-from support.publishing import REDESIGNED, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd
+from support.partitions import HasAddress, ProducerLookup, ScriptedLookup, topology
+from support.publishing import REDESIGNED, Answer, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd, agree
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT
 
@@ -213,3 +213,25 @@ def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) ->
 def leaders(publish_nsqd: Nsqds) -> Leaders:
     """Three nsqds that lead a partition each."""
     return {number: publish_nsqd(version=REDESIGNED) for number in range(3)}
+
+
+@pytest.fixture
+def publishing(publish_nsqd: Nsqds, new_producer: Producers) -> Callable[..., tuple[PublishNsqd, Producer]]:
+    """``publishing(answer, **options)``: a scripted nsqd, and a producer that publishes to it."""
+
+    def make(answer: Answer = agree, **options: Any) -> tuple[PublishNsqd, Producer]:
+        nsqd = publish_nsqd(answer)
+        return nsqd, new_producer(nsqd, **options)
+
+    return make
+
+
+@pytest.fixture
+def leading(publish_nsqd: Nsqds, lookup_producer: LookupProducers) -> Callable[..., tuple[PublishNsqd, Any, Any]]:
+    """``leading(answer, meta={}, **options)``: the nsqd of the one partition of a topic, a producer, its lookup."""
+
+    def make(answer: Answer = agree, meta: Any = None, **options: Any) -> tuple[PublishNsqd, Any, Any]:
+        nsqd = publish_nsqd(answer, version=REDESIGNED)
+        return nsqd, *lookup_producer(topology({0: nsqd}, **(meta or {})), **options)
+
+    return make

@@ -19,7 +19,6 @@ from nsq_fast import Consumer, Producer
 from nsq_fast._codec import Message
 
 __all__ = ["handle_many", "second_server", "server"]  # fixtures
-
 BLOCK = 0.02
 
 
@@ -93,86 +92,6 @@ def test_where_slow_and_quick_handlers_take_turns_no_fin_waits_for_a_slow_one(
     handle_many(30, message_handler=handler)
     until(lambda: len(handled) == 30, 30)
     assert len(slow) == 6
-
-
-def test_one_slow_handler_among_many_quick_ones_says_nothing_of_the_next(
-    server: Server, handle_many: Callable[..., Consumer]
-) -> None:
-    """The system takes the processor away from quick handlers, too: then FINs still leave together."""
-
-    def gathers() -> bool:
-        """Whether FINs of handlers after a slow one wait for each other. False where the machine was slow, too."""
-        handled = finished = 0
-
-        def handler(consumer: Consumer, message: Message) -> None:
-            nonlocal handled, finished
-            if handled == 150:
-                time.sleep(BLOCK)  # sleep: a handler that blocks
-            if handled == 160:
-                time.sleep(BLOCK)  # sleep: what has left arrives
-                finished = server.finished()
-            handled += 1
-
-        consumer = handle_many(170, message_handler=handler)
-        until(lambda: handled == 170)
-        consumer.close()
-        return finished < 160
-
-    assert any(gathers() for _ in range(20))
-
-
-def test_so_it_is_with_batches_and_iteration(server: Server, handle_many: Callable[..., Consumer]) -> None:
-    handled: list[Message] = []
-
-    def handler(consumer: Consumer, messages: list[Message]) -> None:
-        if len(handled) % 5 == 0:
-            if handled:
-                server.wait_finished(len(handled))
-            time.sleep(BLOCK)  # sleep: a handler that blocks
-        handled.extend(messages)
-
-    consumer = handle_many(30, batch_handler=handler, batch_size=1)
-    until(lambda: len(handled) == 30, 30)
-    until(lambda: consumer.stats().totals.finished == 30)
-    consumer.close()
-    with Producer([server.tcp]) as producer:
-        producer.multipublish("t", [b"x"] * 30)
-    with Consumer("t", "c", server.tcp, max_in_flight=30) as iterated:
-        for number, _ in enumerate(iterated):
-            if number % 5 == 0:
-                if number:
-                    server.wait_finished(number)
-                time.sleep(BLOCK)  # sleep: a handler that blocks
-            if number == 29:
-                break
-
-
-def test_nor_where_a_handler_of_another_connection_was_slow_before(server: Server, second_server: Server) -> None:
-    handled = 0
-    slow = 0
-
-    def handler(consumer: Consumer, message: Message) -> None:
-        nonlocal handled, slow
-        if message.body == b"slow":
-            if slow:  # the first slow one nobody could know of
-                second_server.wait_finished(handled - 1)
-            slow += 1
-            time.sleep(BLOCK)  # sleep: a handler that blocks
-        handled += 1
-
-    addresses = [server.tcp, second_server.tcp]
-    with (
-        Consumer("t", "c", addresses, message_handler=handler, max_in_flight=60) as consumer,
-        Producer([server.tcp]) as first,
-        Producer([second_server.tcp]) as second,
-    ):
-        until(lambda: consumer.total_ready_count == 60, 20)
-        first.publish("t", b"slow")
-        until(lambda: handled == 1, 20)
-        second.multipublish("t", [b"quick"] * 4 + [b"slow"])
-        until(lambda: handled == 6, 30)
-        assert consumer.stats().totals.requeued == 0  # as a wait in vain would have it
-    assert slow == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"concurrency": 50}], ids=str)

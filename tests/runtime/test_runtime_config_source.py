@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from gevent.event import Event
@@ -16,30 +14,10 @@ from gevent.pywsgi import WSGIServer
 from support.ports import free_address
 from support.waiting import until
 
-import nsq_fast
-from nsq_fast import (
-    ConfigDocument,
-    ConfigSource,
-    Consumer,
-    FileConfigSource,
-    HttpConfigSource,
-    Producer,
-    TraceLog,
-    threads,
-)
+from nsq_fast import ConfigDocument, ConfigSource, Consumer, FileConfigSource, HttpConfigSource, Producer, TraceLog
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.client.trace_records import PublishRecord
 from nsq_fast.errors import ConfigError
-
-
-class Kept(Protocol):
-    """A place that a source reads; ``away`` and ``back`` say whether it can."""
-
-    source: ConfigSource
-
-    def write(self, content: str) -> None: ...
-    def away(self) -> None: ...
-    def back(self) -> None: ...
 
 
 class KeptFile:
@@ -79,7 +57,7 @@ class KeptUrl:
         if self._is_away or not self._content:
             begin("503 Service Unavailable", [])
             return [b"away"]
-        assert request["PATH_INFO"], request["QUERY_STRING"] == ("/clients/config.json", "team=a")
+        assert (request["PATH_INFO"], request["QUERY_STRING"]) == ("/clients/config.json", "team=a")
         assert request["HTTP_AUTHORIZATION"] == "Bearer x"
         tag = f'"{hash(self._content)}"'
         if self._has_tags and request.get("HTTP_IF_NONE_MATCH") == tag:
@@ -328,27 +306,3 @@ def test_sources_refuse_what_they_cannot_use(make: Callable[[], object], said: s
     with pytest.raises(ConfigError, match=said) as caught:
         make()
     assert "secret" not in str(caught.value)
-
-
-def test_clients_of_threads_follow_documents(tmp_path: Path, nsqd_process: Any) -> None:
-    path = tmp_path / "config.json"
-    path.write_text('{"trace": {"topic": true}}')
-    source = FileConfigSource(path, 0.02)
-    taken = threading.Event()
-    logs = TraceLog(), TraceLog()
-    producer = threads.Producer(nsqd_process.address, config_source=source, trace=logs[0])
-    consumer = threads.Consumer(
-        "topic",
-        "channel",
-        nsqd_process.address,
-        message_handler=lambda *_: taken.set(),
-        config_source=source,
-        trace=logs[1],
-    )
-    with suppress(nsq_fast.NsqError), producer, consumer:
-        producer.publish("topic", b"body")
-        until(taken.is_set)
-        assert all(log.is_on("topic") for log in logs)
-        path.write_text("{}")
-        until(lambda: not any(log.is_on("topic") for log in logs))
-        assert config_of(producer)["changes"] == config_of(consumer)["changes"] == 2

@@ -1,89 +1,86 @@
-"""The end of a consumer: nothing acknowledged is lost, nothing waits longer than it must."""
+"""The end of a consumer or producer: nothing acknowledged is lost, nothing waits longer than it must."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import threading
 from time import monotonic
 
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import ScriptedNsqd, message_frame
+from support.scripted_nsqd import message_frame
 from support.waiting import WAIT, holds, promptly, until
 
-from nsq_fast import Consumer
-from nsq_fast.errors import ConnectionLost
+from nsq_fast import Consumer, Producer
+from nsq_fast.errors import ConnectionLost, NotRunning
 
-
-def started(nsqd, handler, **options):
-    options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
-    consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)
-    consumer.start(block=False)
-    return consumer
+SERVERS = 6
+SLACK = 8.0
+"""Seconds: a machine that is busy. Before, each server added two."""
 
 
 def ignore(consumer, message):
     pass
 
 
-def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd):
-    release, running = Event(), []
-    consumer = started(nsqd, lambda c, m: (running.append(m), release.wait()))
+class Held:
+    """A handler that waits until it is released."""
+
+    def __init__(self, released=None):
+        self.running, self.released = [], released or Event()
+
+    def __call__(self, consumer, message):
+        self.running.append(message)
+        self.released.wait(WAIT)
+
+
+def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd, consume):
+    held = Held()
+    consumer = consume(held)
     conn = nsqd.connection()
     conn.push(1, 2, 3)
-    conn.wait_for(lambda: running)
+    conn.wait_for(lambda: held.running)
     closer = gevent.spawn(consumer.close)
     conn.wait_for(lambda: conn.answered(b"REQ") == [2, 3])
     assert (b"REQ", b"%016x" % 2, b"0") in conn.commands
     assert not closer.ready()
-    release.set()
+    held.released.set()
     closer.join(WAIT)
     assert closer.ready()
     assert conn.answered(b"FIN") == [1]
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
 
 
-def test_the_last_fin_is_sent_before_the_connection_ends(nsqd):
-    consumer = started(nsqd, lambda c, m: gevent.spawn(c.close))
+def test_close_sends_every_fin_that_was_promised(nsqd, consume):
+    handled = Event()
+    consumer = consume(lambda c, m: m.id == b"%016x" % 99 and handled.set(), max_in_flight=100)
     conn = nsqd.connection()
-    conn.push(1)
+    conn.push(*range(100))
+    handled.wait(WAIT)
+    consumer.close()
     conn.wait_for(lambda: not conn.is_open)
-    assert conn.answered(b"FIN") == [1]
-    assert consumer.join(WAIT)
+    assert conn.answered(b"FIN") == list(range(100))
 
 
-def test_messages_that_arrive_before_close_wait_go_back():
+def test_messages_that_arrive_before_close_wait_go_back(servers, consume):
     def cls(conn, command):
         conn.send(message_frame(7) + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
 
-    nsqd = ScriptedNsqd(replies={b"CLS": cls})
-    handled = []
-    consumer = started(nsqd, lambda c, m: handled.append(m))
+    nsqd, handled = servers(replies={b"CLS": cls}), []
+    consumer = consume(lambda c, m: handled.append(m), nsqd)
     conn = nsqd.connection()
     consumer.close()
     conn.wait_for(lambda: not conn.is_open)
     assert conn.answered(b"REQ") == [7]
     assert not handled
-    nsqd.stop()
 
 
-def test_asynchronous_messages_may_still_be_answered(nsqd):
+def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog):
     kept = []
-    consumer = started(nsqd, lambda c, m: (m.enable_async(), kept.append(m)))
-    conn = nsqd.connection()
-    conn.push(1)
-    conn.wait_for(lambda: kept)
-    closer = gevent.spawn(consumer.close)
-    conn.wait_for(lambda: b"CLS" in conn.words())
-    kept[0].finish()
-    closer.join(WAIT)
-    assert closer.ready()
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-
-
-def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, caplog):
-    kept = []
-    consumer = started(nsqd, lambda c, m: (m.enable_async(), kept.append(m)))
+    consumer = consume(lambda c, m: (m.enable_async(), kept.append(m)))
     conn = nsqd.connection()
     conn.push(1)
     conn.wait_for(lambda: kept)
@@ -98,163 +95,200 @@ def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, caplog):
 
 @pytest.mark.parametrize("drain", [True, False])
 @pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=["greenlet", "thread"])
-def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, drain, options, caplog):
-    release, running = threading.Event(), []
-    wait = release.wait if options else Event().wait
-
-    def handle(consumer, message):
-        if not running.append(message):
-            wait(WAIT)
-
-    consumer = started(nsqd, handle, requeue_unfinished=True, **options)
+def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, consume, drain, options, caplog):
+    held = Held(threading.Event() if options else Event())
+    consumer = consume(held, requeue_unfinished=True, **options)
     conn = nsqd.connection()
     conn.push(1, 2)
-    conn.wait_for(lambda: running)
+    conn.wait_for(lambda: held.running)
     with promptly():
         consumer.close(drain=drain, timeout=0.1)
     conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == [1, 2])
     assert {command[2] for command in conn.commands if command[0] == b"REQ"} == {b"0"}
     assert "requeued 1 messages that handlers have not finished" in caplog.text
     assert conn.answered(b"FIN") == []
-    release.set()
+    held.released.set()
 
 
-def test_without_drain_nobody_waits_for_handlers(nsqd):
-    release, running = Event(), []
-    consumer = started(nsqd, lambda c, m: (running.append(m), release.wait()))
+def test_without_drain_nobody_waits_for_handlers(nsqd, consume):
+    held = Held()
+    consumer = consume(held)
     conn = nsqd.connection()
     conn.push(1, 2)
-    conn.wait_for(lambda: running)
+    conn.wait_for(lambda: held.running)
     with promptly():
         consumer.close(drain=False, timeout=None)
     assert conn.answered(b"REQ") == [2]
-    release.set()
+    held.released.set()
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
 
-def test_close_inside_a_handler_does_not_wait_for_itself(nsqd):
-    consumer = started(nsqd, lambda c, m: c.close(timeout=None))
-    conn = nsqd.connection()
-    conn.push(1, 2)
-    assert consumer.join(WAIT)
-    assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
+def test_close_inside_a_handler_or_a_loop_does_not_wait_for_itself(nsqd, consume):
+    def iterate():
+        for _ in looped:
+            looped.close()
 
-
-def test_close_inside_a_receiver_does_not_wait_for_itself(nsqd):
-    consumer = started(nsqd, ignore)
-    consumer.on_response.connect(lambda c, response: c.close(), weak=False)
-    conn = nsqd.connection()
-    conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
-    assert consumer.join(WAIT)
-
-
-def test_close_inside_the_loop_ends_it(nsqd):
-    consumer = Consumer("topic", "channel", str(nsqd.address), max_in_flight=5)
-    bodies = []
-
-    def loop():
-        for message in consumer:
-            bodies.append(message.body)
-            consumer.close()
-
-    greenlet = gevent.spawn(loop)
-    conn = nsqd.connection()
-    conn.push(1, 2)
+    consumers = [consume(lambda c, m: c.close(timeout=None)), looped := consume()]
+    greenlet = gevent.spawn(iterate)
+    for number, consumer in enumerate(consumers):
+        conn = nsqd.connection(number)
+        conn.push(1, 2)
+        assert consumer.join(WAIT)
+        assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
     greenlet.join(WAIT)
     assert greenlet.ready()
-    assert consumer.join(WAIT)
-    assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
-    assert len(bodies) == 1
 
 
-def test_a_server_without_close_wait_does_not_hold_the_end_up():
-    nsqd = ScriptedNsqd(replies={b"CLS": b""})
-    consumer = started(nsqd, ignore)
-    nsqd.connection()
+@pytest.mark.parametrize(("word", "timeout"), [(b"IDENTIFY", None), (b"SUB", 0.2), (b"CLS", 0.1)])
+def test_a_server_that_does_not_reply_does_not_hold_the_end_up(servers, consume, word, timeout):
+    mute = servers(replies={word: b""})
+    consumer = consume(ignore, mute, connect_timeout=60.0)
+    mute.wait_for(lambda: mute.connections and (word == b"CLS" or word in mute.connections[0].words()))
     with promptly():
-        consumer.close(timeout=0.1)
-    nsqd.stop()
+        consumer.close(timeout=timeout)
 
 
-def test_closing_while_connecting(nsqd):
-    mute = ScriptedNsqd(replies={b"IDENTIFY": b""})
-    consumer = started(mute, ignore, connect_timeout=60.0)
-    mute.wait_for(lambda: mute.connections)
-    with promptly():
-        consumer.close(timeout=None)
-    mute.stop()
-
-
-def test_closing_while_subscribing():
-    mute = ScriptedNsqd(replies={b"SUB": b""})
-    consumer = started(mute, ignore, connect_timeout=60.0)
-    mute.wait_for(lambda: mute.connections and b"SUB" in mute.connections[0].words())
-    with promptly():
-        consumer.close(timeout=0.2)
-    mute.stop()
-
-
-def test_closing_when_nothing_is_connected(nsqd, caplog):
-    nsqd.stop()
-    consumer = started(nsqd, ignore)
-    until(lambda: "cannot connect" in caplog.text)
-    consumer.close()
-
-
-def test_closing_is_idempotent_and_told_once(nsqd):
+def test_closing_is_idempotent_and_told_once_whatever_a_receiver_does(nsqd, publish_nsqd, consume, new_producer):
     told = []
-    consumer = started(nsqd, ignore)
-    consumer.on_close.connect(lambda c: told.append(c), weak=False)
+
+    def fail(sender):
+        told.append(sender)
+        raise gevent.GreenletExit if len(told) == 1 else RuntimeError("on purpose")
+
+    consumer, producer = consume(ignore), new_producer(publish_nsqd())
     nsqd.connection()
-    for _ in range(3):
-        consumer.close()
-    assert told == [consumer]
-    assert not consumer.is_running
+    for each in (consumer, producer):
+        each.on_close.connect(fail)
+        for _ in range(3):
+            each.close()
+        assert each.join(0)
+        assert not each.is_running
+    assert told == [consumer, producer]
 
 
-def test_closing_what_was_never_started(nsqd):
-    Consumer("topic", "channel", str(nsqd.address)).close()
+def test_join_before_start_says_what_to_do(nsqd):
+    consumer = Consumer("t", "c", str(nsqd.address), message_handler=ignore)
+    with pytest.raises(NotRunning, match=r"start\(block=False\) first"):
+        consumer.join()
+    producer = Producer([str(nsqd.address)])
+    with pytest.raises(NotRunning, match=r"call start\(\) first"):
+        producer.join()
+    for each in (consumer, producer):
+        each.close()
+        assert each.join(WAIT)
 
 
-def test_start_blocks_until_closed(nsqd):
-    consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=ignore)
-    running = gevent.spawn(consumer.start)
-    nsqd.connection()
-    assert consumer.is_running
-    assert not consumer.join(0.01)
-    consumer.close()
-    running.join(WAIT)
-    assert running.ready()
-
-
-def test_with_closes(nsqd):
-    with Consumer("topic", "channel", str(nsqd.address), message_handler=ignore) as consumer:
-        conn = nsqd.connection()
-        conn.push(1)
-        conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    assert not consumer.is_running
-    assert b"CLS" in conn.words()
-
-
-def test_no_greenlet_is_left(nsqd):
-    import gc
-
-    from greenlet import greenlet
-
+def test_no_greenlet_is_left(nsqd, consume):
     def names():
         gc.collect()
-        return sorted(
-            each.name
-            for each in gc.get_objects()
-            if isinstance(each, greenlet)
-            and isinstance(each, gevent.Greenlet)
-            and not each.dead
-            and "nsq_fast" in each.name
-        )
+        ours = (each for each in gc.get_objects() if isinstance(each, gevent.Greenlet) and not each.dead)
+        return sorted(each.name for each in ours if "nsq_fast" in each.name)
 
     before = names()
-    consumer = started(nsqd, ignore, concurrency=3)
+    consumer = consume(ignore, concurrency=3)
     nsqd.connection()
     assert names() != before
     consumer.close()
     until(lambda: names() == before)
+
+
+# Called from where nothing can wait
+
+
+def at_the_signal(close):
+    signal.signal(signal.SIGUSR1, lambda number, frame: close())
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def in_the_main_greenlet(close):
+    at_the_signal(close)
+    kill()
+
+
+def while_the_hub_waits(close):
+    at_the_signal(close)
+    gevent.get_hub().threadpool.apply(kill)
+
+
+def in_a_callback_of_the_loop_that_is_interrupted(close):
+    at_the_signal(close)
+    gevent.get_hub().loop.run_callback(kill)
+
+
+def in_a_callback_of_the_loop(close):
+    gevent.get_hub().loop.run_callback(close)
+
+
+def in_a_timer(close):
+    timer = gevent.get_hub().loop.timer(0.0)
+    fired = Event()
+    timer.start(lambda: (close(), fired.set()))
+    assert fired.wait(WAIT)
+    timer.close()
+
+
+CALLS = [
+    in_the_main_greenlet,
+    while_the_hub_waits,
+    in_a_callback_of_the_loop_that_is_interrupted,
+    in_a_callback_of_the_loop,
+    in_a_timer,
+]
+
+
+@pytest.fixture
+def signals():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_consumer_closes(nsqd, consume, call):
+    held = Held()
+    consumer = consume(held)
+    conn = nsqd.connection()
+    conn.push(1)
+    until(lambda: held.running)
+    call(consumer.close)
+    conn.wait_for(lambda: b"CLS" in conn.words())
+    assert not consumer.join(0.01)  # the handler still runs
+    held.released.set()
+    assert consumer.join(WAIT)
+    assert conn.answered(b"FIN") == [1]
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_producer_closes(publish_nsqd, new_producer, call):
+    answer = Event()
+    producer = new_producer(publish_nsqd(lambda peer, command: answer.wait() and peer.ok()))
+    publishing = gevent.spawn(producer.publish, "t", b"x")
+    until(lambda: producer.stats()["pending"] == 1)
+    call(producer.close)
+    until(lambda: not producer.is_running)
+    assert not producer.join(0.01)  # the publish is pending
+    answer.set()
+    assert producer.join(WAIT)
+    assert publishing.get(timeout=WAIT) == b"OK"
+
+
+def test_a_consumer_of_frozen_servers(real_nsqd):
+    """The timeout holds for all of it, however many servers there are."""
+    servers = [real_nsqd() for _ in range(SERVERS)]
+    addresses = [str(server.tcp_address) for server in servers]
+    for drain, timeout in ((True, 2), (True, 0), (False, 0)):
+        consumer = Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=30)
+        consumer.start(block=False)
+        until(lambda consumer=consumer: sum(each.is_connected for each in consumer.stats().connections) == SERVERS)
+        for server in servers:
+            server.freeze()
+        began = monotonic()
+        consumer.close(drain=drain, timeout=timeout)
+        assert monotonic() - began < timeout + SLACK
+        for server in servers:
+            server.thaw()

@@ -6,14 +6,15 @@ import json
 import logging
 
 import gevent
-import gevent.event
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT, holds, until
 
-from nsq_fast import Consumer, RequeueMessage
+from nsq_fast import Consumer, ExponentialBackoff, RequeueMessage
 from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolder
+from nsq_fast.errors import ConfigError
+from nsq_fast.protocol.backoff import Backoff, ReconnectDelay
 
 
 def raising(error):
@@ -32,17 +33,6 @@ def requeues(conn):
     return [(int(command[1], 16), int(command[2])) for command in conn.commands if command[0] == b"REQ"]
 
 
-class Publisher:
-    def __init__(self, error=None):
-        self.published = []
-        self.error = error
-
-    def publish(self, topic, body):
-        if self.error is not None:
-            raise self.error
-        self.published.append((topic, body))
-
-
 def test_an_exception_requeues_the_message_and_is_told(nsqd, consume, caplog):
     told = []
     consumer = consume(raising(ValueError("broken")), requeue_delay=1234)
@@ -57,41 +47,41 @@ def test_an_exception_requeues_the_message_and_is_told(nsqd, consume, caplog):
 
 
 def test_without_a_delay_it_grows_with_the_attempts(nsqd, consume):
-    consume(
-        raising(ValueError()), requeue_jitter=0.0, requeue_base_delay=0.5, requeue_factor=3.0, requeue_max_delay=2.0
-    )
+    delays = {"requeue_jitter": 0.0, "requeue_base_delay": 0.5, "requeue_factor": 3.0, "requeue_max_delay": 2.0}
+    consume(lambda _, m: m.requeue() if m.body == b"requeued" else raising(ValueError())(_, m), **delays)
     conn = nsqd.connection()
     for attempts in (1, 2, 3, 4):
         conn.push(attempts, body=b"bad", attempts=attempts)
-    conn.wait_for(lambda: len(requeues(conn)) == 4)
-    assert requeues(conn) == [(1, 500), (2, 1500), (3, 2000), (4, 2000)]
+    conn.push(5, body=b"requeued", attempts=2)  # by its handler, without a delay
+    conn.wait_for(lambda: len(requeues(conn)) == 5)
+    assert requeues(conn) == [(1, 500), (2, 1500), (3, 2000), (4, 2000), (5, 1500)]
 
 
-def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume):
+@pytest.mark.parametrize(
+    "delay", [0.25, -5, float("inf"), float("-inf"), float("nan"), 1e300, "5", b"5", [5], True], ids=str
+)
+def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume, delay):
+    """None is too odd: a wrong one is refused where it is given, which fails the handler."""
+
+    def handler(consumer, message):
+        if message.body == b"bad":
+            raise RequeueMessage(delay)
+
     told = []
-    consumer = consume(raising(RequeueMessage(0.25)))
-    consumer.on_exception.connect(lambda c, **values: told.append(values), weak=False)
-    conn = nsqd.connection()
-    conn.push(1, body=b"bad")
-    conn.wait_for(lambda: requeues(conn) == [(1, 250)])
-    assert not told, "asking to requeue is no error"
-
-
-@pytest.mark.parametrize("delay", [-5, float("inf"), float("-inf"), float("nan"), 1e300])
-def test_no_delay_is_too_odd_to_requeue_with(nsqd, consume, delay):
-    consume(raising(RequeueMessage(delay)))
+    consumer = consume(handler, requeue_delay=7)
+    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
     conn.wait_for(lambda: conn.answered(b"FIN") == [2])
-    assert len(requeues(conn)) == 1
-
-
-def test_a_message_requeued_without_a_delay_by_its_handler_gets_the_computed_one(nsqd, consume):
-    consume(lambda consumer, message: message.requeue(), requeue_jitter=0.0)
-    conn = nsqd.connection()
-    conn.push(1, attempts=3)
-    conn.wait_for(lambda: requeues(conn) == [(1, 4000)])
+    if isinstance(delay, float | int) and delay is not True:
+        assert not told, "asking to requeue is no error"
+        assert len(requeues(conn)) == 1
+        assert delay != 0.25 or requeues(conn) == [(1, 250)]
+    else:
+        assert requeues(conn) == [(1, 7)]
+        assert isinstance(told[0], ConfigError)
+        assert "must be a number of seconds, a timedelta, or None" in str(told[0])
 
 
 @pytest.mark.parametrize("error", [gevent.GreenletExit(), gevent.Timeout(3)])
@@ -111,24 +101,6 @@ def test_an_interrupt_goes_to_the_main_greenlet_and_the_message_back(nsqd, consu
     with pytest.raises(KeyboardInterrupt):
         Event().wait(WAIT)
     no_unseen_errors.clear()
-    conn.push(2)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [2])
-    assert requeues(conn) == [(1, 7)]
-
-
-def test_a_killed_worker_gives_its_message_back(nsqd, consume):
-    running = []
-
-    def handler(consumer, message):
-        running.append(gevent.getcurrent())
-        if message.body == b"bad":
-            Event().wait()
-
-    consume(handler, requeue_delay=7)
-    conn = nsqd.connection()
-    conn.push(1, body=b"bad")
-    conn.wait_for(lambda: running)
-    gevent.kill(running[0])
     conn.push(2)
     conn.wait_for(lambda: conn.answered(b"FIN") == [2])
     assert requeues(conn) == [(1, 7)]
@@ -162,24 +134,14 @@ def test_zero_tries_means_no_limit(nsqd, consume):
     assert handled == [65535]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"kind": "message_handler"}, {"kind": "message_handler", "handler_threads": 1}, {"kind": "batch_handler"}],
-    ids=["handler", "threads", "batches"],
-)
-def test_a_message_that_fails_for_long_is_warned_of(nsqd, start_consumer, options, caplog):
+@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}, {"is_batch": True}], ids=str)
+def test_a_message_that_fails_for_long_is_warned_of(nsqd, consume, options, caplog):
     def fail(consumer, message):
         raise ValueError("no")
 
-    start_consumer(
-        "topic",
-        "channel",
-        str(nsqd.address),
-        max_tries=0,
-        attempts_threshold=3,
-        **{options.pop("kind"): fail},
-        **options,
-    )
+    options = dict(options)
+    handler = {"batch_handler": fail} if options.pop("is_batch", False) else {"handler": fail}
+    consume(max_tries=0, attempts_threshold=3, **handler, **options)
     conn = nsqd.connection()
     for attempts in range(1, 12):
         conn.push(attempts, attempts=attempts)
@@ -190,91 +152,85 @@ def test_a_message_that_fails_for_long_is_warned_of(nsqd, start_consumer, option
     ]
 
 
+class Publisher:
+    """Stands for a producer; publishes once ``stored`` is set, or fails."""
+
+    def __init__(self, error=None):
+        self.published, self.stored, self._error = [], Event(), error
+
+    def publish(self, topic, body):
+        self.stored.wait()
+        if self._error is not None:
+            raise self._error
+        self.published.append((topic, body))
+
+
 def test_a_policy_that_fails_keeps_the_message(nsqd, consume):
-    consume(ignore, max_tries=1, give_up=PublishTo("dead", producer=Publisher(OSError("no nsqd"))), requeue_delay=3)
+    publisher = Publisher(OSError("no nsqd"))
+    publisher.stored.set()
+    consume(ignore, max_tries=1, give_up=PublishTo("dead", producer=publisher), requeue_delay=3)
     conn = nsqd.connection()
     conn.push(1, attempts=2)
     conn.wait_for(lambda: requeues(conn) == [(1, 3)])
     assert b"FIN" not in conn.words()
 
 
-def test_a_dead_letter_is_finished_only_when_it_is_published(nsqd, consume):
-    stored = gevent.event.Event()
-
-    class SlowPublisher(Publisher):
-        def publish(self, topic, body):
-            stored.wait()
-            super().publish(topic, body)
-
-    publisher = SlowPublisher()
-    consume(ignore, max_tries=1, give_up=PublishTo("dead", producer=publisher))
+@pytest.mark.parametrize(
+    ("topic", "convert", "published"),
+    [
+        ("dead", None, ("dead", b"letter")),
+        (None, lambda message: b"%d:%s" % (message.attempts, message.body), ("topic", b"2:letter")),
+    ],
+    ids=["dead letters", "the end of its own topic"],
+)
+def test_a_dead_letter_is_finished_only_when_it_is_published(nsqd, consume, topic, convert, published):
+    publisher = Publisher()
+    consume(ignore, max_tries=1, give_up=PublishTo(topic, producer=publisher, convert=convert))
     conn = nsqd.connection()
     conn.push(1, attempts=2, body=b"letter")
     holds(lambda: b"FIN" not in conn.words())
-    stored.set()
+    publisher.stored.set()
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    assert publisher.published == [("dead", b"letter")]
+    assert publisher.published == [published]
 
 
-def test_a_message_may_go_to_the_end_of_its_own_topic_and_be_converted(nsqd, consume):
-    publisher = Publisher()
-    policy = PublishTo(producer=publisher, convert=lambda message: b"%d:%s" % (message.attempts, message.body))
-    consume(ignore, max_tries=1, give_up=policy)
+def test_policies_write_log_and_call_back(nsqd, consume, tmp_path, caplog):
+    seen = []
+    folder = tmp_path / "given-up"
+    policies = {
+        b"1": WriteToFolder(folder),
+        b"2": LogMessage(logging.getLogger("dead"), logging.CRITICAL),
+        b"3": Discard(lambda consumer, message: seen.append(message.body)),
+    }
+    consume(ignore, max_tries=1, give_up=lambda consumer, message: policies[message.body](consumer, message))
     conn = nsqd.connection()
-    conn.push(1, attempts=2, body=b"again")
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    assert publisher.published == [("topic", b"2:again")]
-
-
-def test_a_given_up_message_is_written_to_a_folder(nsqd, consume, tmp_path):
-    consume(ignore, max_tries=1, give_up=WriteToFolder(tmp_path / "given-up"))
-    conn = nsqd.connection()
-    conn.push(1, attempts=2, body=b"\x00binary\xff")
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    files = {path.suffix: path for path in (tmp_path / "given-up").iterdir()}
+    for number in (1, 2, 3):
+        conn.push(number, attempts=2, body=b"%d" % number)
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2, 3])
+    files = {path.suffix: path for path in folder.iterdir()}
     assert set(files) == {".body", ".json"}
-    assert files[".body"].read_bytes() == b"\x00binary\xff"
+    assert files[".body"].read_bytes() == b"1"
     about = json.loads(files[".json"].read_text())
     assert (about["topic"], about["channel"], about["attempts"]) == ("topic", "channel", 2)
     assert bytes.fromhex(about["id"]) == b"%016x" % 1
-
-
-def test_a_given_up_message_is_logged(nsqd, consume, caplog):
-    consume(ignore, max_tries=1, give_up=LogMessage(logging.getLogger("dead"), logging.CRITICAL))
-    conn = nsqd.connection()
-    conn.push(1, attempts=2, body=b"words")
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     (record,) = [each for each in caplog.records if each.name == "dead"]
     assert record.levelno == logging.CRITICAL
-    assert "words" in record.getMessage()
+    assert "2" in record.getMessage()
+    assert seen == [b"3"]
 
 
-def test_discard_calls_back_first(nsqd, consume):
-    seen = []
-    consume(ignore, max_tries=1, give_up=Discard(lambda consumer, message: seen.append(message.body)))
-    conn = nsqd.connection()
-    conn.push(1, attempts=2)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    assert seen == [b"body"]
-
-
-def test_a_batch_is_cleared_of_what_is_given_up(nsqd):
+def test_a_batch_is_cleared_of_what_is_given_up(nsqd, consume):
     batches, given_up = [], []
-    consumer = Consumer(
-        "topic",
-        "channel",
-        str(nsqd.address),
-        max_in_flight=10,
-        max_tries=2,
-        batch_handler=lambda consumer, messages: batches.append([message.attempts for message in messages]),
+    consume(
+        batch_handler=lambda consumer, messages: batches.extend(message.attempts for message in messages),
         give_up=lambda consumer, message: given_up.append(message.attempts),
+        max_tries=2,
     )
-    with consumer:
-        conn = nsqd.connection()
-        conn.push(1, attempts=3)
-        conn.push(2, attempts=1)
-        conn.wait_for(lambda: sorted(conn.answered(b"FIN")) == [1, 2])
-    assert ([each for batch in batches for each in batch], given_up) == ([1], [3])
+    conn = nsqd.connection()
+    conn.push(1, attempts=3)
+    conn.push(2, attempts=1)
+    conn.wait_for(lambda: sorted(conn.answered(b"FIN")) == [1, 2])
+    assert (batches, given_up) == ([1], [3])
 
 
 # Backoff
@@ -290,14 +246,6 @@ def test_a_failure_stops_the_flow_and_a_success_of_the_probe_restores_it(nsqd, c
     conn.push(2)
     conn.wait_rdy(10)
     assert consumer.stats().backoff_level == 0
-
-
-def test_many_failures_at_once_count_once(nsqd, consume):
-    consumer = consume(raising(ValueError()), max_backoff_duration=30, requeue_delay=0)
-    conn = nsqd.connection()
-    conn.push(*range(8), body=b"bad")
-    conn.wait_for(lambda: len(requeues(conn)) == 8)
-    assert consumer.stats().backoff_level == 1
 
 
 @pytest.mark.parametrize(
@@ -318,34 +266,101 @@ def test_what_counts_as_a_failure(nsqd, consume, error, options, backs_off):
     assert (consumer.stats().backoff_level > 0) is backs_off
 
 
-def test_answering_too_late_is_no_failure_for_backoff(nsqd, consume):
-    consumer = consume(ignore, max_backoff_duration=30)
-    errors = []
-    consumer.on_error.connect(lambda c, error: errors.append(error.code), weak=False)
-    conn = nsqd.connection()
-    conn.push(1)
-    conn.wait_for(lambda: conn.answered(b"FIN"))
-    conn.send(b"\x00\x00\x00\x10\x00\x00\x00\x01E_FIN_FAILED")
-    conn.wait_for(lambda: errors == ["E_FIN_FAILED"])
-    assert consumer.stats().totals.answers_failed == 1
-    assert consumer.stats().backoff_level == 0
+class Steps:
+    """A strategy: pauses of its own, and the levels that were asked for."""
+
+    jitter = 0.0
+
+    def __init__(self, *pauses):
+        self.levels = set()
+        self._pauses = pauses
+
+    def duration(self, level):
+        self.levels.add(level)
+        return self._pauses[min(level, len(self._pauses)) - 1]
+
+
+@pytest.mark.parametrize("scope", ["connection", "consumer"])
+def test_failures_pause_their_own_connection_or_all(servers, consume, scope):
+    bad, good = servers(), servers()
+    steps = {"backoff_strategy": Steps(600.0), "max_backoff_duration": 600, "requeue_delay": 0}
+    consumer = consume(raising(ValueError()), bad, good, backoff_scope=scope, **steps)
+    bad.connection().wait_rdy(5)
+    good.connection().wait_rdy(5)
+    bad.connection().push(1, body=b"bad")
+    bad.connection().wait_rdy(0)
+    good.connection().wait_rdy(10 if scope == "connection" else 0)  # what one may not have is not left over
+    stats = {each.address: each for each in consumer.stats().connections}
+    assert stats[bad.address].backoff_level == 1
+    assert 500 < stats[bad.address].backoff_left <= 600
+    assert stats[good.address].backoff_level == consumer.stats().backoff_level == (scope == "consumer")
+
+
+def test_after_the_pause_one_message_shows_whether_things_are_better(servers, consume):
+    bad, good = servers(), servers()
+    steps = {"backoff_strategy": Steps(0.1), "max_backoff_duration": 60, "requeue_delay": 0}
+    consumer = consume(raising(ValueError()), bad, good, backoff_scope="connection", **steps)
+    bad.connection().wait_rdy(5)
+    bad.connection().push(1, body=b"bad")
+    bad.connection().wait_rdy(1)
+    good.connection().wait_rdy(9)
+    bad.connection().push(2)
+    bad.connection().wait_rdy(5)
+    good.connection().wait_rdy(5)
+    assert all(each.backoff_level == 0 for each in consumer.stats().connections)
+
+
+def test_a_strategy_of_ones_own_says_how_long_pauses_are(nsqd, consume):
+    strategy = Steps(0.01, 0.02, 600.0)
+    consumer = consume(raising(ValueError()), backoff_strategy=strategy, max_backoff_duration=900, requeue_delay=0)
+    connection = nsqd.connection()
+    for level in (1, 2, 3):
+        connection.push(level, body=b"bad")
+        until(lambda level=level: consumer.stats().backoff_level == level)
+        # What fails within a pause does not count.
+        until(lambda level=level: level == 3 or consumer.stats().backoff_left == 0.0)
+    assert consumer.stats().backoff_left > 500
+    assert {1, 2, 3} <= strategy.levels
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"backoff_scope": "node"}, "backoff_scope='node': must be one of consumer, connection"),
+        ({"backoff_strategy": 5}, "backoff_strategy=5: must have duration"),
+        ({"backoff_strategy": Steps(-1.0)}, "must have duration"),
+        ({"backoff_strategy": ExponentialBackoff(jitter=2.0)}, "jitter, 0 to 1"),
+    ],
+    ids=["scope", "number", "negative", "jitter"],
+)
+def test_what_is_no_strategy_is_refused(options, text):
+    with pytest.raises(ConfigError, match=text):
+        Consumer("t", "c", "127.0.0.1", **options)
+
+
+def test_backoff_recovers_in_a_few_steps_after_any_number_of_failures():
+    backoff, now = Backoff(128.0, random=lambda: 0.0), 0.0
+    for _ in range(100_000):
+        backoff.record(False, now)
+        now = backoff.until + 1.0
+    steps = 0
+    while backoff.is_on:
+        backoff.record(True, now)
+        now = max(now, backoff.until) + 1.0
+        steps += 1
+    assert steps <= 10
+
+
+def test_reconnecting_goes_on_after_any_number_of_failures():
+    delay = ReconnectDelay(60.0, random=lambda: 1.0)
+    for _ in range(100_000):
+        last = delay.next(0.0)
+    assert last == 60.0
+    delay.connected(1000.0)
+    assert delay.next(2000.0) < 1.0, "one good connection makes up for any number of bad ones"
 
 
 # Deadlines
-
-
-def test_touch_is_never_sent_unless_asked_for():
-    server = ScriptedNsqd({"msg_timeout": 100})
-
-    def handler(consumer, message):
-        gevent.sleep(0.2)  # sleep: twice as long as the timeout of the message
-
-    with Consumer("t", "c", str(server.address), message_handler=handler):
-        conn = server.connection()
-        conn.push(1)
-        conn.wait_for(lambda: conn.answered(b"FIN"))
-        assert b"TOUCH" not in conn.words()
-    server.stop()
 
 
 def test_auto_touch_ends_at_max_msg_timeout_and_the_log_warns(caplog):

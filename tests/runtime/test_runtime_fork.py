@@ -20,20 +20,25 @@ from nsq_fast.broker import BrokerProcess
 
 PLAIN = "from os import fork, waitpid\n"
 GEVENT = "from gevent.os import fork, waitpid\n"
+
+
 PATCHED = """
 from gevent import monkey; monkey.patch_all()
 from os import fork, waitpid
 import gevent
 gevent.get_hub().loop.install_sigchld()  # gevent does so behind the first fork: too late for a child that has ended
 """
+
+
 WAYS = [pytest.param(PLAIN, id="os.fork"), pytest.param(GEVENT, id="gevent.fork"), pytest.param(PATCHED, id="patched")]
+
 
 COMMON = """
 import logging, os, sys
 import gevent
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
 from nsq_fast.errors import ConnectionLost
-from nsq_fast.runtime.loop_turns import loop_turns
+from nsq_fast.client.greenlets import loop_turns
 
 logging.basicConfig(level=logging.WARNING)
 TCP, HTTP, LOOKUPD = sys.argv[1:]
@@ -45,7 +50,7 @@ def in_child(work):
         return lambda: os.waitstatus_to_exitcode(waitpid(pid, 0)[1])
     status = 1
     try:
-        with gevent.Timeout(20):
+        with gevent.Timeout(100):
             work()
         status = 0
     except BaseException:
@@ -53,6 +58,7 @@ def in_child(work):
     finally:
         os._exit(status)
 """
+
 
 PUBLISH = """
 producer = Producer(TCP, connections_per_nsqd=1, **OPTIONS)
@@ -77,6 +83,7 @@ assert {result.get(timeout=5) for result in results} == {b"OK"}
 producer.close()
 """
 
+
 START_IN_CHILD = """
 seen = []
 
@@ -98,8 +105,11 @@ assert in_child(work)() == 0
 assert seen == [] and not consumer.is_running
 """
 
+
 STARTED_BEFORE = """
+from gevent.socket import wait_read
 seen, held = [], []
+parent_is_silent, tell = os.pipe()
 begun = gevent.event.Event()
 
 def handle(consumer, message):
@@ -126,7 +136,7 @@ def work():
         assert "process" in str(error), error
     else:
         raise AssertionError("the child answered the parent's message")
-    gevent.sleep(0.5)  # sleep: longer than the handler that runs in the parent
+    wait_read(parent_is_silent)  # its handlers have ended, and it takes none of what is published here
     assert seen == []
     consumer.start(block=False)
     producer.multipublish("t", [b"second"] * 20)
@@ -140,14 +150,21 @@ wait = in_child(work)
 while len(seen) < 21:
     gevent.sleep(0.01)  # sleep: looks again and again
 consumer.pause()
-while consumer.total_ready_count:
+client = NsqdHTTPClient.from_url(HTTP)
+
+def is_ready(topic="t"):
+    (found,) = client.stats(topic=topic)["topics"]
+    return any(each["ready_count"] for channel in found["channels"] for each in channel["clients"])
+
+while is_ready():
     gevent.sleep(0.01)  # sleep: looks again and again
-gevent.sleep(0)  # the RDY leaves at the end of this turn; waiting for the child may block the hub
+os.write(tell, b"x")
 assert wait() == 0
 assert consumer.is_running
 consumer.close()
 producer.close()
 """
+
 
 BYSTANDERS = """
 client = NsqdHTTPClient.from_url(HTTP)
@@ -172,6 +189,7 @@ assert [subscriber.is_connected for subscriber in consumer.subscribers] == [True
 consumer.close()
 """
 
+
 ITERATED = """
 producer = Producer(TCP)
 producer.start()
@@ -187,6 +205,7 @@ with Consumer("t", "c", TCP, max_in_flight=10) as consumer:
         pass
 producer.close()
 """
+
 
 IN_A_HANDLER = """
 import multiprocessing
@@ -219,6 +238,7 @@ consumer.close()
 assert consumer.stats().totals.requeued == 0 and consumer.stats().totals.answers_failed == 0
 producer.close()
 """
+
 
 OTHER_THREAD = """
 import threading
@@ -364,7 +384,9 @@ def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProce
 
 
 def test_a_fork_costs_nothing_to_those_who_have_no_consumer() -> None:
-    program = "import os, gevent, nsq_fast.runtime.fork as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
+    program = (
+        "import os, gevent, nsq_fast.client.greenlets as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
+    )
     assert subprocess.run([*FORKING_PYTHON, "-c", program], timeout=PROCESS).returncode == 0
 
 
@@ -375,3 +397,47 @@ def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:
     closed.forked()
     assert not closed.is_running
     assert closed.join(0)
+
+
+IN_A_LOOKUP = """
+import os, threading
+from nsq_fast.client import resolver
+
+begun, ended = threading.Event(), threading.Event()
+
+def name_server(*arguments):
+    begun.set()
+    ended.wait({seconds})
+    ended.set()
+    return []
+
+def fork(failed):
+    child = os.fork()
+    if child == 0:
+        resolver.getaddrinfo = lambda *arguments: []
+        resolver.look_up("localhost", 1)  # nothing of the parent's keeps it
+        os._exit(failed())
+    assert os.waitpid(child, 0)[1] == 0
+
+resolver.getaddrinfo = name_server
+resolver.FORK_PATIENCE = {patience}
+thread = threading.Thread(target=resolver.look_up, args=("localhost", 1))
+thread.start()
+begun.wait()
+fork(lambda: {failed})
+ended.set()
+thread.join()
+fork(lambda: False)  # in the parent, too, nothing is left of it
+"""
+
+
+@pytest.mark.fork
+@pytest.mark.parametrize(
+    ("seconds", "patience", "failed"),
+    [(0.3, 60, "not ended.is_set()"), (None, 0.1, "ended.is_set()")],
+    ids=["waits for it", "not for ever"],
+)
+def test_a_fork_waits_for_a_lookup(seconds: float | None, patience: float, failed: str) -> None:
+    program = IN_A_LOOKUP.format(seconds=seconds, patience=patience, failed=failed)
+    done = subprocess.run([*FORKING_PYTHON, "-c", program], capture_output=True, text=True, timeout=PROCESS)
+    assert (done.returncode, done.stderr) == (0, "")

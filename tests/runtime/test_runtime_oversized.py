@@ -14,7 +14,7 @@ from support.waiting import until
 from nsq_fast import ColumnSubscription, Consumer
 from nsq_fast.broker import NsqdServer
 from nsq_fast.broker.options import NsqdOptions
-from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolder
+from nsq_fast.client.give_up import PublishTo, WriteToFolder
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import MessageTooLarge, RemoteProtocolError
 from nsq_fast.names import parse_address
@@ -101,17 +101,6 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
     assert received == [LARGE]
 
 
-@pytest.mark.parametrize("policy", [Discard(), LogMessage()])
-def test_policies_that_drop_say_that_there_was_a_body(served, policy, caplog):
-    publish(served, LARGE)
-    with Consumer(
-        "t", "c", str(served.tcp_address), message_handler=lambda c, m: None, give_up=policy,
-        max_frame_size=LIMIT, max_tries=1, requeue_delay=0,
-    ) as consumer:  # fmt: skip
-        until(lambda: consumer.given_up)
-    assert f"without its body of {len(LARGE)} bytes, above max_frame_size={LIMIT}" in caplog.text
-
-
 def test_batches_and_iteration_never_see_it(served):
     publish(served, LARGE, *(b"%d" % number for number in range(20)))
     seen, given_up = [], []
@@ -136,26 +125,8 @@ def test_batches_and_iteration_never_see_it(served):
     assert set(bodies) <= {b"last", b"more"}
 
 
-def test_a_message_that_closing_finds_is_given_back(served):
-    publish(served, LARGE)
-    tried = Event()
-    consumer = Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: None, max_frame_size=LIMIT)
-
-    def receiver(sender, message, error):
-        tried.set()
-
-    consumer.on_exception.connect(receiver)
-    consumer.start(block=False)
-    assert tried.wait(10)
-    consumer.close()
-    received = []
-    with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.attempts)):
-        until(lambda: received)
-    assert received == [2]
-
-
 def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.column_subscription.SKIPPED_DELAY_MS", 0)
+    monkeypatch.setattr("nsq_fast.columns.SKIPPED_DELAY_MS", 0)
     publish(served, b"one", LARGE, b"two")
     address = parse_address(str(served.tcp_address), 4150)
     # What nsqd sends once more while the subscription closes comes back after its timeout only.
@@ -171,21 +142,6 @@ def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeyp
     with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
         until(lambda: received)
     assert received == [LARGE]
-
-
-def test_fetch_keeps_its_time_while_nothing_but_oversized_messages_come(servers):
-    body = b"x" * (LIMIT + 1)
-    server = servers(replies={b"REQ": lambda connection, command: connection.push(1, body=body)})
-    subscription = ColumnSubscription(server.address, "t", "c", ConnectionConfig(max_frame_size=LIMIT))
-    subscription.open()
-    subscription.set_rdy(1)
-    server.connection().push(1, body=body)
-    with gevent.Timeout(20, AssertionError("fetch(0.1) still reads after 20 s")):
-        assert subscription.fetch(0.1).count == 0
-    subscription.abort()
-
-
-# A server that ignores RDY
 
 
 def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
@@ -217,18 +173,3 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     release.set()
     consumer.close(drain=False)
     server.stop()
-
-
-def test_a_server_whose_messages_time_out_is_not_blamed(served):
-    """Nothing is answered for several timeouts, by a client that reads only now and then."""
-    publish(served, *(b"%d" % number for number in range(50)))
-    errors = []
-    subscription = ColumnSubscription(
-        parse_address(str(served.tcp_address), 4150), "t", "c", ConnectionConfig(msg_timeout=1.0)
-    )
-    with subscription:
-        subscription.set_rdy(50)
-        for _ in range(5):
-            gevent.sleep(1.1)  # sleep: longer than the timeout of the messages
-            errors.append(subscription.fetch(0.05).count)
-        assert sum(errors) > 50

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gevent
 import pytest
 from gevent import subprocess
 from support.embedded import EmbeddedNsqd
@@ -22,14 +21,18 @@ from nsq_fast.errors import WrongThread
 
 NSQD = EmbeddedNsqd
 
+
 # They change nothing, and a monitoring thread may call them.
 READING = {"answering", "asked_at", "failure", "stats", "topology"}
+
+
 # Called by our own greenlets, or by the fork, and by nobody else.
 # The last are what a consumer asks of its face.
 INTERNAL = {
     "fail", "forked", "apart", "begin_closing", "check_handler", "dead_letters", "escaped", "give_back",
     "is_failure", "new_connection", "new_loop", "new_pool", "new_worker", "start_worker",
 }  # fmt: skip
+
 
 KINDS: list[Any] = [Consumer, Producer, ColumnProducer, ColumnSubscription, LookupPoller]
 SETTERS = {Consumer: ["max_in_flight"]}
@@ -155,30 +158,6 @@ def test_a_message_is_not_answered_in_another_thread(objects: Running, answer: s
     assert not message.has_responded()
     message.finish()
     objects.check()
-
-
-def test_the_advice_works(objects: Running) -> None:
-    hub = gevent.get_hub()
-    objects.producer.publish("topic", b"keep")
-    (message,) = until(lambda: objects.kept)
-
-    def hand_over() -> None:
-        hub.loop.run_callback_threadsafe(message.finish)
-        hub.loop.run_callback_threadsafe(gevent.spawn, objects.producer.publish, "topic", b"handed over")
-
-    elsewhere(hand_over)
-    until(lambda: objects.bodies[-1] == b"handed over")
-    assert message.has_responded()
-
-
-def test_close_in_another_thread_leaves_close_in_ours_working(objects: Running) -> None:
-    assert isinstance(elsewhere(objects.consumer.close), WrongThread)
-    assert isinstance(elsewhere(objects.producer.close), WrongThread)
-    with gevent.Timeout(10):
-        objects.consumer.close()
-        objects.producer.close()
-    assert objects.consumer.join(0)
-    assert objects.producer.join(0)
 
 
 def test_reading_is_allowed_everywhere(objects: Running) -> None:

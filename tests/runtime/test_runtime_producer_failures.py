@@ -1,38 +1,46 @@
-"""Bad days of a producer: refusals, broken connections, mute servers, no server, no room."""
+"""Bad days of a producer: refusals, broken connections, mute and stalled servers, no server, no room."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 
 import gevent
 import pytest
-from gevent import Timeout
-from support.peers import Peer
+from gevent.event import Event
+from support.http import ask
 from support.ports import free_address
-from support.publishing import Command, EndOfPeer, Nsqds, Producers, PublishNsqd, agree, refuse, stay_mute
+from support.publishing import EndOfPeer, agree, refuse, stay_mute
 from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Producer, errors
-from nsq_fast.broker import NsqdOptions, NsqdServer
+from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
+from nsq_fast.testing import FaultyLink
+
+LIMIT = 0.5
+WAIT_LONGER = 5.0  # on a machine that has much else to do
+
+
+def numbers(count):
+    return [b"%d" % number for number in range(count)]
+
+
+def connected_to_all(sender, *servers):
+    until(lambda: len(sender.stats()["connected"]) == len(servers))
+
 
 # One failing publish fails alone
 
 
-def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
-    publish_nsqd: Nsqds, new_producer: Producers
-) -> None:
-    def answer(peer: Peer, command: Command) -> None:
+def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(publishing):
+    def answer(peer, command):
         refuse(peer, b"E_BAD_MESSAGE no") if command.body == b"bad" else peer.ok()
 
-    server = publish_nsqd(answer)
-    sender = new_producer(server, retry_unknown_outcome=False, max_publish_attempts=1)
-    bodies = [b"%d" % number for number in range(50)]
+    server, sender = publishing(answer, retry_unknown_outcome=False, max_publish_attempts=1)
+    bodies = numbers(50)
     bodies[20] = b"bad"
     results = [sender.publish_nowait("t", body) for body in bodies]
     gevent.joinall(results, timeout=WAIT)
-    failed = [body for body, result in zip(bodies, results, strict=True) if not result.successful()]
-    assert failed == [b"bad"]
+    assert [result.successful() for result in results] == [body != b"bad" for body in bodies]
     error = results[20].exception
     assert isinstance(error, errors.PublishFailed)
     assert isinstance(error.__cause__, errors.BadMessage)
@@ -41,18 +49,8 @@ def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
     assert len(server.peers) == 2
 
 
-def test_many_bad_publishes_do_not_starve_a_good_one(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    def answer(peer: Peer, command: Command) -> None:
-        refuse(peer, b"E_BAD_TOPIC no") if command.topic == "bad" else peer.ok()
-
-    sender = new_producer(publish_nsqd(answer), max_publish_attempts=1)
-    bad = [sender.publish_nowait("bad", b"x") for _ in range(20)]
-    assert sender.publish("good", b"x") == b"OK"
-    assert all(isinstance(result.exception, errors.PublishFailed) for result in bad)
-
-
-def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    def answer(peer: Peer, command: Command) -> None:
+def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd, new_producer):
+    def answer(peer, command):
         peer.frame(1, b"E_EXT_NOT_SUPPORT no") if command.body == b"bad" else peer.ok()
 
     server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
@@ -64,8 +62,8 @@ def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd: Nsqd
 
 
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])
-def test_what_may_succeed_later_is_tried_again(publish_nsqd: Nsqds, new_producer: Producers, error: bytes) -> None:
-    def answer(peer: Peer, command: Command) -> None:
+def test_what_may_succeed_later_is_tried_again(publish_nsqd, new_producer, error):
+    def answer(peer, command):
         if len(server.commands) < 3:
             peer.frame(1, error)
             if error == b"E_TOPIC_NOT_EXIST ":
@@ -78,29 +76,25 @@ def test_what_may_succeed_later_is_tried_again(publish_nsqd: Nsqds, new_producer
     assert server.bodies == [b"x"] * 3
 
 
-def test_attempts_are_limited_and_counted(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(lambda peer, command: refuse(peer, b"E_PUB_FAILED no space"))
+def test_attempts_are_limited_and_counted(publishing):
+    server, sender = publishing(lambda peer, command: refuse(peer, b"E_PUB_FAILED no space"))
     with pytest.raises(errors.PublishFailed, match="failed after 3 attempts: E_PUB_FAILED no space") as caught:
-        new_producer(server).publish("t", b"x")
+        sender.publish("t", b"x")
     assert (caught.value.attempts, caught.value.possibly_stored) == (3, True)
     assert len(server.commands) == 3
 
 
-def test_a_command_that_the_server_does_not_have_fails_at_once(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(version="0.3.7-HA.1.13.0")
-    sender = new_producer(server)
-    with pytest.raises(errors.ConfigError, match="leave defer out"):
-        sender.publish("t", b"x", defer=100)
-    assert sender.publish("t", b"y") == b"OK"
-    assert server.bodies == [b"y"]
+# Unknown outcomes and deadlines
 
 
-# Unknown outcomes
+@pytest.fixture
+def breaking():
+    """An answer that resets the connection when the first publish has come."""
+    broken = []
 
-
-def break_first(server: list[PublishNsqd]) -> Callable[[Peer, Command], None]:
-    def answer(peer: Peer, command: Command) -> None:
-        if len(server[0].commands) == 1:
+    def answer(peer, command):
+        if not broken:
+            broken.append(peer)
             peer.reset()
             raise EndOfPeer
         peer.ok()
@@ -108,33 +102,24 @@ def break_first(server: list[PublishNsqd]) -> Callable[[Peer, Command], None]:
     return answer
 
 
-def test_a_publish_that_was_pending_when_the_connection_broke_is_sent_again(
-    publish_nsqd: Nsqds, new_producer: Producers
-) -> None:
-    servers: list[PublishNsqd] = []
-    servers.append(publish_nsqd(break_first(servers)))
-    assert new_producer(servers[0]).publish("t", b"x") == b"OK"
-    assert servers[0].bodies == [b"x", b"x"]
+def test_a_publish_that_was_pending_when_the_connection_broke_is_sent_again(publishing, breaking):
+    server, sender = publishing(breaking)
+    assert sender.publish("t", b"x") == b"OK"
+    assert server.bodies == [b"x", b"x"]
 
 
-def test_it_is_not_when_duplicates_are_unwanted(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    servers: list[PublishNsqd] = []
-    servers.append(publish_nsqd(break_first(servers)))
-    sender = new_producer(servers[0], retry_unknown_outcome=False)
+def test_it_is_not_when_duplicates_are_unwanted(publishing, breaking):
+    server, sender = publishing(breaking, retry_unknown_outcome=False)
     with pytest.raises(errors.PublishFailed, match="may have been stored") as caught:
         sender.publish("t", b"x")
     assert caught.value.possibly_stored
     assert isinstance(caught.value.__cause__, errors.ConnectionLost)
     assert sender.publish("t", b"y") == b"OK"
-    assert servers[0].bodies == [b"x", b"y"]
+    assert server.bodies == [b"x", b"y"]
 
 
-# Deadlines
-
-
-def test_a_server_that_never_replies_costs_one_deadline(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(stay_mute)
-    sender = new_producer(server)
+def test_a_server_that_never_replies_costs_one_deadline(publishing):
+    _, sender = publishing(stay_mute)
     begun = monotonic()
     with promptly(), pytest.raises(errors.PublishTimeout) as caught:
         sender.publish("t", b"x", timeout=0.1)
@@ -143,103 +128,33 @@ def test_a_server_that_never_replies_costs_one_deadline(publish_nsqd: Nsqds, new
     assert isinstance(caught.value, TimeoutError)
 
 
-def test_late_replies_are_taken_in_order_and_disturb_nobody(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd()
-    sender = new_producer(server)
-    assert sender.publish("t", b"first") == b"OK"  # so that it is connected
-    server.answer = stay_mute
-    late = sender.publish_nowait("t", b"late", timeout=0.5)
-    refused = sender.publish_nowait("t", b"refused")
-    good = sender.publish_nowait("t", b"good")
-    with pytest.raises(errors.PublishTimeout):
-        late.get(timeout=WAIT)
-    server.wait_commands(4)
-    server.answer = agree
-    peer = server.peers[0]
-    peer.ok()
-    peer.frame(1, b"E_INVALID_JSON_HEADER x")
-    peer.ok()
-    with pytest.raises(errors.PublishFailed, match="E_INVALID_JSON_HEADER"):
-        refused.get(timeout=WAIT)
-    assert good.get(timeout=WAIT) == b"OK"
-    assert sender.publish("t", b"next") == b"OK"
-    assert sender.stats()["held"] == 0
+# No nsqd, no room
 
 
-def test_an_interrupted_caller_leaves_the_producer_sound(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(stay_mute)
-    sender = new_producer(server)
-    for number, body in enumerate([b"one", b"two"], 1):
-        victim = gevent.spawn(sender.publish, "t", body)
-        server.wait_commands(number)
-        victim.kill()
-    server.answer = agree
-    server.peers[0].ok()
-    server.peers[0].ok()
-    assert sender.publish("t", b"three") == b"OK"
-    assert sender.stats()["pending"] == 0
-
-
-def test_an_interrupted_caller_takes_back_what_was_not_sent(new_producer: Producers, publish_nsqd: Nsqds) -> None:
+def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog):
     address = free_address()
-    with Producer([address], max_backoff_duration=0.05) as sender:
-        with Timeout(0.05, False):
-            sender.publish("t", b"never")
-        assert sender.stats()["held"] == 0
-
-
-# No nsqd
-
-
-def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    address = free_address()
-    with Producer([address]) as sender:
+    with Producer([address], max_pending=10) as sender:
         until(lambda: "cannot connect" in caplog.text)
         with pytest.raises(errors.NoNsqd, match=rf"'t' \({address}: .*refused") as caught:
             sender.publish("t", b"x", timeout=0.1)
         assert isinstance(caught.value.__cause__, errors.ConnectFailed)
-        with pytest.raises(errors.NoNsqd, match="'t'"):
-            sender.publish("t", b"x", block=False)
-        with pytest.raises(errors.NoNsqd):
-            sender.multipublish("t", [b"x"], timeout=0.05)
-        result = sender.publish_nowait("t", b"x", timeout=0.05)
-        with pytest.raises(errors.NoNsqd):
-            result.get(timeout=WAIT)
+        for call in (
+            lambda: sender.publish("t", b"x", block=False),
+            lambda: sender.multipublish("t", [b"x"], timeout=0.05),
+            lambda: sender.publish_nowait("t", b"x", timeout=0.05).get(timeout=WAIT),
+        ):
+            with pytest.raises(errors.NoNsqd, match="'t'"):
+                call()
+        for _ in range(5):
+            results = [sender.publish_nowait("t", b"x", timeout=0.02) for _ in range(10)]
+            gevent.joinall(results, timeout=WAIT)
+        stats = sender.stats()
+        assert stats["pending"] == stats["held"] == stats["waiting"] == 0, "they do not pile up"
 
 
-def test_publishes_wait_for_the_connection(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd()
-    sender = new_producer(server)  # connects only when this greenlet lets it
-    results = [sender.publish_nowait("t", b"%d" % number) for number in range(5)]
-    assert not sender.is_connected
-    assert [result.get(timeout=WAIT) for result in results] == [b"OK"] * 5
-    assert server.bodies == [b"0", b"1", b"2", b"3", b"4"]
-    assert sender.publish("t", b"5", block=False) == b"OK"
-
-
-def test_reconnecting_never_ends_and_is_hurried_by_waiting_publishes(
-    publish_nsqd: Nsqds, new_producer: Producers
-) -> None:
-    refusals = [0]
-
-    def answer(peer: Peer, command: Command) -> None:
-        refusals[0] += 1
-        if refusals[0] < 8:
-            peer.reset()
-            raise EndOfPeer
-        peer.ok()
-
-    sender = new_producer(publish_nsqd(answer), max_publish_attempts=50, retry_max_delay=0.01, max_backoff_duration=128)
-    assert sender.publish("t", b"x") == b"OK"
-
-
-# Memory
-
-
-def test_max_pending_bounds_what_is_held(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(stay_mute)
-    sender = new_producer(server, max_pending=3)
-    results = [sender.publish("t", b"%d" % number, raise_error=False) for number in range(3)]
+def test_max_pending_bounds_what_is_held(publishing):
+    server, sender = publishing(stay_mute, max_pending=3)
+    results = [sender.publish("t", body, raise_error=False) for body in numbers(3)]
     with pytest.raises(errors.PublishFailed, match="max_pending=3"):
         sender.publish_nowait("t", b"x")
     with pytest.raises(errors.PublishTimeout, match="max_pending=3") as caught:
@@ -254,13 +169,14 @@ def test_max_pending_bounds_what_is_held(publish_nsqd: Nsqds, new_producer: Prod
     for _ in range(3):
         server.peers[0].ok()
     gevent.joinall([*results, *waiting], timeout=WAIT, raise_error=True)
-    assert server.bodies == [b"0", b"1", b"2", b"w0", b"w1"]
+    assert server.bodies == [*numbers(3), b"w0", b"w1"]
     assert sender.stats()["held"] == 0
+    assert sender.multipublish("t", [b"x"] * 5) == b"OK", "one that is larger goes alone"
 
 
-def test_what_timed_out_holds_its_room_until_the_reply_comes(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd()
-    sender = new_producer(server, max_pending=2)
+def test_what_timed_out_holds_its_room_until_the_reply_comes(publishing):
+    """And late replies are taken in order, and disturb nobody."""
+    server, sender = publishing(max_pending=2)
     assert sender.publish("t", b"first") == b"OK"  # so that it is connected
     server.answer = stay_mute
     for _ in range(2):
@@ -271,101 +187,26 @@ def test_what_timed_out_holds_its_room_until_the_reply_comes(publish_nsqd: Nsqds
     assert sender.stats()["held"] == 2
     server.answer = agree
     server.peers[0].ok()
-    server.peers[0].ok()
-    assert sender.publish("t", b"y") == b"OK"
-
-
-def test_a_batch_larger_than_max_pending_goes_alone(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd()
-    sender = new_producer(server, max_pending=2)
-    assert sender.multipublish("t", [b"x"] * 5) == b"OK"
+    server.peers[0].frame(1, b"E_INVALID_JSON_HEADER x")
     assert sender.publish("t", b"y") == b"OK"
     assert sender.stats()["held"] == 0
-
-
-def test_a_batch_is_tried_again_as_it_was_handed_over(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    bodies = [b"first", b"second"]
-
-    def answer(peer: Peer, command: Command) -> None:
-        if bodies and command.name == "MPUB":
-            bodies.clear()
-            raise EndOfPeer
-        peer.ok()
-
-    server = publish_nsqd(answer)
-    sender = new_producer(server)
-    assert sender.publish("t", b"its topic is known now") == b"OK"
-    assert sender.multipublish("t", bodies) == b"OK"
-    assert server.bodies[1:] == [b"first", b"second"] * 2
-    assert sender.stats()["held"] == 0
-
-
-def test_publishes_that_wait_in_vain_do_not_pile_up() -> None:
-    with Producer([free_address()], max_pending=10) as sender:
-        for _ in range(5):
-            results = [sender.publish_nowait("t", b"x", timeout=0.02) for _ in range(10)]
-            gevent.joinall(results, timeout=WAIT)
-        assert sender.stats()["pending"] == sender.stats()["held"] == 0
-        assert sender.stats()["waiting"] == 0
 
 
 # Several nsqds
 
 
-def test_publishes_go_round_over_the_connected_ones(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    servers = [publish_nsqd() for _ in range(3)]
-    sender = new_producer(*servers)
-    until(lambda: len(sender.stats()["connected"]) == 3)
-    for number in range(9):
-        sender.publish("t", b"%d" % number)
-    assert [len(server.bodies) for server in servers] == [3, 3, 3]
-
-
-def test_a_dead_nsqd_is_not_chosen(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server, dead = publish_nsqd(), publish_nsqd()
-    dead.stop()
-    sender = new_producer(dead, server)
-    for number in range(10):
-        assert sender.publish("t", b"%d" % number) == b"OK"
-    assert len(server.bodies) == 10
-    until(lambda: list(sender.stats()["disconnected"]) == [str(dead.address)])
-
-
-def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_producer):
     dying, server = publish_nsqd(stay_mute), publish_nsqd()
     sender = new_producer(dying, server)
-    until(lambda: len(sender.stats()["connected"]) == 2)
-    results = [sender.publish_nowait("t", b"%d" % number) for number in range(10)]
+    connected_to_all(sender, dying, server)
+    results = [sender.publish_nowait("t", body) for body in numbers(10)]
     dying.wait_commands(5)
     dying.stop()
-    gevent.joinall(results, timeout=WAIT)
-    assert all(result.successful() for result in results)
-    assert sorted(server.bodies) == sorted(b"%d" % number for number in range(10))
+    gevent.joinall(results, timeout=WAIT, raise_error=True)
+    assert sorted(server.bodies) == numbers(10)
 
 
-def test_an_nsqd_that_owes_replies_is_avoided(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    stuck, server = publish_nsqd(stay_mute), publish_nsqd()
-    sender = new_producer(stuck, server)
-    until(lambda: len(sender.stats()["connected"]) == 2)
-    results = [sender.publish_nowait("t", b"x", timeout=0.3) for _ in range(2)]
-    gevent.joinall(results, timeout=WAIT)
-    for _ in range(6):
-        assert sender.publish("t", b"y") == b"OK"
-    assert b"y" not in stuck.bodies
-    stuck.answer = agree
-    stuck.peers[0].ok()
-    until(lambda: sender.publish("t", b"z") and b"z" in stuck.bodies)
-
-
-def test_several_connections_to_one_nsqd(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd()
-    sender = new_producer(server, connections_per_nsqd=3)
-    until(lambda: len(sender.stats()["connected"]) == 3)
-    assert sender.publish("t", b"x") == b"OK"
-    assert len(server.peers) == 3
-
-
-def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
     monkeypatch.setattr("nsq_fast.protocol.backoff.ReconnectDelay.next", lambda *_: 3600.0)
     address = free_address()
     with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
@@ -377,3 +218,226 @@ def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(m
         server.start()
         assert result.get(timeout=WAIT) == b"OK"
         sender.close()
+
+
+def test_a_message_that_the_server_could_not_read_is_tried_elsewhere(publish_nsqd, new_producer):
+    refusals = [b"E_BAD_MESSAGE PUB failed to read message body", b"E_BAD_BODY MPUB failed to read body size"]
+    bad = publish_nsqd(lambda peer, command: refuse(peer, refusals[command.name == "MPUB"]))
+    good = publish_nsqd()
+    sender = new_producer(bad, good, retry_unknown_outcome=False)
+    for _ in range(2):
+        connected_to_all(sender, bad, good)
+        assert sender.publish("t", b"x") == b"OK"
+        connected_to_all(sender, bad, good)
+        assert sender.multipublish("t", [b"y", b"z"]) == b"OK"
+    assert len(bad.commands) >= 2
+    assert good.bodies == [b"x", b"y", b"z"] * 2
+
+
+# An nsqd that does not answer: what it owes goes elsewhere, and it gets nothing new until it has answered
+
+
+@pytest.fixture
+def stalling(publish_nsqd, new_producer):
+    """``stalling(**options)``: an nsqd that is mute, one that is well, and a producer that is connected to both."""
+
+    def make(**options):
+        stuck, good = publish_nsqd(stay_mute), publish_nsqd()
+        sender = new_producer(stuck, good, attempt_timeout=LIMIT, publish_timeout=60.0, **options)
+        connected_to_all(sender, stuck, good)
+        return stuck, good, sender
+
+    return make
+
+
+def wake(server):
+    """Answer what is owed, and from now on at once."""
+    owed = len(server.commands)
+    server.answer = agree
+    for _ in range(owed):
+        server.peers[0].ok()
+
+
+@pytest.mark.parametrize("options", [{}, {"linger": 0.001}, {"coalesce": True}])
+def test_what_a_stalled_nsqd_owes_is_stored_by_another(stalling, options):
+    stuck, good, sender = stalling(**options)
+    callers = [gevent.spawn(sender.publish, "t", body) for body in numbers(10)]
+    callers += [sender.multipublish("t", bodies, raise_error=False) for bodies in ([b"a", b"b"], [b"c", b"d"])]
+    gevent.joinall(callers, timeout=WAIT, raise_error=True)
+    assert [caller.get() for caller in callers] == [b"OK"] * 12
+    assert stuck.bodies
+    assert set(good.bodies) == {*numbers(10), b"a", b"b", b"c", b"d"}
+    assert sender.stats()["stalled"] == [str(stuck.address)]
+    owed = len(stuck.commands)
+    for _ in range(20):
+        assert sender.publish("t", b"new") == b"OK"
+    assert len(stuck.commands) == owed, "it gets nothing new"
+    wake(stuck)
+    until(lambda: sender.publish("t", b"later") and b"later" in stuck.bodies)
+    assert sender.stats()["stalled"] == []
+
+
+def test_what_must_not_be_stored_twice_waits_for_the_answer(stalling):
+    stuck, good, sender = stalling(retry_unknown_outcome=False)
+    results = [sender.publish_nowait("t", body) for body in numbers(4)]
+    until(lambda: sender.stats()["stalled"])
+    assert len(stuck.bodies) == len(good.bodies) == 2
+    wake(stuck)
+    gevent.joinall(results, timeout=WAIT, raise_error=True)
+    assert sorted(stuck.bodies + good.bodies) == numbers(4)
+
+
+def test_a_late_ok_ends_a_publish_that_waits_elsewhere(stalling):
+    first, second, sender = stalling()
+    second.answer = stay_mute
+    result = sender.publish_nowait("t", b"x")
+    until(lambda: len(first.commands) + len(second.commands) == 2)  # it was tried at the other one
+    stalled = sender.stats()["stalled"]
+    for server in sorted((first, second), key=lambda each: str(each.address) not in stalled):
+        server.answer = agree
+        server.peers[0].ok()
+        assert result.get(timeout=WAIT) == b"OK"
+    until(lambda: sender.stats()["held"] == 0 and not sender.stats()["stalled"])
+
+
+def test_with_nowhere_else_to_go_it_waits_and_sends_nothing_twice(nsq_link, publish_nsqd, new_producer):
+    nsqd = publish_nsqd()
+    link = nsq_link(nsqd.address)
+    sender = new_producer(link, attempt_timeout=LIMIT, publish_timeout=60.0)
+    assert sender.publish("t", b"first") == b"OK"
+    link.stall()
+    link.refuse()  # else a new connection may reply first, and what is owed is sent once more
+    owed = [sender.publish_nowait("t", body) for body in numbers(3)]
+    until(lambda: sender.stats()["stalled"])
+    waiting = gevent.spawn(sender.publish, "t", b"waiting")
+    with pytest.raises(errors.NoNsqd, match=f"'t' .*{link.address}: connected, but has not replied for {LIMIT:g} s"):
+        sender.publish("t", b"x", timeout=0.05)
+    with pytest.raises(errors.NoNsqd):
+        sender.publish("t", b"x", block=False)
+    link.flow()
+    gevent.joinall([*owed, waiting], timeout=WAIT, raise_error=True)
+    assert nsqd.bodies == [b"first", *numbers(3), b"waiting"]
+    assert sender.stats()["held"] == sender.stats()["pending"] == 0
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_silent_connection_is_given_up_once_a_new_one_to_the_same_nsqd_works(publishing, count):
+    """Packets were lost, and the kernel of either end waits ever longer before it sends again."""
+    lost = []
+
+    def lose_the_first(peer, command):
+        if not lost:
+            lost.append(peer)
+        if peer is not lost[0]:
+            peer.ok()
+
+    nsqd, sender = publishing(lose_the_first, attempt_timeout=LIMIT, publish_timeout=60.0)
+    results = [sender.publish_nowait("t", body) for body in numbers(count)]
+    gevent.joinall(results, timeout=WAIT, raise_error=True)
+    assert len(nsqd.peers) == 2
+    assert sender.publish("t", b"later") == b"OK"
+    stats = sender.stats()
+    assert (stats["stalled"], stats["disconnected"], stats["held"]) == ([], {}, 0)
+
+
+def test_a_time_in_which_this_process_did_not_run_does_not_count(publishing):
+    server, sender = publishing(attempt_timeout=LIMIT)
+    assert sender.publish("t", b"x") == b"OK"
+    result = sender.publish_nowait("t", b"y")
+    end = monotonic() + 3 * LIMIT
+    while monotonic() < end:
+        pass
+    assert result.get(timeout=WAIT) == b"OK"
+    assert sender.stats()["stalled"] == []
+    assert server.bodies == [b"x", b"y"]
+
+
+# Whole servers
+
+
+def depth(http_address):
+    """Messages stored in the topic t, which has no channels."""
+    stats = ask(http_address, "GET", "/stats?format=json&topic=t").json
+    return sum(int(each["depth"]) for each in stats["topics"] or ())
+
+
+@pytest.fixture(params=["real", "embedded"])
+def freezing(request, nsq_link):
+    """Two nsqds: their addresses, what freezes and thaws the first one, and what each has stored."""
+    if request.param == "real":
+        make = request.getfixturevalue("real_nsqd")
+        pair = [make(), make()]
+        depths = lambda: [depth(each.http_address) for each in pair]  # noqa: E731
+        yield [each.tcp_address for each in pair], pair[0].freeze, pair[0].thaw, depths
+        pair[0].thaw()
+        return
+    with Broker() as first, Broker() as second:
+        link = nsq_link(first.nsqd.tcp_address)
+        depths = lambda: [depth(each.nsqd.http_address) for each in (first, second)]  # noqa: E731
+        yield [link.address, second.nsqd.tcp_address], link.stall, link.flow, depths
+
+
+def test_callers_go_on_while_one_of_two_nsqds_is_frozen(freezing):
+    addresses, freeze, thaw, depths = freezing
+    longest, counts, is_over = 0.0, [0] * 10, Event()
+
+    def work(number):
+        nonlocal longest
+        while not is_over.is_set():
+            begun = monotonic()
+            assert producer.publish("t", b"%d" % number) == b"OK"
+            longest = max(longest, monotonic() - begun)
+            counts[number] += 1
+
+    def progress(by):
+        """Wait until each caller has published ``by`` messages more."""
+        before = list(counts)
+        until(lambda: all(now >= then + by for now, then in zip(counts, before, strict=True)))
+
+    with Producer(addresses, attempt_timeout=LIMIT, publish_timeout=60.0) as producer:
+        connected_to_all(producer, *addresses)
+        workers = [gevent.spawn(work, number) for number in range(10)]
+        try:
+            progress(20)
+            freeze()
+            until(lambda: producer.stats()["stalled"] == [str(addresses[0])])
+            progress(100)
+            thaw()
+            until(lambda: producer.stats()["stalled"] == [])
+            before = depths()[0]
+            until(lambda: depths()[0] > before)
+        finally:
+            is_over.set()
+            gevent.joinall(workers, raise_error=True)
+    assert longest < 30  # half of what the whole publish may take; it was all of it
+    assert sum(depths()) >= sum(counts)
+
+
+class SwallowingLink(FaultyLink):
+    """A link that passes ``left`` bytes more on to the server and swallows the rest; None: it passes everything."""
+
+    left = None
+
+    def _pass_on(self, data, sink):
+        if self.left is not None and any(sink is server for _, server in self._pairs):
+            data = data[: self.left]
+            self.left -= len(data)
+        if data:
+            super()._pass_on(data, sink)
+
+
+def test_a_body_that_stalls_beyond_the_read_deadline_is_stored_by_another_real_nsqd(real_nsqd):
+    waiting, healthy = real_nsqd(), real_nsqd()
+    link = SwallowingLink(waiting.tcp_address)
+    addresses = [link.address, healthy.tcp_address]
+    try:
+        with Producer(addresses, heartbeat_interval=1.0, retry_unknown_outcome=False) as sender:  # a deadline of 2 s
+            connected_to_all(sender, *addresses)
+            link.left = 10_000
+            results = [sender.publish_nowait("t", b"x" * 100_000) for _ in range(2)]
+            gevent.joinall(results, timeout=30, raise_error=True)
+            until(lambda: any("failed to read message body" in line for line in waiting.log))
+            link.left = None
+    finally:
+        link.close()
+    assert depth(healthy.http_address) == 2

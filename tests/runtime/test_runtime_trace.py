@@ -1,35 +1,37 @@
-"""The trace log: the switch, the records and their way back from the file, trace ids."""
+"""What the client writes down and measures: records of the trace log and their ids, and histograms of times."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import pack
 from types import SimpleNamespace
+from typing import Any
 
+import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.embedded import EmbeddedNsqd
+from support.scripted_nsqd import ScriptedNsqd, frame
+from support.waiting import until
 
+from nsq_fast import Consumer, Producer, aio, threads
 from nsq_fast._codec import Message, TracedReply
+from nsq_fast.broker import BrokerProcess, NsqdServer
 from nsq_fast.client import trace
-from nsq_fast.client.trace import (
-    TraceLog,
-    check_trace_id,
-    log_to_file,
-    new_trace_id,
-    read_records,
-    split_receipt,
-    trace_log,
-)
+from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
+from nsq_fast.client.trace import TraceLog, check_trace_id, log_to_file, new_trace_id, read_records, split_receipt
 from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
 
-NSQD = Address("127.0.0.1", 4150)
+SERVER = Address("127.0.0.1", 4150)
 LOCAL = Address("::1", 50000)
 RECEIPT = TracedReply(internal_id=(2 << 50) + 7, trace_id=2**64 - 1, offset=640, size=34)
 
@@ -50,27 +52,6 @@ def message(**options: object) -> Message:
     return made
 
 
-# The switch
-
-
-def test_off_at_first() -> None:
-    log = TraceLog()
-    assert not log.is_active
-    assert not log.is_on("t")
-    assert isinstance(trace_log, TraceLog)
-
-
-def test_one_topic() -> None:
-    log = TraceLog()
-    log.enable("t")
-    assert log.is_active
-    assert log.is_on("t")
-    assert not log.is_on("other")
-    log.disable("t")
-    assert not log.is_active
-    assert not log.is_on("t")
-
-
 def test_all_topics_but_one() -> None:
     log = TraceLog()
     log.enable()
@@ -79,18 +60,6 @@ def test_all_topics_but_one() -> None:
     assert [log.is_on("t"), log.is_on("noisy")] == [True, False]
     log.enable("noisy")
     assert log.is_on("noisy")
-
-
-def test_all_means_all() -> None:
-    log = TraceLog()
-    log.enable("t")
-    log.enable()
-    log.disable("t")
-    log.disable()
-    assert [log.is_active, log.is_on("t"), log.is_on("u")] == [False] * 3
-    log.disable("t")
-    log.enable()
-    assert log.is_on("t")
 
 
 def test_a_topic_that_cannot_be_is_refused() -> None:
@@ -109,15 +78,12 @@ def test_switch_remembers_the_last_word(words: list[tuple[bool, str | None]]) ->
     assert log.is_active or not any(expected.values())
 
 
-# The records
-
-
 def test_records_come_back_from_the_file(log: logging.Logger, tmp_path: Path) -> None:
     log_to_file(tmp_path / "trace.log", log=log)
     writer = TraceLog(log, clock=lambda: 1_000)
-    writer.published("t", RECEIPT, partition=2, nsqd=NSQD)
-    writer.consumed("t", "c", message(), "FIN", nsqd=NSQD, local=LOCAL, handling_time=0.25)
-    writer.consumed("t", "c", message(), "TIMEOUT", nsqd=NSQD, local=None)
+    writer.published("t", RECEIPT, partition=2, nsqd=SERVER)
+    writer.consumed("t", "c", message(), "FIN", nsqd=SERVER, local=LOCAL, handling_time=0.25)
+    writer.consumed("t", "c", message(), "TIMEOUT", nsqd=SERVER, local=None)
     lines = (tmp_path / "trace.log").read_text().splitlines()
     published, consumed, timed_out = read_records(lines)
     assert published == PublishRecord(
@@ -147,7 +113,7 @@ def test_handlers_get_the_record_itself(log: logging.Logger, caplog: pytest.LogC
 def test_a_record_is_written_whatever_the_level_of_the_root_logger(tmp_path: Path) -> None:
     handler = log_to_file(tmp_path / "trace.log")
     try:
-        TraceLog().published("t", RECEIPT, partition=0, nsqd=NSQD)
+        TraceLog().published("t", RECEIPT, partition=0, nsqd=SERVER)
     finally:
         trace.logger.removeHandler(handler)
         handler.close()
@@ -158,7 +124,7 @@ def test_the_file_rotates(log: logging.Logger, tmp_path: Path) -> None:
     log_to_file(tmp_path / "trace.log", 1_000, 2, log=log)
     writer = TraceLog(log)
     for _ in range(50):
-        writer.published("t", RECEIPT, partition=0, nsqd=NSQD)
+        writer.published("t", RECEIPT, partition=0, nsqd=SERVER)
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["trace.log", "trace.log.1", "trace.log.2"]
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.iterdir())
@@ -167,7 +133,7 @@ def test_the_file_rotates(log: logging.Logger, tmp_path: Path) -> None:
 def test_a_batch_gives_a_record_for_each_message(caplog: pytest.LogCaptureFixture) -> None:
     receipt = TracedReply(internal_id=9, trace_id=0, offset=260, size=31 + 36)
     with caplog.at_level(logging.INFO, logger=trace.LOGGER_NAME):
-        TraceLog().published_many("t", receipt, [(5, 1), (6, 6)], partition=0, nsqd=NSQD)
+        TraceLog().published_many("t", receipt, [(5, 1), (6, 6)], partition=0, nsqd=SERVER)
     records = [entry.msg for entry in caplog.records if isinstance(entry.msg, PublishRecord)]
     assert [(each.internal_id, each.trace_id, each.offset, each.size) for each in records] == [
         (9, 5, 260, 31),
@@ -192,9 +158,6 @@ def test_reader_skips_what_a_format_puts_before_the_record() -> None:
 def test_reader_names_the_line_that_is_none(line: str | bytes) -> None:
     with pytest.raises(ValueError, match="line 2"):
         list(read_records([b"", line]))
-
-
-# Trace ids
 
 
 def test_new_trace_ids_are_positive_and_differ() -> None:
@@ -225,12 +188,167 @@ def test_a_forked_process_has_ids_of_its_own() -> None:
     assert theirs >> 20 != new_trace_id() >> 20
 
 
-@pytest.mark.parametrize("trace_id", [0, 1, 2**63, 2**64 - 1])
-def test_trace_ids_that_fit(trace_id: int) -> None:
-    assert check_trace_id(trace_id) == trace_id
-
-
 @pytest.mark.parametrize("trace_id", [-1, 2**64, 1.0, "1", None, True])
 def test_trace_ids_that_do_not_fit(trace_id: object) -> None:
     with pytest.raises(ConfigError, match="trace_id"):
         check_trace_id(trace_id)  # type: ignore[arg-type]
+
+
+NSQD = EmbeddedNsqd
+PAUSE = 0.05
+LEAST = PAUSE / 2  # of what a pause takes: a timer counts from the time that its loop has seen last
+
+
+def observed(values: list[float]) -> HistogramStats:
+    histogram = Histogram()
+    for value in values:
+        histogram.observe(value)
+    return histogram.stats()
+
+
+@given(st.lists(st.one_of(st.floats(-1, 5000), st.sampled_from(BOUNDS))))
+def test_each_value_is_in_one_bucket_and_below_its_bound(values: list[float]) -> None:
+    stats = observed(values)
+    values = [max(value, 0.0) for value in values]
+    assert stats.count == len(values)
+    assert stats.sum == pytest.approx(sum(values))
+    for number, bound in enumerate(BOUNDS):
+        assert sum(stats.counts[: number + 1]) == sum(value <= bound for value in values)
+
+
+@given(st.lists(st.floats(0, 4000), min_size=1), st.floats(0, 1))
+def test_so_many_lie_below_a_quantile(values: list[float], share: float) -> None:
+    bound = observed(values).quantile(share)
+    assert bound is not None
+    assert sum(value <= bound for value in values) >= share * len(values)
+    assert bound >= min(values)
+
+
+def test_a_quantile_that_is_none() -> None:
+    assert observed([]).quantile(0.5) is None
+    with pytest.raises(ValueError, match=r"share=1.5: must be between 0 and 1"):
+        observed([]).quantile(1.5)
+    with pytest.raises(ValueError, match="different bounds"):
+        observed([]) + HistogramStats((1, 0), 0.0, (1.0,))
+
+
+def wait(consumer: object, message: object) -> None:
+    gevent.sleep(PAUSE)  # sleep: its length is what is measured
+
+
+def block(consumer: object, message: object) -> None:
+    time.sleep(PAUSE)  # sleep: its length is what is measured
+
+
+async def await_(consumer: object, message: object) -> None:
+    await asyncio.sleep(PAUSE)  # sleep: its length is what is measured
+
+
+def fail(consumer: object, message: object) -> None:
+    wait(consumer, message)
+    raise ValueError("bad")
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "a connection": {"message_handler": wait},
+    "concurrent": {"message_handler": wait, "concurrency": 3},
+    "batches": {"batch_handler": wait},
+    "handler threads": {"message_handler": block, "handler_threads": 2},
+    "batches on threads": {"batch_handler": block, "handler_threads": 2},
+    "failing": {"message_handler": fail, "requeue_delay": 0, "max_backoff_duration": 0},
+}
+
+
+def check_times(stats: Callable[[], Any], waited: float) -> None:
+    """The figures of a consumer whose one message waited so long for it."""
+    until(lambda: stats().handler_time.count)
+    times, ages = stats().handler_time, stats().message_age
+    assert times.sum >= LEAST * times.count
+    assert times.quantile(0.0) >= LEAST
+    assert ages.sum >= waited - 0.01
+    assert ages.count == times.count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_handlers_are_timed_wherever_they_run(kind: str, nsqd: NsqdServer) -> None:
+    address = str(nsqd.tcp_address)
+    with Producer(address) as producer:
+        producer.publish("orders", b"x")
+    published = time.monotonic()
+    consumer = Consumer("orders", "billing", address, histograms=True, **KINDS[kind])
+    waited = time.monotonic() - published
+    with consumer:
+        check_times(consumer.stats, waited)
+
+
+def test_handlers_of_other_threads_are_timed(nsqd: NsqdServer) -> None:
+    address = str(nsqd.tcp_address)
+    with (
+        threads.Producer(address, histograms=True) as producer,
+        threads.Consumer("orders", "billing", address, message_handler=block, histograms=True) as consumer,
+    ):
+        producer.publish("orders", b"x")
+        check_times(consumer.stats, 0.0)
+        assert producer.stats()["latency"].count == 1
+
+
+def test_coroutines_are_timed_to_their_end() -> None:
+    async def main(address: str) -> None:
+        async with (
+            aio.Producer(address, histograms=True) as producer,
+            aio.Consumer("orders", "billing", address, message_handler=await_, histograms=True) as consumer,
+        ):
+            await producer.publish("orders", b"x")
+            stats = consumer.stats()
+            while not stats.handler_time.count:
+                await asyncio.sleep(0.01)  # sleep: looks again and again
+                stats = consumer.stats()
+            assert stats.handler_time.sum >= LEAST
+            assert producer.stats()["latency"].count == 1
+
+    with BrokerProcess(lookupd=False) as broker:
+        asyncio.run(asyncio.wait_for(main(str(broker.nsqds[0].tcp)), 30))
+
+
+def test_one_message_of_a_batch_is_a_sample_and_none_is_handled_twice(nsqd: NsqdServer) -> None:
+    address, seen = str(nsqd.tcp_address), []
+    with Producer(address) as producer:
+        bodies = [b"%d" % number for number in range(1000)]
+        producer.multipublish("orders", bodies)
+    consumer = Consumer(
+        "orders", "billing", address, message_handler=lambda consumer, message: seen.append(message.body),
+        max_in_flight=1000, histograms=True,
+    )  # fmt: skip
+    with consumer:
+        until(lambda: consumer.stats().totals.finished == 1000)
+        times = consumer.stats().handler_time
+    assert seen == bodies
+    assert times is not None
+    assert 1 <= times.count < 1000
+
+
+def test_nothing_is_measured_unless_it_is_asked_for(nsqd: NsqdServer) -> None:
+    address = str(nsqd.tcp_address)
+    with Producer(address) as producer, Consumer("orders", "billing", address, message_handler=wait) as consumer:
+        producer.publish("orders", b"x")
+        assert producer.stats()["latency"] is None
+        assert (consumer.stats().handler_time, consumer.stats().message_age) == (None, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 25.0}], ids=["default", "of its own"])
+def test_a_publish_is_timed_from_its_call_whatever_its_timeout(options: dict[str, float]) -> None:
+    def late(connection: Any, command: object) -> None:
+        gevent.sleep(PAUSE)  # sleep: its length is what is measured
+        connection.send(frame(0, b"OK"))
+
+    server = ScriptedNsqd(replies={b"PUB": late})
+    try:
+        with Producer(str(server.address), histograms=True, attempt_timeout=20.0) as producer:
+            began = time.monotonic()
+            producer.publish("orders", b"x", **options)
+            taken = time.monotonic() - began
+            latency = producer.stats()["latency"]
+            assert latency.count == 1
+            assert LEAST <= latency.sum <= taken + 0.01
+    finally:
+        server.stop()

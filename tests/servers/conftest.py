@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.bad_days.clusters import RealCluster
 from support.cluster import RedesignedCluster, missing_for_cluster
 from support.fleet import EmbeddedFleet, Fleet, RealFleet
 from support.namespaces import Network, missing_for_namespaces
@@ -76,7 +75,7 @@ def real_fleet(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-def real_cluster(wants_real: None, tmp_path: Path) -> Iterator[RealCluster]:
+def real_cluster(wants_real: None, tmp_path: Path) -> Iterator[RealFleet]:
     """A real cluster for one test, whose nsqds are on hosts of their own where the machine has such."""
     with ExitStack() as stack:
         missing = missing_for_namespaces()
@@ -85,7 +84,7 @@ def real_cluster(wants_real: None, tmp_path: Path) -> Iterator[RealCluster]:
         folder.mkdir()
         cluster = RedesignedCluster(folder, network=network)
         stack.callback(cluster.stop)
-        yield RealCluster(cluster, network, missing)
+        yield RealFleet(cluster, network, missing or "")
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.timeout(REAL_TIMEOUT))])
@@ -96,14 +95,8 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
 
 
 @pytest.fixture
-def big(fleet: Fleet) -> Scale:
-    """The size for the scenarios with trouble."""
-    return Scale(100_000, patience=180.0, pause=0.5) if fleet.is_real else Scale(3_000)
-
-
-@pytest.fixture
 def small(fleet: Fleet) -> Scale:
-    """The size for the others."""
+    """How much of everything."""
     return Scale(10_000, patience=120.0) if fleet.is_real else Scale(1_000)
 
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.http import ask
 from support.redesigned import Consumer
-from support.sites import Node, OurSite, RealSite, Site, eventually, figures, in_sync, led, publish
+from support.sites import OurSite, RealSite, Site, eventually, figures, in_sync, led, publish
 from support.transcripts import ERROR
 from support.waiting import until
 from support.wire import WireClient
@@ -81,7 +82,7 @@ def test_a_message_that_comes_back_is_next_here(site: Site) -> None:
         eventually(lambda: second_delivery() == b"2")
 
 
-def unfinished(node: Node) -> int:
+def unfinished(node: Any) -> int:
     [channel] = figures(node, "t")["channels"]
     return int(channel["depth"] + channel["in_flight_count"])
 
@@ -160,7 +161,7 @@ def test_messages_are_there_after_the_end_of_a_node_without_a_data_path_here(ope
         assert consumer.receive().body == b"1"
 
 
-def takes_consumers(node: Node) -> bool:
+def takes_consumers(node: Any) -> bool:
     """A real one may be named by lookup before it knows that it leads."""
     client = WireClient(node.tcp_address)
     reply = client.command(b"SUB t ch 0\n")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from support.http import ask
 from support.redesigned import Consumer, detail
-from support.sites import Node, OurSite, RealSite, Site, publish
+from support.sites import OurSite, RealSite, Site, publish
 from support.wire import WireClient
 
 END_OF_FILE, NOT_FOUND = "commit log end of file", "search commit log data not found"
@@ -77,7 +78,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         made.stop()
 
 
-def subscribe(node: Node, topic: str, channel: str, position: str) -> str | None:
+def subscribe(node: Any, topic: str, channel: str, position: str) -> str | None:
     """The text of the error that ends the connection; None: OK.
 
     The channel has to be a new one: a position is only looked at when no other client is there, and one that has left
@@ -88,7 +89,7 @@ def subscribe(node: Node, topic: str, channel: str, position: str) -> str | None
     return None if answer == b"OK" else answer.decode().removeprefix("E_INVALID ")
 
 
-def set_offset(node: Node, topic: str, channel: str, position: str) -> tuple[int, str | None]:
+def set_offset(node: Any, topic: str, channel: str, position: str) -> tuple[int, str | None]:
     """The status, and the message of an error."""
     path = f"/channel/setoffset?topic={topic}&partition=0&channel={channel}"
     answer = ask(node.http_address, "POST", path, position.encode())

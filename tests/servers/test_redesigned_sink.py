@@ -58,7 +58,7 @@ def test_a_write_while_leaders_move_and_die(fleet: Fleet, small: Scale, report: 
 
     def kill() -> None:
         # Not at once back: a real nsqd that is would lead on, without what it had not yet on disk.
-        kill_and_restart(1)(fleet, TOPIC, small)
+        kill_and_restart(fleet, TOPIC, 1, small.patience)
 
     rows = 0
     for first, trouble in ((0, move), (half, kill)):

@@ -1,4 +1,4 @@
-"""A model of nsqlookupd, of both dialects: what it says is true, but may be a moment old."""
+"""A model of nsqlookupd, of both dialects: what it says is true, but may be a moment old, unless it is not well."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from .network import End, Host, Network
 from .nsqd import VERSIONS, Books, Log, ModelNsqd, Moods
+
+MOODS = ("hangs", "slow", "error", "no json", "other json", "ignorant", "ghost")
+"""How one that is not well answers: not at all, late, with status 500, with what nobody can read, that it knows no
+topic, or with an nsqd that is not there (of the original: the redesigned NSQ would have it lead)."""
 
 
 class _Conn:
@@ -44,10 +48,24 @@ class _Conn:
         status, reply = self._lookupd.answer(
             url.path, {name: values[0] for name, values in parse_qs(url.query).items()}
         )
+        mood = self._lookupd.mood
         body = json.dumps(reply).encode()
+        if mood == "error":
+            status, body = 500, b'{"message":"INTERNAL_ERROR"}'
+        elif mood in ("no json", "other json"):
+            body = b"<html>It works!</html>" if mood == "no json" else b'{"producers":[{"tcp_port":"x"}],"topics":[1]}'
         is_last = books.loop.chance.happens(0.2)
         text = f"HTTP/1.1 {status} OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        self.end.send(text.encode() + (b"Connection: close\r\n" if is_last else b"") + b"\r\n" + body)
+        data = text.encode() + (b"Connection: close\r\n" if is_last else b"") + b"\r\n" + body
+        if mood == "slow":
+            books.loop.call_later(books.loop.chance.long_tailed(0.01, 1.5), self._send, data, is_last)
+        else:
+            self._send(data, is_last)
+
+    def _send(self, data: bytes, is_last: bool) -> None:
+        if self not in self._lookupd.conns:
+            return
+        self.end.send(data)
         if is_last:
             self.drop("closed after an answer")
 
@@ -64,6 +82,8 @@ class ModelLookupd:
     Attributes:
         channels_only: topics that it does not know at all.
         is_ignorant: it has just begun, and knows nothing yet.
+        mood: one of ``MOODS``; empty when it is well.
+        asked, most_at_once: questions so far, and most connections at once.
     """
 
     def __init__(self, network: Network, books: Books, ip: str, nsqds: Sequence[ModelNsqd]) -> None:
@@ -75,7 +95,8 @@ class ModelLookupd:
         self.conns: list[_Conn] = []
         self.is_frozen = self.is_ignorant = False
         self.is_running = True
-        self.asked = 0
+        self.mood = ""
+        self.asked = self.most_at_once = 0
         self._seen: list[Any] = self._state()
         self.start()
 
@@ -87,7 +108,12 @@ class ModelLookupd:
         return self.network.host(self.address[0])
 
     def start(self) -> None:
-        self.network.listen(self.address, lambda end: self.conns.append(_Conn(self, end)))
+        self.network.listen(self.address, self._accept)
+
+    def _accept(self, end: End) -> None:
+        self.conns.append(_Conn(self, end))
+        # One that stands still does not notice that a client has gone.
+        self.most_at_once = max(self.most_at_once, sum(not conn.end.has_ended for conn in self.conns))
 
     def kill(self) -> None:
         self.network.deafen(self.address)
@@ -114,6 +140,15 @@ class ModelLookupd:
         self.is_frozen = False
         for conn in tuple(self.conns):
             conn.came()
+
+    def change_mood(self, mood: str) -> None:
+        self.books.note(f"{self} is {mood or 'well'}")
+        self.mood = mood
+        self.is_ignorant = mood == "ignorant"
+        if mood == "hangs":
+            self.freeze()
+        elif self.is_frozen:
+            self.thaw()
 
     # What it says
 
@@ -165,6 +200,8 @@ class ModelLookupd:
             }  # fmt: skip
             return 200, {"channels": [], "meta": meta, "producers": list(found.values()), "partitions": found}
         producers = [self._peer(nsqd) for nsqd, found in topics if topic in found]
+        if self.mood == "ghost":
+            producers.append({**self._peer(self.nsqds[0]), "broadcast_address": "10.9.9.9"})
         if not producers:
             return 404, {"message": "TOPIC_NOT_FOUND"}
         return 200, {"channels": [], "producers": producers}

@@ -12,6 +12,7 @@ reset, if the host is there again.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import selectors
 from collections import deque
@@ -23,6 +24,9 @@ from .clock import SimError, SimLoop
 
 FIRST_DESCRIPTOR = 1_000_000
 """No system has given out so many: a call that gets past the simulation fails."""
+
+FIRST_REPEAT = 0.2
+"""Seconds after which a system sends again what nobody has acknowledged."""
 
 CAPACITY = 200_000
 """Bytes that a direction holds: the send buffer of one system, and the receive buffer of the other."""
@@ -55,6 +59,7 @@ class End:
         self._in_flight = 0
         self._last_arrival = 0.0
         self._held: deque[tuple[Callable[..., object], Any]] = deque()
+        self._held_since = 0.0
 
     # Sending
 
@@ -115,6 +120,8 @@ class End:
         if self.is_swallowing:
             return
         if self._held or self.host.is_cut(self.is_server):
+            if not self._held:
+                self._held_since = self.network.loop.time()
             self._held.append((function, data))
             self.host.note_held(self)
             return
@@ -123,8 +130,20 @@ class End:
         self._last_arrival = max(self._last_arrival + 2e-7, loop.time() + self.host.delay())
         loop.call_at(self._last_arrival, function, data)
 
+    def times_sent_again(self) -> int:
+        """How often a system has sent what is held since then: after 0.2 s, 0.4 s, 0.8 s..."""
+        waited = self.network.loop.time() - self._held_since
+        return int(math.log2(waited / FIRST_REPEAT + 1)) if self._held else 0
+
     def release(self) -> None:
         """The way is free again: TCP sends what was lost."""
+        if self.host.is_slow_to_mend and not self.host.is_cut(self.is_server):
+            next_time = self._held_since + FIRST_REPEAT * (2 ** (self.times_sent_again() + 1) - 1)
+            self.network.loop.call_at(next_time, self._send_held)
+        else:
+            self._send_held()
+
+    def _send_held(self) -> None:
         held, self._held = self._held, deque()
         for function, data in held:
             self._post(function, data)
@@ -157,7 +176,8 @@ class End:
             return
         peer.reset = errno.ECONNRESET
         if self.network.chance.happens(0.5):
-            peer.arrived.clear()  # what was not read yet may be lost with the stream
+            self.network.lost += len(peer.arrived)  # what was not read yet may be lost with the stream
+            peer.arrived.clear()
         peer._tell()
 
     def _post_reset_to(self, sender: End) -> None:
@@ -205,7 +225,9 @@ class Socket:
 
     def bind(self, address: Any) -> None: ...
 
-    def getsockopt(self, *_: Any) -> int:
+    def getsockopt(self, *arguments: int) -> Any:
+        if len(arguments) == 3:  # TCP_INFO
+            return bytes((0, 0, 0 if self._end is None else self._end.times_sent_again()))
         error, self._error = self._error, None
         return error or 0
 
@@ -267,11 +289,12 @@ class Host:
     Attributes:
         name: its IP address.
         is_down: nothing comes from it, not even a reset.
+        is_slow_to_mend: what was lost is sent again when a system would, after pauses that double, and not at once.
     """
 
     def __init__(self, network: Network, name: str) -> None:
         self.name = name
-        self.is_down = False
+        self.is_down = self.is_slow_to_mend = False
         self.delays = (0.0001, 0.003)
         self._network = network
         self._cuts = {True: False, False: False}
@@ -310,6 +333,7 @@ class Network:
 
     Attributes:
         streams: both ends of every stream there was, the client's first.
+        lost: bytes that had arrived, and were lost with a stream that was reset.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -318,6 +342,7 @@ class Network:
         self.hosts: dict[str, Host] = {}
         self.names: dict[str, list[str]] = {}
         self.streams: list[tuple[End, End]] = []
+        self.lost = 0
         self._listeners: dict[tuple[str, int], Callable[[End], object]] = {}
         self._knocking: list[tuple[Socket, tuple[str, int]]] = []
         loop.resolve = self.resolve

@@ -16,10 +16,11 @@ from nsq_fast.client import connection as connection_module
 from nsq_fast.client import flow, publishes, routing, sender
 from nsq_fast.client.acknowledger import Acknowledger
 from nsq_fast.client.connection import Connection
+from nsq_fast.client.lookup import LookupPoller, PolledTopic, TopicWatch
 from nsq_fast.client.subscription import Subscription
 from nsq_fast.client.transport import Transport
 from nsq_fast.errors import BadMessage, ConnectionLost
-from nsq_fast.protocol import publishing
+from nsq_fast.protocol import publishing, rdy
 from nsq_fast.protocol.events import Heartbeat
 from nsq_fast.protocol.rdy import Sharing
 
@@ -186,6 +187,21 @@ def _one_too_many(patch: Patch) -> None:
     patch(Sharing, "changes", changes)
 
 
+def _raised_before_lowered(patch: Patch) -> None:
+    real = rdy.plan
+
+    def plan(shares: Any, wanted: Any, max_in_flight: int, now: float) -> rdy.Plan:
+        as_if_lowered = [
+            msgspec.structs.replace(share, rdy=min(share.rdy, want), ceiling=0)
+            for share, want in zip(shares, wanted, strict=True)
+        ]
+        lowers = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
+        raises, waiting = msgspec.structs.astuple(real(as_if_lowered, wanted, max_in_flight, now))
+        return rdy.Plan(raises + lowers, waiting)
+
+    patch(rdy, "plan", plan)
+
+
 def _in_flight_not_counted(patch: Patch) -> None:
     real = Sharing.changes
 
@@ -202,6 +218,25 @@ def _failure_finished(patch: Patch) -> None:
         message.finish()
 
     patch(Acknowledger, "failed", failed)
+
+
+def _all_are_waited_for(patch: Patch) -> None:
+    real = LookupPoller._take
+
+    def take(self: LookupPoller, topic: PolledTopic, asked_at: float) -> None:
+        if not topic.open:
+            real(self, topic, asked_at)
+
+    patch(LookupPoller, "_take", take)
+
+
+def _watch_waits(patch: Patch) -> None:
+    real = LookupPoller.topics
+
+    async def topics(self: LookupPoller, on_names: Any = None, grace: float | None = None) -> Any:
+        return await real(self, on_names, None)
+
+    patch(LookupPoller, "topics", topics)
 
 
 def _set(target: Any, name: str, value: Any) -> Callable[[Patch], None]:
@@ -234,11 +269,16 @@ PLANTED = (
     Planted("a partition stays paused", "producer", _set(routing.PartitionQueue, "resume", _nothing), 32),
     Planted("a lost connection is not made anew", "producer", _set(sender.ProducerConnection, "_begin", _nothing)),
     Planted("RDY is one more than the share", "consumer", _one_too_many, 1),
+    Planted("RDY is raised before others are lowered", "consumer", _raised_before_lowered),
     Planted("what is in flight is not counted", "consumer", _in_flight_not_counted, 16),
     Planted("a failed message is finished", "consumer", _failure_finished, 11),
     Planted("requeues are not sent", "consumer", _set(Connection, "put_requeue", _nothing), 9),
     Planted("what a lost connection had is shared out no more", "consumer", _set(flow.Flow, "remove", _nothing), 2),
     Planted("a close gives nothing back", "consumer", _set(Subscription, "give_back_unstarted", _nothing), 43),
+    Planted("what one lookupd says waits for the others", "lookup", _all_are_waited_for, 44),
+    Planted("a topic that nobody knows is not sought", "lookup", _set(PolledTopic, "missing", _nothing), 10),
+    Planted("what a pattern finds waits for all lookupds", "lookup", _watch_waits, 32),
+    Planted("a pattern is not looked for again", "lookup", _set(TopicWatch, "_pause", lambda *_: 3600.0), 1),
 )
 
 

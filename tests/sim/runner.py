@@ -20,7 +20,7 @@ from .network import Network
 from .nsqd import Books
 from .planted import PLANTED, plant
 
-SCENARIOS = ("connection", "producer", "consumer")
+SCENARIOS = ("connection", "producer", "consumer", "lookup")
 
 
 class Outcome:

@@ -1,7 +1,7 @@
 """The real client through hours of faults, in virtual time; see ``runner``.
 
-Each run is a process of its own: which order a set has must be the same when a seed is replayed. ``make sim
-SEEDS=0:100000`` is for nights.
+Each run is a process of its own: which order a set has must be the same when a seed is replayed. ``make quick`` runs
+``QUICK`` seeds of each scenario, ``make test`` those of ``MORE`` besides; ``make sim SEEDS=0:100000`` is for nights.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from support.waiting import PROCESS
 
+from .runner import SCENARIOS
+
 TESTS = Path(__file__).parents[1]
 
 
-def simulation(*arguments: str) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(TESTS.parent)}
+def simulation(*arguments: str, **variables: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(TESTS.parent), **variables}
     done = subprocess.run(
         [sys.executable, "-m", "sim", *arguments],
         cwd=TESTS, env=environment, capture_output=True, text=True, timeout=4 * PROCESS,
@@ -27,9 +29,21 @@ def simulation(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("scenario", "seeds"), [("connection", 100), ("producer", 100), ("consumer", 40)])
-def test_the_rules_hold_through_faults(scenario: str, seeds: int) -> None:
-    assert f"{scenario}: {seeds} seeds" in simulation(scenario, f"0:{seeds}")
+QUICK = 75
+MORE = {"connection": 600, "producer": 900, "consumer": 400, "lookup": 150}
+"""Each to its end: together 90 s of CPU, about."""
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_rules_hold_through_faults(scenario: str) -> None:
+    assert f"{scenario}: {QUICK} seeds" in simulation(scenario, f"0:{QUICK}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_rules_hold_through_more_faults(scenario: str) -> None:
+    end = MORE[scenario]
+    assert f"{scenario}: {end - QUICK} seeds" in simulation(scenario, f"{QUICK}:{end}")
 
 
 def test_planted_faults_are_found() -> None:
@@ -37,7 +51,8 @@ def test_planted_faults_are_found() -> None:
 
 
 def test_a_seed_does_the_same_again() -> None:
-    first, second = (simulation("all", "0:5", "--digest") for _ in range(2))
+    """Also where objects have other addresses, and so sets of them another order."""
+    first, second = (simulation("all", "0:8", "--digest", PYTHONMALLOC=kind) for kind in ("pymalloc", "malloc"))
     of_seeds = [line for line in first.splitlines() if " of CPU" not in line]
     assert of_seeds == [line for line in second.splitlines() if " of CPU" not in line]
     assert of_seeds

@@ -24,7 +24,7 @@ class World:
     is_faulty: whether there are faults.
     """
 
-    def __init__(self, loop: SimLoop, *, most_nsqds: int = 3, faulty: float = 0.7) -> None:
+    def __init__(self, loop: SimLoop, *, most_nsqds: int = 3, faulty: float = 0.7, fewest_lookupds: int = 0) -> None:
         chance = loop.chance
         self.loop, self.network, self.books = loop, loop.network, loop.books
         self.dialect = chance.choice(("original", "redesigned"))
@@ -35,7 +35,8 @@ class World:
         ]
         count = chance.randint(1, 3) if self.is_redesigned or chance.happens(0.5) else 0
         self.lookupds = [
-            ModelLookupd(self.network, self.books, f"10.2.0.{number}", self.nsqds) for number in range(1, count + 1)
+            ModelLookupd(self.network, self.books, f"10.2.0.{number}", self.nsqds)
+            for number in range(1, max(count, fewest_lookupds) + 1)
         ]
         self.faults = Faults(self.network, self.books, self.nsqds)
         self.faults_of_lookupds = Faults(self.network, self.books, self.lookupds)  # type: ignore[arg-type]

@@ -1,42 +1,68 @@
-"""bench/fleet.py: questions about fleets, their pictures, and the check against real servers."""
+"""bench/fleet.py: each question of docs/scale.md has an answer, which holds in its direction in a small fleet, too."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import fleet
 import pytest
-from click.testing import CliRunner
-from fleet import Case, simulated
-from support.servers import find_server
 
 
-def test_a_question_prints_its_size_and_figures_and_draws_its_curves(tmp_path: Path) -> None:
-    found = CliRunner().invoke(fleet.command, ["leaders", "--scale", "0.01", "--svg", str(tmp_path)])
-    assert found.exit_code == 0, found.output
-    assert "30 partitions that move at 5 s" in found.output
-    assert "order kept, none lost: yes" in found.output
-    assert (tmp_path / "fleet-leaders.svg").read_text().startswith("<svg")
+def figure(answer: fleet.Answer, what: str) -> str:
+    """The only figure whose words begin so."""
+    (found,) = [value for name, value in answer.figures if name.startswith(what)]
+    return found
 
 
-@pytest.mark.parametrize(("distance", "code", "word"), [(0.05, 0, "agrees"), (0.2, 1, "too far")])
-def test_a_check_fails_where_a_curve_is_too_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distance: float, code: int, word: str
-) -> None:
-    made = [fleet.Check(Case("a case", 1, 0.1), distance, 1.0, 1.1)]
-    monkeypatch.setattr(fleet, "check", lambda folder: iter(made))
-    found = CliRunner().invoke(fleet.command, ["--check", str(tmp_path)])
-    assert found.exit_code == code
-    assert f"a case: curves at most {distance:.1%} apart ({word})" in found.output
+def first_number(text: str) -> float:
+    return float(text.split()[0].rstrip(",").replace(",", ""))
 
 
-@pytest.mark.real
-def test_on_real_nsqds_the_same_messages_are_handled_as_in_virtual_time() -> None:
-    nsqd = find_server("nsqd")
-    if nsqd is None:
-        pytest.skip("there is no nsqd")
-    case = Case("a small one", 20, 0.001, nsqds=2, consumers=3, uneven=3)
-    real = fleet.measured(case, nsqd.parent)
-    assert [curve.total for curve in real.curves] == [curve.total for curve in simulated(case)] == [60, 20]
-    assert len(real.starts) == 3
-    assert min(real.starts) == 0.0
+def answered(name: str) -> fleet.Answer:
+    answer = fleet.QUESTIONS[name](0.003, "7")
+    assert all(len(line.points) >= 30 for line in answer.lines)
+    assert all(what and value for what, value in answer.figures)
+    return answer
+
+
+def test_jitter_spreads_polls_that_began_together_and_a_restart_is_got_over() -> None:
+    answer = answered("lookup")
+    together, spread = (first_number(figure(answer, f"lookupd_poll_jitter {each}: peak")) for each in ("0", "0.3"))
+    assert spread <= together
+    assert first_number(figure(answer, "all lookupds down from 120 to 130 s: in the last minute")) >= 0
+
+
+def test_with_room_for_every_connection_no_message_of_a_hot_nsqd_waits() -> None:
+    answer = answered("turns")
+    for room in ("as many as connections", "2.5 times as many"):
+        assert figure(answer, f"{room}: wait").startswith("0.0")
+
+
+def test_all_are_connected_again_soon_after_an_nsqd_is_back() -> None:
+    answer = answered("reconnects")
+    for how in ("down for 10 s", "flaps, 4 s down, 4 s up"):
+        assert first_number(figure(answer, f"{how}: all connected")) < 60.0
+
+
+def test_publishes_keep_their_order_and_none_is_lost_while_leaders_move() -> None:
+    answer = answered("leaders")
+    for seconds in (1, 3, 8):
+        assert figure(answer, f"a new leader after {seconds} s: order") == "yes"
+        assert seconds <= first_number(figure(answer, f"a new leader after {seconds} s: longest")) < seconds + 3.0
+
+
+def test_backoff_spares_a_bad_downstream() -> None:
+    answer = answered("backoff")
+    calls = "calls that the bad downstream got a second"
+    assert first_number(figure(answer, f"max_backoff_duration 128, the default: {calls}")) < 10
+    assert first_number(figure(answer, f"no backoff: {calls}")) > 50
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    assert answered("turns") == answered("turns")
+
+
+def test_a_picture_follows_its_reader_from_light_to_dark() -> None:
+    pytest.importorskip("matplotlib")
+    svg = fleet.picture(answered("turns"))
+    assert svg.startswith("<svg")
+    assert "prefers-color-scheme:dark" in svg
+    assert "var(--colour1)" in svg

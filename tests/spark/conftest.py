@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import spark_needs
 from support.servers import SERVERS, find_server
-from support.spark_archive import make_ready
 from support.spark_replay import Topic
 from support.spark_settings import LOCAL, spark_environment, spark_settings
+from support.spark_start import make_ready
 
-from nsq_fast.broker import ClusterProcess
+from nsq_fast.broker import BrokerProcess, ClusterProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +55,13 @@ def cluster() -> Iterator[ClusterProcess]:
     """An embedded redesigned cluster whose leaders may move and die."""
     with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, kind=True) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    """An embedded nsqd of the original NSQ, and its nsqlookupd."""
+    with BrokerProcess() as running:
+        yield running
 
 
 @pytest.fixture
@@ -104,8 +111,8 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests, ``local[2]``, with the source registered. Its calls block the hub of gevent."""
     from pyspark.sql import SparkSession
-    from support.spark_jvm import remember_classes
     from support.spark_program import register
+    from support.spark_start import remember_classes
 
     builder = SparkSession.builder
     for name, value in spark_settings(LOCAL, tmp_path_factory.mktemp("spark")).items():

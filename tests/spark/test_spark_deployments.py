@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support import processes
 from support.spark_driver import Driver
 from support.spark_ledger import account, read_sink
 from support.spark_settings import LOCAL
@@ -129,49 +128,3 @@ def job(servers: Servers, folder: Path) -> dict[str, Any]:
 
 
 # The deployments themselves: tasks are tried again, remote clients are served
-
-HELD_TASKS = """
-from support.spark_program import marks, say, session
-
-here = marks()
-
-def task(row):
-    here.reach("task", str(row))
-    here.hold("gate")
-    return row
-
-spark = session()
-say("total", value=spark.sparkContext.parallelize([1, 2], 2).map(task).sum())
-"""
-
-
-def test_a_task_on_a_standalone_cluster_survives_its_executor(standalone: Any, spark_driver: Drivers) -> None:
-    driver = spark_driver(HELD_TASKS, standalone.url)
-    driver.start()
-    driver.wait_mark("task", 2)
-    assert set(driver.marks.details("task")) == {"1", "2"}
-    victim = standalone.workers[0].executors()[0]
-    processes.kill(victim)
-    driver.marks.release("gate")
-    assert driver.wait_said("total")["value"] == 3
-    driver.wait()
-    assert driver.marks.count("task") == 3
-
-
-REMOTE = """
-from support.spark_program import arguments, say
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.remote(arguments()["url"]).getOrCreate()
-rows = spark.range(3).selectExpr("cast(cast(id as string) as binary) as body")
-rows.write.parquet(arguments()["out"])
-say("rows", count=spark.read.parquet(arguments()["out"]).count())
-spark.stop()
-"""
-
-
-def test_a_remote_client_is_served(connect_server: Any, spark_driver: Drivers, tmp_path: Path) -> None:
-    driver = spark_driver(REMOTE, url=connect_server.url, out=str(tmp_path / "out"))
-    driver.start()
-    assert driver.wait_said("rows")["count"] == 3
-    driver.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +13,8 @@ from support.cluster import Standalone
 
 import nsq_fast
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
-from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, nsqd_client, retried
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed
+from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, nsqd_client
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.source import choose
 
@@ -125,40 +125,6 @@ def test_one_nsqd_that_is_away_hides_no_other(broker: Broker, cluster: Redesigne
 
 
 # What is tried again
-
-
-def failing(*errors: Exception) -> Callable[[float], str]:
-    left = list(errors)
-
-    def attempt(seconds: float) -> str:
-        assert seconds > 0
-        if left:
-            raise left.pop(0)
-        return "done"
-
-    return attempt
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        HttpError("url", None, "refused"),
-        HttpError("url", 500, "later"),
-        LookupFailed("none"),
-        RemoteProtocolError("half"),
-        OSError("net"),
-    ],
-)
-def test_what_may_pass_is_tried_again(error: Exception) -> None:
-    assert retried(failing(error, error), 5.0) == "done"
-    with pytest.raises(type(error)):
-        retried(failing(*[error] * 10), 0.2)
-
-
-@pytest.mark.parametrize("error", [HttpError("url", 404, "no"), ConfigError("wrong"), HttpError("url", 400, "bad")])
-def test_what_will_not_pass_is_raised_at_once(error: Exception) -> None:
-    with pytest.raises(type(error)):
-        retried(failing(error), 5.0)
 
 
 # The choice

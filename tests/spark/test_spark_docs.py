@@ -142,8 +142,3 @@ def bodies_of(topic: str, lookupd: str, count: int) -> set[str]:
 @pytest.mark.parametrize("part", list(PARTS))
 def test_the_programs_bring_orders_into_a_table_and_back(part: str, lookupds: dict[str, str]) -> None:
     assert bodies_of("loud_orders", lookupds[part], len(TEXTS)) == {text.upper() for text in TEXTS}
-
-
-def test_the_program_of_the_readme_is_short() -> None:
-    (program,) = programs(README)[2:]
-    assert len(program.splitlines()) <= 25

@@ -130,14 +130,14 @@ def test_an_outage_is_told_with_what_and_where_and_what_to_do(batch: Storage) ->
     url = f"http://{free_address()}"
     with pytest.raises(JournalStorageFailed) as told:
         open_storage(batch.path, ObjectStore(url, REGION)).claim("s0-1", [b"x"])
-    for part in (f"{batch.path}/s0-1", "put_object", url, "nothing was acknowledged that is not stored", "run the"):
+    for part in (f"{batch.path}/s0-1", "PUT", url, "nothing was acknowledged that is not stored", "run the"):
         assert part in str(told.value)
 
 
 def test_an_answer_that_ends_early_is_told(s3: S3Server, batch: Storage) -> None:
     batch.claim("s0-0", [b"x"])
     s3.fail("GET", cuts_its_answer)
-    with pytest.raises(JournalStorageFailed, match=r"s0-0: get_object at .* run the task"):
+    with pytest.raises(JournalStorageFailed, match=r"s0-0: .*body error; .* run the task"):
         open_storage(batch.path, ObjectStore(s3.url, REGION)).view("s0-0")
 
 
@@ -172,14 +172,13 @@ def test_without_credentials_the_error_says_where_they_belong(
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    other = open_storage(batch.path, ObjectStore(s3.url, "eu-west-1"))  # with a client of its own
-    with pytest.raises(JournalStorageFailed, match="credentials; give them to driver and executors"):
-        other.claim("s0-0", [b"x"])
+    with pytest.raises(JournalStorageFailed, match="no credentials; give them to driver and executors"):
+        open_storage(batch.path, ObjectStore(s3.url, "eu-west-1"))  # with a client of its own
 
 
 def test_a_library_that_is_missing_is_told_at_load(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(ConfigError, match=r"needs boto3: pip install 'nsq-fast\[spark-s3\]'"):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConfigError, match=r"needs obstore: pip install 'nsq-fast\[spark-s3\]'"):
         make_reader(given)
 
 

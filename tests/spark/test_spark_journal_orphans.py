@@ -12,8 +12,7 @@ from support.journal import CHANNEL, TOPIC, Attempt, Query, Server
 from support.spark_ledger import account
 
 from nsq_fast.cli import main
-from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalTaken
-from nsq_fast.spark.options import SourceOptions
+from nsq_fast.errors import JournalClosed, JournalError, JournalMissing, JournalTaken
 
 ROWS = 1_000
 
@@ -117,13 +116,6 @@ def test_folders_of_another_topic_or_channel_are_left_alone(
     before = folders(tmp_path / "j")
     assert not Query(tmp_path / "j", {**server.options, **other}).plan()
     assert folders(tmp_path / "j") == before
-
-
-def test_what_orphans_may_be_is_told() -> None:
-    given = {"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1"}
-    assert SourceOptions.parse(given).orphans == "adopt"
-    with pytest.raises(ConfigError, match="orphans='keep': must be adopt, refuse or warn"):
-        SourceOptions.parse({**given, "orphans": "keep"})
 
 
 # By hand

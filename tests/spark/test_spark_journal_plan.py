@@ -16,7 +16,6 @@ from nsq_fast.spark.journal.plan import (
     Offset,
     Target,
     parse_source,
-    partition_source,
     plan_rows,
     plan_slots,
     source_of,
@@ -44,20 +43,12 @@ def test_an_offset_of_another_reader_is_refused(offset):
         Offset.decode(offset)
 
 
-def test_the_next_offset_is_of_the_same_journal():
-    assert Offset("j", 4).following({"h:1": 2}) == Offset("j", 5, {"h:1": 2})
-
-
 @pytest.mark.parametrize(
     ("slot", "source"),
     [("127.0.0.1:4150", Address("127.0.0.1", 4150)), ("[::1]:4150#2", Address("::1", 4150)), ("p12#1", 12), ("p0", 0)],
 )
 def test_a_slot_names_its_source(slot, source):
     assert parse_source(source_of(slot)) == source
-
-
-def test_a_partition_is_a_source():
-    assert parse_source(partition_source(7)) == 7
 
 
 @pytest.mark.parametrize(
@@ -90,14 +81,6 @@ def test_slots_have_all_rows_and_are_as_many_as_asked_for(available, least):
     assert {source: sum(n for slot, n in slots.items() if source_of(slot) == source) for source in rows} == rows
     assert len(slots) >= min(least, sum(min(n, -(-least // len(rows))) for n in rows.values())) if rows else not slots
     assert all(slots.values())
-
-
-def test_without_a_number_each_source_is_one_slot():
-    assert plan_slots({"h:1": 5, "h:2": 6}, None) == {"h:1": 5, "h:2": 6}
-
-
-def test_slots_of_a_source_share_its_rows():
-    assert plan_slots({"h:1": 5}, 2) == {"h:1": 3, "h:1#1": 2}
 
 
 def test_a_target_is_all_that_was_there_and_is_reached_once():

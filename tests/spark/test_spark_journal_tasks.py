@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.journal import CHANNEL, TOPIC, Query, Server
+from support.journal import CHANNEL, TOPIC, Query, Server, reading
 from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
@@ -24,9 +24,9 @@ from support.waiting import WAIT, until
 
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
-from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal import collect as connections
 from nsq_fast.spark.journal import collect as disk_wait
@@ -118,15 +118,7 @@ class FaultyCollector(Collector):
 
 
 def faulty(where: str, number: int = 0, dies: bool = False) -> type[JournalStreamReader]:
-    kind = type("Faulty", (FaultyCollector,), {"where": where, "number": number, "dies": dies, "happened": 0})
-
-    class Reader(JournalStreamReader):
-        collector = kind
-
-        def make_collector(self, slot: Any) -> Collector:
-            return kind(slot)
-
-    return Reader
+    return reading(type("Faulty", (FaultyCollector,), {"where": where, "number": number, "dies": dies, "happened": 0}))
 
 
 # Without faults
@@ -226,37 +218,16 @@ class Waits(DiskWait):
         assert self._begins.acquire(timeout=WAIT)
 
 
-class SlowDiskReader(JournalStreamReader):
-    def make_collector(self, slot: Any) -> Collector:
-        return SlowDisk(slot)
-
-
 def test_the_slower_the_disk_the_larger_the_segments(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each wait is long, so that there are more than two connections
-    query = Query(tmp_path / "journal", server.options, SlowDiskReader)
+    query = Query(tmp_path / "journal", server.options, reading(SlowDisk))
     bodies = server.publish(30_000)
     query.plan()
     (task,) = query.tasks()
     segments = query.reader.make_collector(task).run()
     assert max(segment.head.rows for segment in segments) > 2_500
-    account(bodies, query.run_task(task)).check()
-    assert server.depth() == (0, 0, 0)
-
-
-@pytest.mark.parametrize(("share", "connections"), [(1.0, 2), (-1.0, Collector.connections)], ids=["fast", "slow"])
-def test_connections_are_added_while_the_disk_is_waited_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, connections: int
-) -> None:
-    monkeypatch.setattr(disk_wait, "LONG", share)  # no wait is long, or each is
-    query = Query(tmp_path / "journal", server.options)
-    bodies = server.publish(30_000)
-    query.plan()
-    (task,) = query.tasks()
-    collector = query.reader.make_collector(task)
-    collector.run()
-    assert len(collector._connections) == connections
     account(bodies, query.run_task(task)).check()
     assert server.depth() == (0, 0, 0)
 
@@ -440,15 +411,10 @@ class Slow(Collector):
         super().finish(connection, ids)
 
 
-class SlowReader(JournalStreamReader):
-    def make_collector(self, slot: Any) -> Collector:
-        return Slow(slot)
-
-
 @pytest.mark.parametrize(("server", "rows"), [("ours", 1_000), ("ours", ROWS), ("real", ROWS)], indirect=["server"])
 def test_finished_too_late_is_delivered_again_and_left_out(server: Server, tmp_path: Path, rows: int) -> None:
     Slow.slept = 0
-    query = Query(tmp_path / "journal", {**server.options, **QUICK}, SlowReader)
+    query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Slow))
     bodies = server.publish(rows)
     query.batch()
     assert Slow.slept == 1
@@ -466,14 +432,9 @@ class Stalled(Collector):
         return stored
 
 
-class StalledReader(JournalStreamReader):
-    def make_collector(self, slot: Any) -> Collector:
-        return Stalled(slot)
-
-
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
 def test_what_waited_too_long_for_the_disk_is_given_back(server: Server, tmp_path: Path) -> None:
-    query = Query(tmp_path / "journal", {**server.options, **QUICK}, StalledReader)
+    query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Stalled))
     bodies = server.publish(ROWS)
     query.batch()
     query.start(JournalStreamReader)
@@ -485,30 +446,27 @@ def test_what_waited_too_long_for_the_disk_is_given_back(server: Server, tmp_pat
 
 
 class Held(Collector):
-    """Waits before it claims, as a process that is stopped would."""
+    """Waits before a claim until it is let go, as a process that is stopped would."""
 
-    arrived = threading.Event()
-    go = threading.Event()
+    connections, group = 2, 1
+    at = 0
+    arrived, go = threading.Event(), threading.Event()
 
     def claim(self, index: int, head: Any, columns: Any) -> Any:
-        self.arrived.set()
-        self.go.wait(20)
+        if index == self.at:
+            self.arrived.set()
+            self.go.wait(20)
         return super().claim(index, head, columns)
 
 
-class HeldReader(JournalStreamReader):
-    def make_collector(self, slot: Any) -> Collector:
-        return Held(slot)
-
-
-def hold(query: Query, task: Any) -> tuple[threading.Thread, list[BaseException]]:
-    """An attempt that stands before its first claim, in a thread."""
-    Held.arrived, Held.go = threading.Event(), threading.Event()
+def hold(query: Query, task: Any, at: int = 0) -> tuple[threading.Thread, list[BaseException]]:
+    """An attempt that stands before a claim, in a thread."""
+    Held.at, Held.arrived, Held.go = at, threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
     def attempt() -> None:
         try:
-            query.run_task(task, HeldReader)
+            query.run_task(task, reading(Held))
         except BaseException as error:
             errors.append(error)
 
@@ -553,45 +511,15 @@ def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server,
     account(bodies, query.rows).check()
 
 
-class Paused(Collector):
-    """Stops between two segments until it is let go."""
-
-    connections, group = 2, 1
-    arrived = threading.Event()
-    go = threading.Event()
-
-    def claim(self, index: int, head: Any, columns: Any) -> Any:
-        if index == 1:
-            self.arrived.set()
-            self.go.wait(20)
-        return super().claim(index, head, columns)
-
-
-class PausedReader(JournalStreamReader):
-    def make_collector(self, slot: Any) -> Collector:
-        return Paused(slot)
-
-
 @each_storage
 def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, query: Query) -> None:
     bodies = server.publish(ROWS)
     query.plan()
     (task,) = query.tasks()
-    Paused.arrived, Paused.go = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            query.run_task(task, PausedReader)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    assert Paused.arrived.wait(10)
+    thread, errors = hold(query, task, at=1)
     rows = query.run_task(task)
     assert len(rows) == 2_500
-    Paused.go.set()
+    Held.go.set()
     thread.join()
     assert [type(error) for error in errors] == [JournalTaken]
     query.done(rows)
@@ -615,15 +543,10 @@ class Cut(Collector):
         super().finish(connection, ids)
 
 
-class CutReader(JournalStreamReader):
-    def make_collector(self, slot: Any) -> Collector:
-        return Cut(slot)
-
-
 def test_a_server_that_restarts_in_the_middle_makes_a_short_batch(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = Query(tmp_path / "journal", server.options, CutReader)
+    query = Query(tmp_path / "journal", server.options, reading(Cut))
     bodies = server.publish(20_000)
     Cut.restart = server.restart
     assert len(query.batch()) < 20_000
@@ -647,7 +570,7 @@ def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_fli
     folder.mkdir()
     server = Server.real(folder, "-mem-queue-size=0", "-sync-timeout=50ms")
     try:
-        query = Query(tmp_path / "journal", server.options, CutReader)
+        query = Query(tmp_path / "journal", server.options, reading(Cut))
         bodies = server.publish(count)
         # All of them are the channel's, on disk: what the topic still had when nsqd is killed, it would give it twice.
         until(lambda: depth_on_disk(folder, f"{TOPIC}:{CHANNEL}") >= count - 1 and not depth_on_disk(folder, TOPIC))

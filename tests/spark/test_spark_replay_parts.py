@@ -18,9 +18,9 @@ from nsq_fast.names import Address
 from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay.logs import Log, Record, first_at
-from nsq_fast.spark.replay.position import Identity, Offsets, Position, start_of
+from nsq_fast.spark.replay.position import Identity, Position, start_of
 from nsq_fast.spark.replay.reading import Assembly, Route, Run, own_channel, pieces
-from nsq_fast.spark.replay.stream import Planner, behind, share_out, stretch_of
+from nsq_fast.spark.replay.stream import share_out
 
 NSQD = Nsqd(Address("h", 1), Endpoint("http", Address("h", 2)))
 SIZES = [35, 31, 40, 31, 33, 50, 31, 36, 42, 31]
@@ -46,20 +46,6 @@ def assembled(assembly: Assembly, *chunks: Iterable[int]) -> list[int]:
 # --- a range put together
 
 
-def test_what_comes_in_order_is_handed_on_at_once() -> None:
-    assembly = Assembly(0, END)
-    assert assembled(assembly, [0, 1, 2]) == [0, 1, 2]
-    assert (assembly.expected, assembly.is_complete) == (OFFSETS[3], False)
-    assert assembled(assembly, range(3, 10)) == list(range(3, 10))
-    assert assembly.is_complete
-
-
-def test_only_the_range_is_kept() -> None:
-    assembly = Assembly(OFFSETS[2], OFFSETS[5])
-    assert assembled(assembly, [0, 1, 2, 3], [4, 5, 6]) == [2, 3, 4]
-    assert (assembly.is_complete, assembly.held_rows) == (True, 0)
-
-
 def test_a_record_belongs_to_the_range_in_which_it_begins() -> None:
     cut = OFFSETS[5] + 1
     first, second = Assembly(0, cut), Assembly(cut, END)
@@ -82,10 +68,6 @@ def test_what_was_let_go_has_to_come_again() -> None:
     assembly.forget_held()
     assert assembled(assembly, range(5)) == list(range(5))
     assert not assembly.is_complete
-
-
-def test_an_empty_range_is_complete() -> None:
-    assert Assembly(62, 62).is_complete
 
 
 def test_records_that_do_not_lie_on_the_others_are_no_continuation() -> None:
@@ -197,87 +179,8 @@ def test_topics_by_pattern_are_those_of_a_checkpoint() -> None:
 # --- how far a batch goes
 
 
-class FakeLogs:
-    """Answers about records of 10 bytes each."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.stored = 10**9
-
-    def record_at(self, log: Log, partition: int, offset: int) -> Record | None:
-        return self.record_number(log, partition, -(-offset // 10) + 1)
-
-    def record_number(self, log: Log, partition: int, number: int) -> Record | None:
-        self.asked += 1
-        return Record(10 * (number - 1), number, 0) if number <= min(log.messages, self.stored) else None
-
-
 def log(messages: int, start: int = 0) -> Log:
     return Log(start, 10 * messages, messages, NSQD, False, False, False, {})
-
-
-@pytest.fixture
-def fakes() -> FakeLogs:
-    return FakeLogs()
-
-
-class OneTopic:
-    """Plans batches of one topic, as ``Driver`` does."""
-
-    def __init__(self, fakes: FakeLogs) -> None:
-        self._planner = Planner(fakes)  # type: ignore[arg-type]
-
-    def end(self, start: Offsets, logs: dict[int, Log], limit: int | None, target: Offsets | None) -> Offsets:
-        stretch = stretch_of(start, logs, target)
-        if limit is not None:
-            rows = self._planner.rows(stretch)
-            stretch = self._planner.cut_rows(stretch, rows, share_out(rows, limit))
-        return behind(start, stretch)
-
-
-@pytest.fixture
-def planner(fakes: FakeLogs) -> OneTopic:
-    return OneTopic(fakes)
-
-
-def test_without_a_limit_a_batch_ends_where_the_logs_end(planner: OneTopic, fakes: FakeLogs) -> None:
-    assert planner.end({0: 20, 1: 0}, {0: log(5), 1: log(7)}, None, None) == {0: 50, 1: 70}
-    assert fakes.asked == 0
-
-
-def test_a_limit_is_in_rows_and_shared_out(planner: OneTopic, fakes: FakeLogs) -> None:
-    logs = {0: log(100), 1: log(300)}
-    end = planner.end({0: 0, 1: 0}, logs, 40, None)
-    assert end == {0: 100, 1: 300}
-    asked = fakes.asked
-    assert planner.end(end, logs, 40, None) == {0: 200, 1: 600}
-    assert fakes.asked - asked == 2  # only where the ends are: the begins are known from before
-
-
-def test_a_limit_larger_than_all_there_is(planner: OneTopic) -> None:
-    assert planner.end({0: 50}, {0: log(10)}, 5, None) == {0: 100}
-
-
-def test_a_batch_never_goes_behind_the_target(planner: OneTopic) -> None:
-    logs = {0: log(100), 1: log(100)}
-    assert planner.end({0: 0, 1: 0}, logs, None, {0: 500}) == {0: 500, 1: 0}
-    assert planner.end({0: 480, 1: 0}, logs, 5, {0: 500}) == {0: 500, 1: 0}
-    assert planner.end({0: 600, 1: 0}, logs, 5, {0: 500}) == {0: 600, 1: 0}
-
-
-def test_a_partition_without_a_leader_stays_where_it_is(planner: OneTopic) -> None:
-    assert planner.end({0: 30, 1: 20}, {1: log(9)}, None, None) == {0: 30, 1: 90}
-
-
-def test_a_new_partition_is_read_from_its_beginning(planner: OneTopic) -> None:
-    assert planner.end({0: 30}, {0: log(3), 1: log(9), 2: log(0)}, None, None) == {0: 30, 1: 90}
-
-
-def test_a_record_that_cannot_be_found_yet_is_waited_for(planner: OneTopic, fakes: FakeLogs) -> None:
-    fakes.stored = 3
-    assert planner.end({0: 0}, {0: log(100)}, 5, None) == {0: 0}
-    fakes.stored = 6
-    assert planner.end({0: 0}, {0: log(100)}, 5, None) == {0: 50}
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 10**6), min_size=1), st.integers(1, 10**6))

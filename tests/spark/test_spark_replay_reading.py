@@ -14,8 +14,8 @@ from support.spark_replay import Topic
 from support.waiting import WAIT, holds, until
 
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, LookupFailed, NotLeader, Unauthorized
-from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.replay.logs import TopicLogs
@@ -84,14 +84,6 @@ def test_all_of_a_topic_is_read_in_order(make_topic: Callable[..., Topic], order
     topic = make_topic(ordered=ordered)
     bodies = topic.fill(3000)
     assert read(topic) == bodies[::2] + bodies[1::2]
-
-
-def test_a_piece_read_again_is_the_same(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.fill(5000)
-    found, piece = piece_of(topic)
-    first, again = ([batch.to_pylist() for batch in PieceReader(found, piece).batches()] for _ in range(2))
-    assert [*chain(*first)] == [*chain(*again)]
 
 
 def test_columns_of_ext_topics(make_topic: Callable[..., Topic]) -> None:
@@ -195,16 +187,6 @@ def test_starting_offsets(make_topic: Callable[..., Topic]) -> None:
         initial('{"0": 5}')
     with pytest.raises(ConfigError, match=f"startingOffsets: partition 1 ends at {end}, not at {end + 1}"):
         initial(f'{{"0": 0, "1": {end + 1}}}')
-
-
-def test_the_channel_keeps_what_is_not_committed(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(1)
-    topic.fill(10, [0])
-    reader = ReplayStreamReader(options(topic))
-    whole(reader)
-    assert topic.channels(0)["spark"]["depth"] == 10
-    reader.commit({"0": topic.stats(0)["backend_depth"] * 3 // 10})
-    assert topic.channels(0)["spark"]["depth"] == 7
 
 
 def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> None:
@@ -336,14 +318,6 @@ def test_a_leader_dies_while_a_batch_by_time_is_planned(
         assert [body for piece in reader.partitions() for body in rows(reader.read(piece))] == bodies
     finally:
         cluster.restart_node(node)
-
-
-def test_a_leader_moves_between_planning_and_reading(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(1, 2)
-    bodies = topic.fill(500, [0])
-    found, piece = piece_of(topic)
-    cluster.move_leader(topic.name, 0)
-    assert rows(PieceReader(found, piece).batches()) == bodies
 
 
 def test_a_partition_without_a_leader_is_waited_for(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
@@ -602,7 +576,7 @@ def test_servers_are_asked_for_news_now_and_then(
     topic = make_topic(1)
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    logs = reader.driver._topics[topic.name]._topic_logs
+    logs = reader.topics[topic.name]._topic_logs
     asked = []
     original = logs.logs
     logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]

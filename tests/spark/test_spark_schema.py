@@ -16,7 +16,7 @@ from support.waiting import PROCESS
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader, Columns
 from nsq_fast.spark.arrow_rows import arrow_schema, to_batch
-from nsq_fast.spark.options import NAMES
+from nsq_fast.spark.options import HEADERS_AS, NAMES
 from nsq_fast.spark.schema import spark_schema
 
 T0 = 1_700_000_000_123_456_789
@@ -44,8 +44,8 @@ def test_the_two_schemas_are_the_same() -> None:
     assert tuple(arrow_schema().names) == NAMES == tuple(spark_schema().names)
     assert to_arrow_schema(spark_schema(), **IN_UTC) == arrow_schema()
     assert from_arrow_schema(arrow_schema()) == spark_schema()
-    as_map = {"headers_as": "map"}
-    assert to_arrow_schema(spark_schema(**as_map), **IN_UTC) == arrow_schema(**as_map)
+    for headers_as in HEADERS_AS:
+        assert to_arrow_schema(spark_schema(headers_as=headers_as), **IN_UTC) == arrow_schema(headers_as=headers_as)
     assert spark_schema(("body", "topic")).simpleString() == "struct<body:binary,topic:string>"
 
 
@@ -84,11 +84,6 @@ def test_ids_are_reinterpreted_as_signed() -> None:
     message = encode_message(T0, 1, b"\xff" * 15 + b"\xfe", b"", ext_version=0, offset=0, raw_size=0)
     (row,) = to_batch(columns(message), **PLACE).to_pylist()
     assert (row["internal_id"], row["trace_id"]) == (-1, -2)
-
-
-def test_only_the_columns_asked_for_in_their_order() -> None:
-    batch = to_batch(columns(full(1)), ("body", "attempts"), **PLACE)
-    assert batch.to_pydict() == {"body": [b"body 1"], "attempts": [2]}
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 10), (3, 4), (0, 0), (10, 0), (9, None), (0, None)])
@@ -146,6 +141,10 @@ def test_headers_as_a_map(text: bytes, entries: Any) -> None:
     batch.validate(full=True)
     assert batch.schema == arrow_schema(("body", "headers"), "map")
     assert batch.column("headers").to_pylist() == [[("a", "b")], entries, None, entries]
+    as_with_kafka = to_batch(messages, ("headers",), "array", **PLACE).column(0)
+    as_with_kafka.validate(full=True)
+    pairs = entries and [{"key": key, "value": value and value.encode()} for key, value in entries]
+    assert as_with_kafka.to_pylist() == [[{"key": "a", "value": b"b"}], pairs, None, pairs]
 
 
 def test_headers_as_a_map_where_no_message_can_have_any() -> None:
@@ -162,11 +161,6 @@ def test_bodies_and_ids_are_not_copied() -> None:
     assert batch.column("offset").buffers()[1].address == pa.py_buffer(source.offsets).address
 
 
-def test_batches_of_growing_size_share_what_is_the_same_in_all() -> None:
-    batches = [to_batch(columns(*(full(n) for n in range(size))), **PLACE) for size in (1, 5, 5000)]
-    assert [batch.column("message_id").to_pylist() for batch in batches] == [[ID] * size for size in (1, 5, 5000)]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 1023, 1024, 1025])
 def test_what_is_the_same_in_each_row(size: int) -> None:
     batch = to_batch(columns(*(full(n) for n in range(size))), ("topic", "partition", "nsqd"), **PLACE)
@@ -176,8 +170,3 @@ def test_what_is_the_same_in_each_row(size: int) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     assert pa.ipc.open_stream(sink.getvalue()).read_all().to_batches() == [batch]
-
-
-def test_no_rows() -> None:
-    batch = to_batch(columns(), **PLACE)
-    assert (batch.num_rows, batch.schema) == (0, arrow_schema())

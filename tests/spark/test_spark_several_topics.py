@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from support.spark_replay import Topic
 from support.waiting import until
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.client.admin import NsqdHTTPClient
-from nsq_fast.errors import ConfigError, HttpError, JournalError, LookupFailed
+from nsq_fast.errors import HttpError, JournalError, LookupFailed
 from nsq_fast.spark import pace as reminder
 from nsq_fast.spark.discovery import TopicFinder, discover, retried
 from nsq_fast.spark.journal import JournalBatchReader
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Pace, Reminder
+from nsq_fast.spark.pace import Pace, Reminder, Throughput
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.source import choose
 
@@ -34,12 +33,6 @@ def make_topic(cluster: ClusterProcess) -> MakeTopic:
         return Topic(name, str(cluster.lookupds[0].http))
 
     return make
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as running:
-        yield running
 
 
 class Stream:
@@ -130,20 +123,6 @@ def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
     (warning,) = [each.getMessage() for each in caplog.records if "no news" in each.getMessage()]
     assert "/message/get" in warning
     stream.until([each for each in bodies if each not in taken])
-
-
-def test_another_topic_is_refused_with_the_checkpoint_of_the_first(
-    cluster: ClusterProcess, make_topic: MakeTopic
-) -> None:
-    make_topic("first").fill(10)
-    make_topic("second").fill(10)
-    stream = Stream(cluster, topic="first")
-    stream.batch()
-    with pytest.raises(ConfigError, match=r"made with the topic 'first', which the options do not name.*'second'"):
-        Stream(cluster, stream.offset, topic="second").batch()
-    with pytest.raises(ConfigError, match="made with channel='spark'"):
-        Stream(cluster, stream.offset, topic="first", channel="other").batch()
-    assert Stream(cluster, stream.offset, topic="first,second").batch() != []  # one more is no other query
 
 
 def test_an_old_checkpoint_is_read_on_and_completed(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
@@ -288,7 +267,7 @@ def test_an_unknown_topic_of_a_stream_is_told_once_and_in_the_progress(
     assert [each.rpartition("? ")[2] for each in told] == ["Nothing is read of it until it is there"]
     assert query.reader.reportLatestOffset()["metrics"]["unknownTopics"] == ["nowhere"]  # type: ignore[index]
     server.client.create_topic("nowhere")
-    until(lambda: (query.plan(), "unknownTopics" not in query.reader.driver.backlog.metrics())[1], timeout=30)
+    until(lambda: (query.plan(), "unknownTopics" not in query.reader.backlog.metrics())[1], timeout=30)
     assert any("over after" in each for each in caplog.messages)
 
 
@@ -388,7 +367,7 @@ def test_lookup_that_is_away_is_one_warning_of_the_journalled_reader(
     assert "nothing is read until a server answers, of topic a, b" in told
     assert "127.0.0.1:1" in told
     assert "127.0.0.1:2" in told
-    metrics = query.reader.driver.backlog.metrics()
+    metrics = query.reader.backlog.metrics()
     assert metrics["lookupAgeSeconds"] > 0.2
     assert metrics["unknownTopics"] == ["a", "b"]
 
@@ -404,15 +383,6 @@ def test_lookup_that_is_away_is_one_warning_of_the_replayable_reader(
         assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
     (told,) = warnings(caplog)
     assert "no news from the servers of topic a, b" in told
-
-
-def test_one_of_two_lookup_services_that_is_away_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with BrokerProcess() as running:
-        NsqdHTTPClient(*running.nsqd.http).create_topic("here")
-        given = {"topic": "here", "channel": "c", "lookupd_http_addresses": f"127.0.0.1:1,{running.lookupd.http}"}
-        for _ in range(3):
-            assert discover(SourceOptions.parse(given)).nsqds
-    assert len(warnings(caplog)) <= 1  # none where the one that answers is faster
 
 
 def test_a_state_that_lasts_is_told_every_minute(
@@ -431,6 +401,24 @@ def test_a_state_that_lasts_is_told_every_minute(
     assert caplog.messages[3:] == ["it rains: over after 120 s"]
     assert told.age("it rains") is None
     assert reminder.INTERVAL == 60.0
+
+
+def test_the_rate_is_over_the_last_minute() -> None:
+    throughput = Throughput()
+    throughput.begin(0.0)
+    for second in range(1, 301):
+        throughput.add(100 if second <= 200 else 700, float(second))
+        if second == 2:
+            assert throughput.rate(2.0) == 100.0
+    assert throughput.rate(300.0) == 700.0
+
+
+def test_a_batch_of_an_hour_counts_over_its_hour() -> None:
+    throughput = Throughput()
+    throughput.begin(0.0)
+    throughput.add(10, 10.0)
+    throughput.add(3_600_000, 3610.0)
+    assert throughput.rate(3610.0) == 1000.0
 
 
 def test_a_pattern_that_nothing_matches_is_told(cluster: ClusterProcess, caplog: pytest.LogCaptureFixture) -> None:

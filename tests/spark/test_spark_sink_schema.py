@@ -116,12 +116,3 @@ def test_writers_check_at_load_and_travel() -> None:
         assert copy.options == options
         assert copy.names == {"body": "body"}
     assert "hush" not in repr(options)
-
-
-def test_defaults_of_a_task() -> None:
-    servers = {"nsqd_tcp_addresses": "127.0.0.1:4150"}
-    options = SinkOptions.parse(servers)
-    assert (options.topic, options.traces_all, options.producer.publish_timeout) == (None, False, 60.0)
-    assert SinkOptions.parse({**servers, "nsq.publish_timeout": "5"}).producer.publish_timeout == 5.0
-    assert SinkOptions.parse({**servers, "traceLog": "/x"}).traces_all
-    assert SinkOptions.parse({**servers, "tracereceipts": "true", "reportpath": "/r"}).report_path == "/r"

@@ -588,11 +588,6 @@ def test_an_error_of_spark_passes_through(broker: Broker, original: dict[str, st
     assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == numbered(3)
 
 
-def test_a_wrong_option_is_an_error_of_options() -> None:
-    with pytest.raises(ConfigError, match="key_strategy"):
-        SinkOptions.parse({"topic": "t", "nsqd_tcp_addresses": "h:1", "nsq.key_strategy": "md5"})
-
-
 # Reports
 
 

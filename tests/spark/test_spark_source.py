@@ -137,11 +137,7 @@ def load(spark: SparkSession, **options: str) -> Any:
     ("options", "text"),
     [
         ({"startingoffset": "latest"}, "unknown option 'startingoffset'; did you mean 'startingOffsets'?"),
-        ({"startingOffsets": "yesterday"}, "startingOffsets='yesterday': must be earliest, latest, or JSON"),
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0': must be a whole number, at least 1"),
         ({"reader": "replayable", "journal": "/j"}, "journal: the replayable reader cannot honour it"),
-        ({"lookupd_http_addresses": "x"}, "both are given"),
-        ({"topic": "no good"}, "topic='no good': invalid topic name"),
         ({"nsq.lookupd_authorization": SECRET}, "Spark would show its value in plans and logs"),
     ],
 )
@@ -167,11 +163,6 @@ def test_a_schema_of_the_users_own_must_be_the_sources() -> None:
         source.streamReader(spark_schema(("attempts", "body")))
 
 
-def test_making_a_source_does_nothing() -> None:
-    assert NsqDataSource({}).options == {}
-    assert NsqDataSource.name() == "nsq"
-
-
 # Without the extra
 
 WITHOUT = """
@@ -192,13 +183,6 @@ def test_the_extra_is_named_where_it_is_missing(missing: str) -> None:
     command = [sys.executable, "-c", WITHOUT.format(missing=missing)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, cwd=root, check=False)
     assert "pip install 'nsq-fast[spark]'" in done.stdout, done.stderr
-
-
-def test_names() -> None:
-    assert set(nsq_fast.spark.__all__) <= set(dir(nsq_fast.spark))
-    assert nsq_fast.spark.SourceOptions.__name__ == "SourceOptions"
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        nsq_fast.spark.nothing  # noqa: B018
 
 
 def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:

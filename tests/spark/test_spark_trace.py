@@ -17,8 +17,16 @@ from nsq_fast.broker import RedesignedCluster
 from nsq_fast.client.trace import TraceLog, log_to_file
 from nsq_fast.client.trace_records import ConsumeRecord, ReceiveRecord, TraceRecord
 from nsq_fast.errors import ConfigError
-from nsq_fast.spark.trace import TABLES, TraceSettings, parse_lines, read_logs, read_table, write_tables
-from nsq_fast.spark.trace.queries import judged, violations_of
+from nsq_fast.spark.trace import (
+    TABLES,
+    TraceSettings,
+    local_figures,
+    parse_lines,
+    read_logs,
+    read_table,
+    write_report,
+    write_tables,
+)
 from nsq_fast.spark.trace.schema import Order
 
 if TYPE_CHECKING:
@@ -84,26 +92,22 @@ def ordered(places: Any) -> list[tuple[Any, ...]]:
     return sorted(places, key=repr)
 
 
-@pytest.mark.parametrize("kind", ["lost", "duplicates", "violations"])
-def test_each_planted_fault_is_found_and_nothing_else(run: Run, kind: str) -> None:
-    assert run.places(kind) == ordered(getattr(run.planted, kind))
-
-
-def test_a_message_within_the_grace_period_is_pending_not_lost(run: Run) -> None:
+def test_what_was_planted_is_found_and_nothing_else(run: Run) -> None:
+    for kind in ("lost", "duplicates", "violations"):
+        assert run.places(kind) == ordered(getattr(run.planted, kind)), kind
     assert run.places("lives", "state = 'pending'") == ordered(run.planted.pending)
-
-
-@pytest.mark.parametrize("table", ["lost", "duplicates", "violations", "skews", "late"])
-def test_a_log_without_faults_has_none(spark: SparkSession, good: Path, table: str) -> None:
-    assert read_table(spark, good, table).count() == 0
-
-
-def test_redeliveries_are_counted_by_their_cause(run: Run) -> None:
+    assert run.places("lives", "not is_published") == ordered(run.planted.unpublished)
     causes = [f"redelivered_{cause}" for cause in ("req", "timeout", "unknown")]
-    found = run.rows("lives", " + ".join(causes) + " > 0")
-    assert {tuple(row[name] for name in PLACE): tuple(row[name] for name in causes) for row in found} == (
-        run.planted.redelivered
-    )
+    again = run.rows("lives", " + ".join(causes) + " > 0")
+    found = {tuple(row[name] for name in PLACE): tuple(row[name] for name in causes) for row in again}
+    assert found == run.planted.redelivered
+    clocks = {(row.side, row.nsqd, row.host): (row.messages, row.worst_ns) for row in run.rows("skews")}
+    assert clocks == run.planted.skews
+
+
+def test_a_log_without_faults_has_none(spark: SparkSession, good: Path) -> None:
+    for table in ("lost", "duplicates", "violations", "skews", "late"):
+        assert read_table(spark, good, table).count() == 0, table
 
 
 def test_the_slowest_message_comes_first_with_its_life(run: Run) -> None:
@@ -121,15 +125,6 @@ def test_the_life_of_a_redelivered_message_has_all_its_deliveries(spark: SparkSe
     (row,) = [row for row in run.rows("slowest") if tuple(row[name] for name in PLACE) == place]
     outcomes = [(event.outcome, event.attempts) for event in row.events if event.event == "consume"]
     assert outcomes == [("REQ", 1), ("REQ", 2), ("TIMEOUT", 4), ("FIN", 5)]
-
-
-def test_clocks_that_contradict_each_other_are_told(run: Run) -> None:
-    found = {(row.side, row.nsqd, row.host): (row.messages, row.worst_ns) for row in run.rows("skews")}
-    assert found == run.planted.skews
-
-
-def test_deliveries_without_a_publish_are_known_as_such(run: Run) -> None:
-    assert run.places("lives", "not is_published") == ordered(run.planted.unpublished)
 
 
 def test_figures_are_those_of_an_independent_computation(run: Run) -> None:
@@ -181,13 +176,16 @@ def test_every_line_is_accounted_for(run: Run) -> None:
     assert where[BAD_LINES[2]] == "others.log.gz"
 
 
-def test_order_is_not_judged_where_messages_are_handled_side_by_side(spark: SparkSession, run: Run) -> None:
-    lives = read_table(spark, run.folder, "lives")
-    found = {
-        order: {row.channel for row in violations_of(judged(lives, TraceSettings(order=order))).collect()}
-        for order in get_args(Order)
+def test_order_is_not_judged_where_messages_are_handled_side_by_side(run: Run) -> None:
+    def out_of_order(order: Order) -> set[str]:
+        groups = local_figures(run.logs, TraceSettings(order=order)).groups
+        return {group.channel for group in groups if group.counts["violations"]}
+
+    assert {order: out_of_order(order) for order in get_args(Order)} == {
+        "offsets": {"billing"},
+        "ids": {"billing", "web"},
+        "off": set(),
     }
-    assert found == {"offsets": {"billing"}, "ids": {"billing", "web"}, "off": set()}
 
 
 _PUBLISHED: Any = trace_logs.good_log(3)["orders", 0, "", 100][0]
@@ -247,25 +245,23 @@ def test_messages_may_come_as_bodies(spark: SparkSession) -> None:
     assert [(row.event, int(row.internal_id), row.source) for row in rows] == [("publish", 100, "")]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":-1,"trace_id":1}',
-        '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":18446744073709551616,"trace_id":1}',
-        '{"event":"publish","time":"now","topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
-        '{"event":"publish","time":9000000000000000000,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
-        '{"event":"consume","time":1,"topic":"t","partition":null,"channel":"c","nsqd":"n","local":"l","internal_id":1,'
-        '"trace_id":1,"timestamp":1,"attempts":1,"outcome":"FIN","handling_time":1e300}',
-        '{"event":"deliver","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
-        '{"event":"consume","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
-        "\ufffd\x00{{{",
-    ],
-)
-def test_lines_that_hold_no_record_are_kept_as_problems(spark: SparkSession, line: str) -> None:
-    (row,) = lines_of(spark, [line]).collect()
-    assert row.event is None
-    assert row.internal_id is None
-    assert row.problem == line[:200]
+NO_RECORDS = [
+    '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":-1,"trace_id":1}',
+    '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":18446744073709551616,"trace_id":1}',
+    '{"event":"publish","time":"now","topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+    '{"event":"publish","time":9000000000000000000,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+    '{"event":"consume","time":1,"topic":"t","partition":null,"channel":"c","nsqd":"n","local":"l","internal_id":1,'
+    '"trace_id":1,"timestamp":1,"attempts":1,"outcome":"FIN","handling_time":1e300}',
+    '{"event":"deliver","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+    '{"event":"consume","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+    "\ufffd\x00{{{",
+]
+
+
+def test_lines_that_hold_no_record_are_kept_as_problems(spark: SparkSession) -> None:
+    rows = lines_of(spark, NO_RECORDS).collect()
+    assert [row.problem for row in rows] == [line[:200] for line in NO_RECORDS]
+    assert {(row.event, row.internal_id) for row in rows} == {(None, None)}
 
 
 def test_a_prefix_may_have_braces(spark: SparkSession) -> None:
@@ -297,6 +293,11 @@ def test_a_path_without_a_log_is_refused(spark: SparkSession, tmp_path: Path, na
 def test_logs_without_a_record_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing was traced"):
         write_tables(spark, lines_of(spark, list(BAD_LINES)), tmp_path)
+
+
+def test_there_is_no_report_without_tables(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no traces"):
+        write_report(spark, tmp_path, tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(

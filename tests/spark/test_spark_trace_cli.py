@@ -57,40 +57,37 @@ def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: P
     assert found == {"lost": 1, "duplicates": 1, "violations": 1, "skews": 0}
 
 
-def test_without_java_it_says_how_to_get_one(tmp_path: Path) -> None:
+OLD_JAVA = "#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "variable", "arguments", "told"),
+    [
+        ("none", "", "PATH", (), ("apt-get install openjdk-17-jre-headless", "Or report without Spark: --local")),
+        ("bin/java", OLD_JAVA, "JAVA_HOME", (), ("newer Java than 8",)),
+        ("pyspark.py", "raise ImportError('no pyspark')\n", "PYTHONPATH", (), ("pip install 'nsq-fast[spark]'",)),
+        (
+            "duckdb.py",
+            "raise ModuleNotFoundError('no duckdb', name='duckdb')\n",
+            "PYTHONPATH",
+            ("--local",),
+            ("pip install 'nsq-fast[trace]'",),
+        ),
+    ],
+    ids=["no Java", "old Java", "no PySpark", "no DuckDB"],
+)
+def test_what_is_missing_is_said_with_how_to_get_it(
+    tmp_path: Path, file: str, text: str, variable: str, arguments: tuple[str, ...], told: tuple[str, ...]
+) -> None:
     log = tmp_path / "some.log"
     log.write_text("INFO started\n")
-    done = run("trace-report", log, "--json", PATH=str(tmp_path), JAVA_HOME="")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    (tmp_path / file).chmod(0o755)
+    done = run("trace-report", log, "--json", *arguments, **{"JAVA_HOME": "", variable: str(tmp_path)})
     assert done.returncode == 1
-    assert "apt-get install openjdk-17-jre-headless" in done.stderr
-    assert "Or report without Spark: --local" in done.stderr
-
-
-def test_with_an_old_java_it_says_so(tmp_path: Path) -> None:
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
-    java.chmod(0o755)
-    (tmp_path / "some.log").write_text("INFO started\n")
-    done = run("trace-report", tmp_path / "some.log", "--json", JAVA_HOME=str(tmp_path))
-    assert done.returncode == 1
-    assert "newer Java than 8" in done.stderr
-
-
-def test_without_pyspark_it_names_the_extra(tmp_path: Path) -> None:
-    (tmp_path / "some.log").write_text("INFO started\n")
-    (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark')\n")
-    done = run("trace-report", tmp_path / "some.log", "--json", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1
-    assert "pip install 'nsq-fast[spark]'" in done.stderr
-
-
-def test_without_duckdb_it_names_the_extra(tmp_path: Path) -> None:
-    (tmp_path / "some.log").write_text("INFO started\n")
-    (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError('no duckdb', name='duckdb')\n")
-    done = run("trace-report", tmp_path / "some.log", "--json", "--local", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1
-    assert "pip install 'nsq-fast[trace]'" in done.stderr
+    for words in told:
+        assert words in done.stderr
 
 
 def test_the_demo_ends_with_a_report_on_its_own_traces(java: None, tmp_path: Path) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+
+pytest.importorskip("duckdb", reason="no duckdb: pip install 'nsq-fast[trace]'")
+
 from support import trace_logs
 from support.browser import Browser, check_readable
 from support.trace_logs import BAD_LINES, SECOND, Figures, Planted
 
 from nsq_fast.client.trace_records import TraceRecord
-from nsq_fast.errors import ConfigError
-from nsq_fast.spark.trace import TraceSettings, read_logs, write_report, write_tables
+from nsq_fast.spark.trace import TraceSettings, html, local_figures
 from nsq_fast.spark.trace.page import duration
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 COUNTS = Figures._fields[:9]
 POINTS = {"latency_p50_ns": "p50", "latency_p95_ns": "p95", "latency_p99_ns": "p99", "latency_max_ns": "longest"}
@@ -28,19 +27,18 @@ UNITS = {"ns": 1, "µs": 1000, "ms": 10**6, "s": SECOND, "min": 60 * SECOND, "h"
 class Report:
     """A report on a log with planted faults."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         log = trace_logs.good_log(250, seed=7)
         self.planted: Planted = trace_logs.plant(log)
         self.records: list[TraceRecord] = trace_logs.records_of(log)
         self.path = folder / "report.html"
         logs = trace_logs.write_logs(self.records, folder / "logs")
-        write_tables(spark, read_logs(spark, logs), folder / "tables", TraceSettings(window=1))
-        write_report(spark, folder / "tables", self.path)
+        self.path.write_text(html(local_figures(logs, TraceSettings(window=1))), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return Report(spark, tmp_path_factory.mktemp("report"))
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return Report(tmp_path_factory.mktemp("report"))
 
 
 class Page(HTMLParser):
@@ -193,11 +191,6 @@ def test_the_page_stands_alone(report: Report, page: Page) -> None:
     assert "@import" not in text
     assert "url(" not in text
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
-
-
-def test_there_is_no_report_without_tables(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no traces"):
-        write_report(spark, tmp_path, tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ The first is played here on whatever version is installed; all tests of this fol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,6 @@ from nsq_fast.spark.sink.writer import as_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as running:
-        yield running
 
 
 def run(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
@@ -94,7 +87,7 @@ def test_the_journal_knows_where_its_reader_was(
     other = JournalStreamReader(options)
     other.initialOffset()
     server.publish(1, prefix="x")
-    other.driver.backlog.fresh()
+    other.backlog.fresh()
     assert other.latestOffset()["j"] != start["j"]
     with pytest.raises(ConfigError, match="2 queries have used it"):
         JournalStreamReader(options).latestOffset()

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -23,14 +21,12 @@ from nsq_fast.names import Address
 
 from .namespaces import INTERFACE, Network
 from .ports import accepts, free_address
-from .servers import find_server
+from .servers import Daemon, find_server
 from .wire import WireClient
 
 # A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
 READY_TIMEOUT = 900.0
 POLL = 0.1
-END_TIMEOUT = 30.0
-"""Seconds that a server may take to end by itself."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -41,57 +37,6 @@ def missing_for_cluster() -> str | None:
         if find_server(name, "redesigned") is None:
             return f"no redesigned {name}"
     return None if shutil.which("etcd") else "no etcd"
-
-
-class Daemon:
-    """One child process with its command line, so that it can be ended and started again as it was."""
-
-    def __init__(self, command: list[str], log: Path) -> None:
-        self._command = command
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-
-    def answer(self, url: str) -> Any:
-        """What it answers; None: nothing yet. Raises RuntimeError, with what it said last, when it has ended."""
-        assert self._process is not None
-        if self._process.poll() is not None:
-            said = self._log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{self._command[0]} ended with {self._process.returncode}:\n{said}")
-        return _get(url)
-
-    def kill(self) -> None:
-        """SIGKILL; nothing happens when it has ended already."""
-        self._end(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        """SIGTERM, and wait for the end."""
-        self._end(signal.SIGTERM)
-
-    def freeze(self) -> None:
-        """SIGSTOP: it keeps its connections, and says nothing."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """End ``freeze``."""
-        self._signal(signal.SIGCONT)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-            try:
-                self._process.wait(END_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
 
 class Nsqd(Daemon):
@@ -287,7 +232,7 @@ class Standalone:
                 daemon = Daemon(command, path / f"{name}.out")
                 self._daemons.append(daemon)
                 daemon.start()
-                _wait_for(partial(daemon.answer, f"http://{face}/info"), name)
+                _wait_for(partial(_answer, daemon, f"http://{face}/info"), name)
             _wait_for(partial(accepts, tcp), "the TCP port of nsqd, which may open after that of HTTP")
         except BaseException:
             self.stop()
@@ -345,6 +290,11 @@ def _get(url: str) -> Any:
             return json.loads(reply.read() or b"{}")
     except (OSError, ValueError):
         return None
+
+
+def _answer(daemon: Daemon, url: str) -> Any:
+    daemon.check()
+    return _get(url)
 
 
 def _post(url: str) -> bool:

@@ -1,12 +1,15 @@
-"""One face over the embedded redesigned cluster and the real one, so that a scenario runs on both."""
+"""One face over the embedded redesigned cluster and the real one, so that a scenario runs on both.
+
+What blocks runs in a thread where servers are real, so that clients go on meanwhile.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gevent import get_hub
 
@@ -16,112 +19,160 @@ from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 
 from .cluster import RedesignedCluster
+from .namespaces import Network
 from .servers import RealNsqd
 from .waiting import until
 
 T = TypeVar("T")
 
 
-class Fleet(Protocol):
-    """A redesigned cluster.
+class Fleet:
+    """A redesigned cluster. What one cannot do is in ``cannot``, and does nothing there.
 
     Attributes:
         name: for reports.
         is_real: whether its servers are real ones, and slow.
-        lookupds: HTTP addresses of the nsqlookupds.
+        lookupds: HTTP addresses of the nsqlookupds; ``nodes``: TCP addresses of the nsqds. A node is its place there.
+        cannot: what cannot be done to it, by the name of a method, and why.
+        takeover: s in which another nsqd leads what a silent one led.
+        quiet: s of a silence that is longer than the heartbeats of consumers allow.
+        outage: s that etcd is away, and that too few replicas are alive.
     """
 
     name: str
     is_real: bool
     lookupds: list[str]
+    nodes: list[Address]
+    cannot: dict[str, str]
+    takeover: float
+    quiet: float
+    outage: float
 
     def create_topic(
-        self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...], **flags: bool
+        self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
-        """Create a topic (flags: ``ordered``, ``ext``) with its channels; return when it takes publishes."""
+        """Create a topic (flags: ``ordered``, ``ext``, ``multi_part``); return when it takes publishes."""
 
     def wait_stable(self) -> None:
         """Return when leaders can be moved."""
 
+    def is_whole(self, topic: str, partitions: int) -> bool:
+        """Whether every replica of a topic with one on each nsqd is in sync."""
+
     def move_leader(self, topic: str, partition: int) -> bool:
         """Let another replica lead; False while the cluster refuses."""
 
-    def kill_leader(self, topic: str, partition: int) -> int:
-        """SIGKILL the nsqd that leads a partition; its number."""
+    def kill(self, node: int) -> None:
+        """SIGKILL."""
+
+    def terminate(self, node: int) -> None:
+        """SIGTERM, and wait for the end."""
 
     def restart(self, node: int) -> None:
-        """Start a killed nsqd again, as it was."""
+        """Start an nsqd that has ended, as it was."""
+
+    def freeze(self, node: int) -> None:
+        """SIGSTOP."""
+
+    def thaw(self, node: int) -> None:
+        """End ``freeze``."""
+
+    def cut_off(self, node: int) -> None:
+        """Lose all that is sent to an nsqd, and by it."""
+
+    def reconnect(self, node: int) -> None:
+        """End ``cut_off``."""
+
+    def stop_etcd(self) -> None:
+        """SIGTERM."""
+
+    def start_etcd(self) -> None:
+        """Start it again."""
+
+    def restart_lookupd(self, number: int) -> None:
+        """SIGTERM, and start it again."""
+
+    def original_nsqd(self, path: Path) -> AbstractContextManager[Any]:
+        """An nsqd of the original, registered at the cluster; its ``tcp_address``."""
 
     def leaders(self, topic: str) -> dict[int, Address]:
         """Partition -> TCP address of its leader, as lookup for writing shows it now."""
+        return leaders(self.lookupds[0], topic)
+
+    def kill_leader(self, topic: str, partition: int) -> int:
+        """SIGKILL the nsqd that leads a partition; its number."""
+        node = self.nodes.index(self.leaders(topic)[partition])
+        self.kill(node)
+        return node
 
     def unanswered(self, topic: str, channel: str) -> int:
         """Messages that the leaders still hold for a channel: waiting, in flight or deferred."""
-
-    def original_nsqd(self, path: Path) -> Any:
-        """A context manager: an nsqd of the original, registered at the cluster; its ``tcp_address``."""
+        return unanswered(self.lookupds[0], topic, channel)
 
 
-class EmbeddedFleet:
+class EmbeddedFleet(Fleet):
     """The embedded cluster, in a process of its own."""
 
     name = "embedded cluster"
     is_real = False
+    takeover, quiet, outage = 20.0, 1.0, 1.0
 
     def __init__(self, cluster: ClusterProcess) -> None:
         self._cluster = cluster
+        self.cannot = {
+            "freeze": "the embedded nsqds are one process",
+            "stop_etcd": "the embedded cluster has no etcd",
+            "restart_lookupd": "the embedded nsqlookupds are one process",
+        }
         self.lookupds = [str(lookupd.http) for lookupd in cluster.lookupds]
+        self.nodes = [Address(*nsqd.tcp) for nsqd in cluster.nsqds]
 
     def create_topic(
         self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
         self._cluster.create_topic(topic, partitions, replicas, channels=channels, **flags)
 
-    def wait_stable(self) -> None:
-        """It always is."""
+    def is_whole(self, topic: str, partitions: int) -> bool:
+        return _taken(self._cluster.wait_stable)
 
     def move_leader(self, topic: str, partition: int) -> bool:
-        try:
-            self._cluster.move_leader(topic, partition)
-        except NsqError:
-            return False
-        return True
+        return _taken(lambda: self._cluster.move_leader(topic, partition))
 
-    def kill_leader(self, topic: str, partition: int) -> int:
-        addresses = [nsqd.tcp for nsqd in self._cluster.nsqds]
-        node = addresses.index(self.leaders(topic)[partition])
+    def kill(self, node: int) -> None:
         self._cluster.kill_node(node)
-        return node
+
+    terminate = kill
 
     def restart(self, node: int) -> None:
         self._cluster.restart_node(node)
 
-    def leaders(self, topic: str) -> dict[int, Address]:
-        return leaders(self.lookupds[0], topic)
+    def cut_off(self, node: int) -> None:
+        self._cluster.isolate_node(node)
+        self._cluster.set_faults(f"nsqd{node}.tcp", drop_replies=True)
 
-    def unanswered(self, topic: str, channel: str) -> int:
-        return unanswered(self.lookupds[0], topic, channel)
+    def reconnect(self, node: int) -> None:
+        self._cluster.set_faults(f"nsqd{node}.tcp", drop_replies=False)
+        self._cluster.heal_node(node)
 
     @contextmanager
     def original_nsqd(self, path: Path) -> Iterator[NsqdServer]:
         registered_at = tuple(str(lookupd.tcp) for lookupd in self._cluster.lookupds)
-        server = NsqdServer(NsqdOptions(lookupd_tcp_addresses=registered_at))
-        server.start()
-        try:
+        with NsqdServer(NsqdOptions(lookupd_tcp_addresses=registered_at)) as server:
             yield server
-        finally:
-            server.stop()
 
 
-class RealFleet:
-    """The real cluster. What blocks runs in a thread, so that clients go on meanwhile."""
+class RealFleet(Fleet):
+    """The real cluster, on hosts of its own where it has a network; ``no_network`` says why it has none."""
 
     name = "real cluster"
     is_real = True
+    takeover, quiet, outage = 60.0, 75.0, 20.0
 
-    def __init__(self, cluster: RedesignedCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: RedesignedCluster, network: Network | None = None, no_network: str = "") -> None:
+        self._cluster, self._network = cluster, network
         self.lookupds = [str(address) for address in cluster.lookupd_addresses]
+        self.nodes = [nsqd.tcp_address for nsqd in cluster.nsqds]
+        self.cannot = {} if network else {"cut_off": no_network or "no network of its own"}
 
     def create_topic(
         self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
@@ -131,32 +182,53 @@ class RealFleet:
     def wait_stable(self) -> None:
         _aside(self._cluster.wait_stable)
 
+    def is_whole(self, topic: str, partitions: int) -> bool:
+        return _aside(
+            lambda: all(len(self._cluster.in_sync(topic, each)) == len(self.nodes) for each in range(partitions))
+        )
+
     def move_leader(self, topic: str, partition: int) -> bool:
         return _aside(lambda: self._cluster.move_leader(topic, partition))
 
-    def kill_leader(self, topic: str, partition: int) -> int:
-        nsqd = _aside(lambda: self._cluster.leader_of(topic, partition))
-        nsqd.kill()
-        return self._cluster.nsqds.index(nsqd)
+    def kill(self, node: int) -> None:
+        self._cluster.nsqds[node].kill()
+
+    def terminate(self, node: int) -> None:
+        _aside(self._cluster.nsqds[node].stop)
 
     def restart(self, node: int) -> None:
         self._cluster.nsqds[node].start()
 
-    def leaders(self, topic: str) -> dict[int, Address]:
-        return _aside(
-            lambda: {
-                number: Address(node["broadcast_address"], node["tcp_port"])
-                for number, node in self._cluster.partitions(topic).items()
-            }
-        )
+    def freeze(self, node: int) -> None:
+        self._cluster.nsqds[node].freeze()
 
-    def unanswered(self, topic: str, channel: str) -> int:
-        return unanswered(self.lookupds[0], topic, channel)
+    def thaw(self, node: int) -> None:
+        self._cluster.nsqds[node].thaw()
+
+    def cut_off(self, node: int) -> None:
+        assert self._network is not None
+        self._network.cut_off(node)
+
+    def reconnect(self, node: int) -> None:
+        assert self._network is not None
+        self._network.reconnect(node)
+
+    def stop_etcd(self) -> None:
+        _aside(self._cluster.etcd.stop)
+
+    def start_etcd(self) -> None:
+        self._cluster.etcd.start()
+
+    def restart_lookupd(self, number: int) -> None:
+        _aside(self._cluster.lookupds[number].stop)
+        self._cluster.lookupds[number].start()
+
+    def leaders(self, topic: str) -> dict[int, Address]:
+        return _of_nodes(_aside(lambda: self._cluster.partitions(topic)))
 
     @contextmanager
     def original_nsqd(self, path: Path) -> Iterator[RealNsqd]:
-        flags = [f"-lookupd-tcp-address={address}" for address in self._cluster.lookupd_tcp_addresses]
-        server = RealNsqd(path, *flags)
+        server = RealNsqd(path, *(f"-lookupd-tcp-address={each}" for each in self._cluster.lookupd_tcp_addresses))
         try:
             yield server
         finally:
@@ -165,17 +237,13 @@ class RealFleet:
 
 def leaders(lookupd: str, topic: str, access: str = "w") -> dict[int, Address]:
     """Partition -> leader, as an nsqlookupd shows it for an access: "w", to publish, or "r", to consume."""
-    with LookupdHTTPClient.from_url(lookupd) as client:
-        partitions = client.lookup(topic, access=access, metainfo=True).get("partitions") or {}
-    return {int(number): Address(node["broadcast_address"], node["tcp_port"]) for number, node in partitions.items()}
+    return _of_nodes(_partitions(lookupd, topic, access=access))
 
 
 def channels(lookupd: str, topic: str, channel: str) -> dict[int, dict[str, Any]]:
     """Partition -> what its leader says of a channel; without those where it does not exist yet."""
-    with LookupdHTTPClient.from_url(lookupd) as client:
-        partitions = client.lookup(topic, metainfo=True).get("partitions") or {}
     found = {}
-    for number, node in partitions.items():
+    for number, node in _partitions(lookupd, topic).items():
         with NsqdHTTPClient(node["broadcast_address"], node["http_port"]) as nsqd:
             rows = nsqd.stats(topic=topic).get("topics") or []
         for row in rows:
@@ -187,11 +255,8 @@ def channels(lookupd: str, topic: str, channel: str) -> dict[int, dict[str, Any]
 
 def unanswered(lookupd: str, topic: str, channel: str) -> int:
     """What the leaders of a topic still hold for a channel."""
-    return sum(map(_held, channels(lookupd, topic, channel).values()))
-
-
-def _held(channel: dict[str, Any]) -> int:
-    return int(channel["depth"] + channel["in_flight_count"] + channel["deferred_count"])
+    held = ("depth", "in_flight_count", "deferred_count")
+    return sum(int(each[name]) for each in channels(lookupd, topic, channel).values() for name in held)
 
 
 def until_moved(fleet: Fleet, topic: str, partition: int, timeout: float) -> float:
@@ -199,6 +264,24 @@ def until_moved(fleet: Fleet, topic: str, partition: int, timeout: float) -> flo
     began = time.monotonic()
     until(lambda: fleet.move_leader(topic, partition), timeout, every=0.5 if fleet.is_real else 0.02)
     return time.monotonic() - began
+
+
+def _partitions(lookupd: str, topic: str, **query: str) -> dict[str, Any]:
+    with LookupdHTTPClient.from_url(lookupd) as client:
+        found: dict[str, Any] = client.lookup(topic, metainfo=True, **query).get("partitions") or {}
+    return found
+
+
+def _of_nodes(partitions: dict[Any, dict[str, Any]]) -> dict[int, Address]:
+    return {int(number): Address(node["broadcast_address"], node["tcp_port"]) for number, node in partitions.items()}
+
+
+def _taken(order: Callable[[], object]) -> bool:
+    """Whether the cluster does it now."""
+    with suppress(NsqError):
+        order()
+        return True
+    return False
 
 
 def _aside(work: Callable[[], T]) -> T:

@@ -18,6 +18,7 @@ from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import JournalClosed, JournalTaken
 from nsq_fast.names import Address
 from nsq_fast.spark.journal import JournalStreamReader
+from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import ReadLimit
 
@@ -140,7 +141,7 @@ class Query:
     def plan(self, limit: ReadLimit | None = None) -> bool:
         """Plan a batch, if there is anything to read."""
         assert self.offset is not None
-        self.reader.driver.backlog.fresh()
+        self.reader.backlog.fresh()
         self.planned = _kept(self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit()))
         return self.planned != self.offset
 
@@ -177,6 +178,16 @@ class Query:
     def drain(self, server: Server) -> None:
         """Batches until nothing is left at the server, in flight neither."""
         until(lambda: (self.batch(), server.depth() == (0, 0, 0))[1], every=0.05)
+
+
+def reading(kind: type[Collector]) -> type[JournalStreamReader]:
+    """A reader whose tasks are worked on by this collector."""
+
+    class Reader(JournalStreamReader):
+        def make_collector(self, slot: Any) -> Collector:
+            return kind(slot)
+
+    return Reader
 
 
 # An attempt in a process of its own, which stands where it is told to, and goes on when a line comes.

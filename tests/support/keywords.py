@@ -20,10 +20,12 @@ there at run time. Options that have a parameter of their own are left out, as t
 tests/support/keywords.py: do not edit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from .config_source import ConfigSource
+from .producer import Headers
+from .protocol.partitioner import Key
 '''
 
 
@@ -51,12 +53,21 @@ def stub() -> str:
                 declared,
             ),
             _class("ProducerKeywords", base, "The options of a Producer.", published),
+            *(
+                _class(f"{name.title()}Keywords", "TypedDict", f"The keywords of ``{name}``.", _keywords_of(name))
+                for name in ("publish", "multipublish")
+            ),
         )
     )
 
 
 def _own(client: type) -> frozenset[str]:
     return frozenset(inspect.signature(client).parameters)
+
+
+def _keywords_of(method: str) -> dict[str, str]:
+    parameters = inspect.signature(getattr(nsq_fast.Producer, method)).parameters.values()
+    return {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def _fields(config: type[Config]) -> dict[str, str]:

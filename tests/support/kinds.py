@@ -19,13 +19,12 @@ OF_MODULE = {
     # their subject is handlers that block, and messages that time out, for seconds
     "test_runtime_blocking_handlers": ("slow",),
     "test_runtime_oversized": ("slow",),
-    "test_runtime_watchdog": ("slow",),
 }
 SHARING = {
     "spark": {
         "test_spark_lag", "test_spark_replay_filters", "test_spark_replay_stream", "test_spark_sink",
-        "test_spark_source", "test_spark_support", "test_spark_tables", "test_spark_trace", "test_spark_trace_cli_here",
-        "test_spark_trace_local", "test_spark_trace_report", "test_spark_trace_stream", "test_spark_versions",
+        "test_spark_source", "test_spark_tables", "test_spark_trace", "test_spark_trace_cli_here",
+        "test_spark_trace_local", "test_spark_trace_stream", "test_spark_versions",
         "test_spark_workers",
     },
     "standalone": {"test_spark_replay_kills", "test_spark_deployments"},

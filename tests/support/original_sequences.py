@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from .random_steps import BINARY, BODIES, NAMES, Draws, sized
+from .random_steps import BINARY, BODIES, NAMES, Conversations, Draws, sized
 from .transcripts import Step
 
 TOPICS = ("t{run}", "u{run}", "e{run}#ephemeral")
@@ -33,8 +33,10 @@ def lookupd_sequence(seed: int) -> list[Step]:
     return _Registrations(random.Random(f"original lookupd {seed}")).steps()
 
 
-class _Conversations(Draws):
-    _name = ""
+class _Conversations(Conversations):
+    @property
+    def lines(self) -> tuple[str, ...]:  # type: ignore[override]
+        return _LINES
 
     def steps(self) -> list[Step]:
         """Several connections, their steps in a random order."""
@@ -42,21 +44,16 @@ class _Conversations(Draws):
         return self.interleaved([self._script(f"c{number}", topic) for number, topic in enumerate(topics)])
 
     def _script(self, name: str, topic: str) -> list[Step]:
-        self._name = name
         steps: list[Step] = [["connect", name, f"nsqd:{topic}"]]
         if self._random.random() < 0.6:
-            steps.append(["send", name, self._identify()])
-        does = self.one((5, self._consume), (4, self._publish_some), (2, self._anything))
-        commands = does(topic)
+            steps.append(["send", name, self.identify(topic)])
+        commands = self.commands(name, topic)
         if self._random.random() < 0.15:
             # What is sent in one go behind a fatal error is not looked at.
             commands = ["".join(commands)]
         return [*steps, *(["send", name, data] for data in commands)]
 
-    # --- IDENTIFY ----------------------------------------------------------------------------------------------------
-
-    def _identify(self) -> str:
-        """IDENTIFY, now and then with a value that is out of range, or a body that is none."""
+    def identify(self, topic: str) -> str:
         fields: dict[str, Any] = {"client_id": "c"}
         for _ in range(self._random.randint(0, 4)):
             key, value = self._random.choice(self._fields())
@@ -88,13 +85,7 @@ class _Conversations(Draws):
             ("short_id", "s"), ("long_id", "l"), ("Client_ID", "case"), ("unknown", {"a": [1]}),
         ]  # fmt: skip
 
-    # --- publishing --------------------------------------------------------------------------------------------------
-
-    def _publish_some(self, topic: str) -> list[str]:
-        return [self._publish(topic) for _ in range(self._random.randint(2, 8))]
-
-    def _publish(self, topic: str) -> str:
-        """A command that publishes, to this topic mostly."""
+    def publish(self, topic: str) -> str:
         if self._random.random() < 0.06:
             topic = self._random.choice(NAMES)
         name = self.one((6, "PUB"), (4, "MPUB"), (3, "DPUB"))
@@ -111,20 +102,7 @@ class _Conversations(Draws):
         wrong = self._random.choice([0, -1, 1 << 31, len(body) - 1, 5 * 1024 * 1024 + 1])
         return sized(body, wrong if self._random.random() < 0.06 else None)
 
-    # --- consuming ---------------------------------------------------------------------------------------------------
-
-    def _consume(self, topic: str) -> list[str]:
-        commands = [self._subscribe(topic)]
-        if self._random.random() < 0.9:
-            commands.append(f"RDY {self.one((9, '1'), (9, '5'), (1, self.number()))}\n")
-        for _ in range(self._random.randint(1, 10)):
-            does = self.one(
-                (8, self._publish), (7, self._answer), (2, self._ready), (1, self._state), (1, self._bad_line)
-            )
-            commands.append(does(topic))
-        return commands
-
-    def _subscribe(self, topic: str) -> str:
+    def subscribe(self, topic: str) -> str:
         ephemeral = self._random.choice(["", "", "#ephemeral"])
         channel = self.one((9, f"ch{self._name}{ephemeral}"), (1, self._random.choice(NAMES)))
         if self._random.random() < 0.04:
@@ -132,7 +110,7 @@ class _Conversations(Draws):
         line = f"SUB {topic} {channel}"
         return self.one((30, line), (1, "SUB"), (1, f"SUB {topic}"), (1, f"{line} x")) + "\n"  # type: ignore[no-any-return]
 
-    def _answer(self, topic: str) -> str:
+    def answer(self, topic: str) -> str:
         id = self.one(
             (9, "{id:-1}"), (3, "{id:0}"), (1, "x" * 16), (1, "\0" * 16), (1, "\xff" * 16), (1, "0" * 8 + " " + "0" * 7)
         )
@@ -141,19 +119,6 @@ class _Conversations(Draws):
         delay = self._random.choice(DELAYS)
         line = self.one((5, f"FIN {id}"), (4, f"REQ {id} {delay}"), (2, f"TOUCH {id}"), (1, f"REQ {id}"), (1, "TOUCH"))
         return f"{line}{self.one((30, ''), (1, ' x'), (1, chr(13)))}\n"
-
-    def _ready(self, topic: str) -> str:
-        return f"RDY {self.one((4, '0'), (4, '1'), (2, '2500'), (2, self.number()))}\n"
-
-    def _state(self, topic: str) -> str:
-        return str(self.one((3, "CLS\n"), (3, "NOP\n"), (1, self._subscribe(topic)), (1, self._identify())))
-
-    def _bad_line(self, topic: str) -> str:
-        return self._random.choice(_LINES).replace("{topic}", topic).replace("{number}", self.number())
-
-    def _anything(self, topic: str) -> list[str]:
-        kinds = (self._publish, self._subscribe, self._answer, self._ready, self._state, self._bad_line)
-        return [self._random.choice(kinds)(topic) for _ in range(self._random.randint(1, 4))]
 
 
 _BODIES_OF_IDENTIFY = (

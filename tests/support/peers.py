@@ -45,18 +45,21 @@ class Peer:
 
     def read(self, size: int) -> bytes:
         while len(self._buffer) < size:
-            data = self.recv()
-            if not data:
-                raise EOFError(f"{size} bytes wanted, then came the end after {self._buffer!r}")
-            self._buffer += data
+            self._fill()
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         return data
 
     def read_line(self) -> bytes:
-        line = b""
-        while not line.endswith(b"\n"):
-            line += self.read(1)
-        return line[:-1]
+        while b"\n" not in self._buffer:
+            self._fill()
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _fill(self) -> None:
+        data = self.recv()
+        if not data:
+            raise EOFError(f"more was wanted, then came the end after {self._buffer!r}")
+        self._buffer += data
 
     def read_all(self) -> bytes:
         """Everything until the end of the stream."""
@@ -127,7 +130,7 @@ class PeerServer:
     ``stop()`` raises what a script failed with; connections that we broke are no failure.
     """
 
-    def __init__(self, script: Callable[[Peer], Any], host: str = "127.0.0.1") -> None:
+    def __init__(self, script: Callable[[Any], Any], host: str = "127.0.0.1") -> None:
         self._script = script
         self._failures: list[BaseException] = []
         self._done = Event()
@@ -135,10 +138,15 @@ class PeerServer:
         self._server = StreamServer((host, 0), self._serve)
         self._server.start()
         self.address = Address(*self._server.address[:2])
+        self.listener = self._server.socket
+
+    def make_peer(self, sock: Any) -> Peer:
+        """One connection has come."""
+        return Peer(sock)
 
     def _serve(self, sock: Any, _: object) -> None:
         self.count += 1
-        peer = Peer(sock)
+        peer = self.make_peer(sock)
         try:
             self._script(peer)
         except (OSError, EOFError):
@@ -152,11 +160,13 @@ class PeerServer:
     def wait(self) -> None:
         """Wait for the end of a script; raise what it failed with."""
         assert self._done.wait(WAIT), "the script did not end"
-        if self._failures:
-            raise self._failures[0]
+        self._check()
 
     def stop(self) -> None:
         self._server.stop(timeout=0.1)
+        self._check()
+
+    def _check(self) -> None:
         if self._failures:
             raise self._failures[0]
 
@@ -171,11 +181,13 @@ class RecordingOwner:
         self.failed: list[tuple[Any, NsqError]] = []
         self.answer_failed: list[tuple[NsqError, bytes | None]] = []
         self.skipped: list[tuple[Message, NsqError]] = []
-        self.heartbeats = 0
         self.errors: list[NsqError] = []
-        self.close_waits = 0
         self.ends: list[NsqError] = []
+        self.heartbeats = self.close_waits = 0
         self._changed = Event()
+        self.on_reply, self.on_failed = self._noting(self.replies), self._noting(self.failed)
+        self.on_answer_failed, self.on_message_skipped = self._noting(self.answer_failed), self._noting(self.skipped)
+        self.on_error, self.on_disconnect = self._noting(self.errors), self._noting(self.ends)
 
     def wait(self, condition: Callable[[], Any]) -> None:
         """Wait until ``condition()`` holds; it is asked after every call."""
@@ -194,34 +206,17 @@ class RecordingOwner:
         self.messages += messages
         self._changed.set()
 
-    def on_reply(self, conn: Any, token: Any, data: bytes) -> None:
-        self.replies.append((token, data))
-        self._changed.set()
-
-    def on_failed(self, conn: Any, token: Any, error: NsqError) -> None:
-        self.failed.append((token, error))
-        self._changed.set()
-
-    def on_answer_failed(self, conn: Any, error: NsqError, message_id: bytes | None) -> None:
-        self.answer_failed.append((error, message_id))
-        self._changed.set()
-
     def on_heartbeat(self, conn: Any) -> None:
         self.heartbeats += 1
-        self._changed.set()
-
-    def on_error(self, conn: Any, error: NsqError) -> None:
-        self.errors.append(error)
-        self._changed.set()
-
-    def on_message_skipped(self, conn: Any, message: Message, error: NsqError) -> None:
-        self.skipped.append((message, error))
         self._changed.set()
 
     def on_close_wait(self, conn: Any) -> None:
         self.close_waits += 1
         self._changed.set()
 
-    def on_disconnect(self, conn: Any, error: NsqError) -> None:
-        self.ends.append(error)
-        self._changed.set()
+    def _noting(self, where: list[Any]) -> Callable[..., None]:
+        def note(_conn: Any, *told: Any) -> None:
+            where.append(told if len(told) > 1 else told[0])
+            self._changed.set()
+
+        return note

@@ -87,6 +87,7 @@ class PublishNsqd:
     Attributes:
         commands: every publish received, in order.
         peers: every connection made so far.
+        listener: the socket that takes new ones.
         nops: heartbeats answered.
         answer: what is done with a publish; may be changed.
     """
@@ -100,6 +101,7 @@ class PublishNsqd:
         self._changed = Event()
         self._server = PeerServer(self._serve)
         self.address: Address = self._server.address
+        self.listener = self._server.listener
 
     def as_leader(self) -> Nsqd:
         """As lookup names it."""

@@ -93,3 +93,63 @@ class Draws:
     def method(self, usual: str) -> str:
         """The method of a request, now and then another one."""
         return usual if self._random.random() < 0.97 else self._random.choice(METHODS)
+
+
+class Conversations(Draws):
+    """Connections that publish, consume, and do what they should not: what both dialects have of them.
+
+    Attributes:
+        lines: commands that are none, with ``{topic}`` and ``{number}``.
+    """
+
+    lines: tuple[str, ...] = ()
+    _name = ""
+
+    def publish(self, topic: str) -> str:
+        """A command that publishes, to this topic mostly."""
+        raise NotImplementedError
+
+    def subscribe(self, topic: str) -> str:
+        """SUB, the right one mostly."""
+        raise NotImplementedError
+
+    def answer(self, topic: str) -> str:
+        """FIN, REQ or TOUCH."""
+        raise NotImplementedError
+
+    def identify(self, topic: str) -> str:
+        """IDENTIFY, now and then with a value that is out of range, or a body that is none."""
+        raise NotImplementedError
+
+    def commands(self, name: str, topic: str) -> list[str]:
+        """What is sent over one connection after IDENTIFY."""
+        self._name = name
+        does = self.one((5, self._consume), (4, self._publish_some), (2, self._anything))
+        return list(does(topic))
+
+    def _publish_some(self, topic: str) -> list[str]:
+        return [self.publish(topic) for _ in range(self._random.randint(2, 8))]
+
+    def _consume(self, topic: str) -> list[str]:
+        commands = [self.subscribe(topic)]
+        if self._random.random() < 0.9:
+            commands.append(f"RDY {self.one((9, '1'), (9, '5'), (1, self.number()))}\n")
+        for _ in range(self._random.randint(1, 10)):
+            does = self.one(
+                (8, self.publish), (7, self.answer), (2, self._ready), (1, self._state), (1, self._bad_line)
+            )
+            commands.append(does(topic))
+        return commands
+
+    def _anything(self, topic: str) -> list[str]:
+        kinds = (self.publish, self.subscribe, self.answer, self._ready, self._state, self._bad_line)
+        return [self._random.choice(kinds)(topic) for _ in range(self._random.randint(1, 4))]
+
+    def _ready(self, topic: str) -> str:
+        return f"RDY {self.one((4, '0'), (4, '1'), (2, '2500'), (2, self.number()))}\n"
+
+    def _state(self, topic: str) -> str:
+        return str(self.one((3, "CLS\n"), (3, "NOP\n"), (1, self.subscribe(topic)), (1, self.identify(topic))))
+
+    def _bad_line(self, topic: str) -> str:
+        return self._random.choice(self.lines).replace("{topic}", topic).replace("{number}", self.number())

@@ -1,24 +1,24 @@
-"""What is proved on every redesigned cluster: what is published arrives, in order, while the cluster is in trouble.
-
-A scenario takes a ``Fleet`` and a ``Scale``, and returns what a ``Judge`` says.
-"""
+"""What is proved of a redesigned cluster: traces, headers, tags and filters, an old nsqd beside, leaders followed."""
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from gevent import Greenlet, joinall, sleep, spawn
 
-from nsq_fast import Address, Consumer, Producer
+from nsq_fast import Address, Consumer, Message, Producer
+from nsq_fast.client.trace import TraceLog
 
 from .fleet import Fleet, until_moved
-from .judge import Judge, Verdict, body
+from .ledger import HEAD, Ledger, body
 from .waiting import until
 
 CHANNEL = "ch"
@@ -31,50 +31,12 @@ TAKEOVER = 30.0
 
 @dataclass(frozen=True)
 class Scale:
-    """How much, and how long anything may take.
-
-    Attributes:
-        patience: s that one thing may take.
-        pause: s between publishes of a key while there is trouble, so that the trouble finds messages on their way.
-    """
+    """How much, and how many seconds one thing may take."""
 
     messages: int
     keys: int = 20
     partitions: int = 3
     patience: float = 20.0
-    pause: float = 0.05
-
-
-class Pace:
-    """Spreads the publishing over the trouble: a share of it for each step, slow as long as the step lasts.
-
-    Attributes:
-        limit: how many messages may be published now.
-        pause: s to wait between publishes of a key.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.pause = 0.0
-
-    def wait(self, judge: Judge) -> None:
-        """Return when the next message may be published."""
-        sleep(self.pause)  # sleep: keys are published for a time
-        while judge.stored + judge.failed >= self.limit:
-            sleep(0.01)  # sleep: looks again and again
-
-
-@dataclass
-class Report:
-    """What happened in a scenario."""
-
-    verdict: Verdict
-    seconds: float
-    events: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        rate = self.verdict.distinct / self.seconds if self.seconds else 0
-        return f"{self.verdict}; {self.seconds:.1f} s, {rate:,.0f}/s; " + ", ".join(self.events)
 
 
 def new_topic(kind: str) -> str:
@@ -82,132 +44,16 @@ def new_topic(kind: str) -> str:
     return f"{kind}-{uuid4().hex[:8]}"
 
 
-Step = Callable[[Fleet, str, Scale], str]
-"""Trouble: does something to the cluster, and says what."""
-
-
-def move(partition: int) -> Step:
-    """Move the leader of a partition."""
-
-    def step(fleet: Fleet, topic: str, scale: Scale) -> str:
-        seconds = until_moved(fleet, topic, partition, scale.patience * 2)
-        return f"leader of {partition} moved in {seconds:.1f} s"
-
-    return step
-
-
-def kill_and_restart(partition: int) -> Step:
-    """SIGKILL the nsqd that leads a partition; start it again when another leads, or after a while."""
-
-    def step(fleet: Fleet, topic: str, scale: Scale) -> str:
-        before = fleet.leaders(topic)[partition]
-        began = time.monotonic()
-        node = fleet.kill_leader(topic, partition)
-        try:
-            until(
-                lambda: fleet.leaders(topic).get(partition, before) != before, min(TAKEOVER, scale.patience), every=0.1
-            )
-        except AssertionError:
-            taken_over = f"none took publishes instead for {TAKEOVER:.0f} s"
-        else:
-            taken_over = f"another leader after {time.monotonic() - began:.1f} s"
-        fleet.restart(node)
-        return f"nsqd {node} killed (leader of {partition}), {taken_over}, restarted"
-
-    return step
-
-
-TROUBLE: Sequence[Step] = (move(0), move(1), kill_and_restart(2), move(0))
-
-
-def keyed(fleet: Fleet, scale: Scale, *, ordered: bool, trouble: Sequence[Step] = TROUBLE) -> Report:
-    """Publish with keys and consume, with trouble spread over the publishing."""
-    topic = new_topic("ordered" if ordered else "plain")
-    # Without a mark for many partitions a topic that is not ordered would need a node for each replica of each.
-    fleet.create_topic(
-        topic, scale.partitions, 2, channels=(CHANNEL,), **{"ordered" if ordered else "multi_part": True}
-    )
-    fleet.wait_stable()
-    judge, began = Judge(), time.monotonic()
-    with consuming(fleet, topic, judge.handle, max_in_flight=100), new_producer(fleet, scale) as producer:
-        pace = Pace(scale.messages // (len(trouble) + 1))
-        publishers = publish_keys(producer, topic, judge, scale, pace)
-        events = cause(fleet, topic, judge, scale, trouble, pace)
-        joinall(publishers, raise_error=True)
-        settle(judge, scale)
-        seconds = time.monotonic() - began
-        verdict = judge.verdict()
-    return Report(verdict, seconds, events)
-
-
-def cause(fleet: Fleet, topic: str, judge: Judge, scale: Scale, trouble: Sequence[Step], pace: Pace) -> list[str]:
-    """Take the steps of trouble one by one, each when its share of the messages begins to be published."""
-    events = []
-    share = pace.limit
-    for number, step in enumerate(trouble, 1):
-        _await_publishes(judge, share * number, scale.patience * 4)
-        pace.pause, pace.limit = scale.pause, share * (number + 1)
-        before = judge.stored
-        what = step(fleet, topic, scale)
-        events.append(f"{what} (publishes {before}-{judge.stored})")
-        pace.pause = 0.0
-    pace.limit = scale.messages
-    return events
-
-
 @contextmanager
 def consuming(fleet: Fleet, topic: str, handler: Any, **options: Any) -> Iterator[Consumer]:
     """A consumer that is closed at the end, with every connection made."""
-    options = {"lookupd_poll_interval": 2.0, "max_tries": 0, "max_backoff_duration": 0, **options}
-    consumer = Consumer(
-        topic,
-        options.pop("channel", CHANNEL),
-        lookupd_http_addresses=fleet.lookupds,
-        message_handler=handler,
-        **options,
-    )
+    options = {"channel": CHANNEL, "lookupd_poll_interval": 2.0, "max_tries": 0, "max_backoff_duration": 0, **options}
+    consumer = Consumer(topic, lookupd_http_addresses=fleet.lookupds, message_handler=handler, **options)
     consumer.start(block=False)
     try:
         yield consumer
     finally:
         consumer.close()
-
-
-def publish_keys(
-    producer: Producer, topic: str, judge: Judge, scale: Scale, pace: Pace | None = None
-) -> list[Greenlet[..., Any]]:
-    """One greenlet a key; each has several publishes on their way."""
-    each = scale.messages // scale.keys
-    pace = pace or Pace(sys.maxsize)
-    return [spawn(_publish_key, producer, topic, judge, key, each, pace) for key in range(scale.keys)]
-
-
-def _publish_key(producer: Producer, topic: str, judge: Judge, key: int, messages: int, pace: Pace) -> None:
-    for first in range(0, messages, PIPELINE):
-        pace.wait(judge)
-        results = [
-            (number, producer.publish_nowait(topic, body(key, number), key=f"key{key}"))
-            for number in range(first, min(messages, first + PIPELINE))
-        ]
-        for number, result in results:
-            result.wait()
-            if result.successful():
-                judge.was_stored(key, number)
-            else:
-                judge.has_failed(result.exception)
-
-
-def settle(judge: Judge, scale: Scale) -> None:
-    """Wait until every stored message came; give up when nothing comes any more."""
-    seen, since = -1, time.monotonic()
-    while judge.missing and time.monotonic() - since < scale.patience:
-        sleep(0.02)  # sleep: looks again and again
-        if judge.handled != seen:
-            seen, since = judge.handled, time.monotonic()
-
-
-def _await_publishes(judge: Judge, count: int, timeout: float) -> None:
-    until(lambda: judge.stored + judge.failed >= count, timeout, every=0.02)
 
 
 def new_producer(fleet: Fleet, scale: Scale, **options: Any) -> Producer:
@@ -222,20 +68,191 @@ def new_producer(fleet: Fleet, scale: Scale, **options: Any) -> Producer:
     )
 
 
+def publish_keys(producer: Producer, topic: str, ledger: Ledger, scale: Scale) -> list[Greenlet[..., Any]]:
+    """One greenlet a key; each has several publishes on their way. A publish that fails is an error of its greenlet."""
+
+    def publish(key: int) -> None:
+        count = scale.messages // scale.keys
+        for first in range(0, count, PIPELINE):
+            numbers = range(first, min(count, first + PIPELINE))
+            results = [producer.publish_nowait(topic, body(key, number), key=f"key{key}") for number in numbers]
+            for number, result in zip(numbers, results, strict=True):
+                result.get()
+                ledger.stored(key, number)
+
+    return [spawn(publish, key) for key in range(scale.keys)]
+
+
+def settle(ledger: Ledger, scale: Scale) -> None:
+    """Wait until every stored message came; give up when nothing comes any more."""
+    seen, since = -1, time.monotonic()
+    while ledger.missing and time.monotonic() - since < scale.patience:
+        sleep(0.02)  # sleep: looks again and again
+        if ledger.totals.total() != seen:
+            seen, since = ledger.totals.total(), time.monotonic()
+
+
+def kill_and_restart(fleet: Fleet, topic: str, partition: int, patience: float) -> None:
+    """SIGKILL the nsqd that leads a partition; start it again when another leads, or after a while."""
+    before = fleet.leaders(topic)[partition]
+    node = fleet.kill_leader(topic, partition)
+    with suppress(AssertionError):
+        until(lambda: fleet.leaders(topic).get(partition, before) != before, min(TAKEOVER, patience), every=0.1)
+    fleet.restart(node)
+
+
 def following(fleet: Fleet, scale: Scale) -> float:
     """Seconds from when lookup knows a new leader until a consumer is subscribed there."""
+
+    def is_at(leader: Address) -> bool:
+        return any(each.is_connected and each.address == leader for each in consumer.subscribers)
+
     topic = new_topic("followed")
     fleet.create_topic(topic, 1, 2, channels=(CHANNEL,), ordered=True)
     fleet.wait_stable()
     before = fleet.leaders(topic)[0]
-    with consuming(fleet, topic, Judge().handle, lookupd_poll_interval=60.0) as consumer:
-        until(lambda: _is_at(consumer, before), scale.patience)
+    with consuming(fleet, topic, Ledger().handle, lookupd_poll_interval=60.0) as consumer:
+        until(lambda: is_at(before), scale.patience)
         until_moved(fleet, topic, 0, scale.patience)
         until(lambda: fleet.leaders(topic).get(0, before) != before, scale.patience)
         began, leader = time.monotonic(), fleet.leaders(topic)[0]
-        until(lambda: _is_at(consumer, leader), scale.patience)
+        until(lambda: is_at(leader), scale.patience)
         return time.monotonic() - began
 
 
-def _is_at(consumer: Consumer, leader: Address) -> bool:
-    return any(each.is_connected and each.address == leader for each in consumer.subscribers)
+# Traces
+
+
+class Records(logging.Handler):
+    """Trace records, kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.all.append(record.msg)
+
+    def of(self, kind: type[Any]) -> Iterator[tuple[Any, ...]]:
+        """What the two records of a message of an ordered topic have in common, of the records of a kind."""
+        for each in self.all:
+            if isinstance(each, kind):
+                place = (each.topic, each.partition, each.internal_id, each.trace_id)
+                yield (*place, each.offset, each.size, each.nsqd)
+
+
+def traced(fleet: Fleet, scale: Scale) -> tuple[Ledger, Records]:
+    """Publish and consume an ordered topic with tracing on."""
+    topic = new_topic("traced")
+    fleet.create_topic(topic, scale.partitions, 2, channels=(CHANNEL,), ordered=True)
+    log, records, ledger = logging.Logger(f"traces of {topic}"), Records(), Ledger()
+    log.addHandler(records)
+    trace = TraceLog(log)
+    trace.enable(topic)
+    with (
+        consuming(fleet, topic, ledger.handle, max_in_flight=100, trace=trace),
+        new_producer(fleet, scale, trace=trace) as producer,
+    ):
+        joinall(publish_keys(producer, topic, ledger, scale), raise_error=True)
+        settle(ledger, scale)
+    return ledger, records
+
+
+# Ext headers
+
+CITIES = ("london", "leeds", "paris")
+TAG = "red"
+_BOTH = [{"filter_ext_key": "city", "filter_data": "paris"}, {"filter_ext_key": "level", "filter_data": "3"}]
+FILTERS: dict[str, dict[str, Any]] = {
+    "exact": {"type": 1, "filter_ext_key": "city", "filter_data": "paris"},
+    "inverse": {"type": 1, "inverse": True, "filter_ext_key": "city", "filter_data": "paris"},
+    "regexp": {"type": 2, "filter_ext_key": "city", "filter_data": "^l"},
+    "glob": {"type": 3, "filter_ext_key": "city", "filter_data": "l*s"},
+    "all": {"type": 4, "filter_ext_key": "all", "filter_data_list": _BOTH},
+    "any": {"type": 4, "filter_ext_key": "any", "filter_data_list": _BOTH},
+}
+
+
+def header(number: int) -> dict[str, str]:
+    """The ext header of a message."""
+    return {"city": CITIES[number % 3], "level": str(number % 10)}
+
+
+def expected(name: str, number: int) -> bool:
+    """Whether a message comes through a filter, or to a client with the tag, or without."""
+    city, level = header(number).values()
+    return {
+        "exact": city == "paris",
+        "inverse": city != "paris",
+        "regexp": city.startswith("l"),
+        "glob": city == "leeds",
+        "all": city == "paris" and level == "3",
+        "any": city == "paris" or level == "3",
+        "tagged": number % 4 == 0,
+        "untagged": number % 4 != 0,
+    }[name]
+
+
+def ext(fleet: Fleet, scale: Scale) -> dict[str, Counter[int]]:
+    """Publish to an ext topic; the numbers that came through each filter, and to clients with and without the tag."""
+    topic = new_topic("ext")
+    fleet.create_topic(topic, 2, 1, channels=(*FILTERS, "tags"), ext=True)
+    seen: dict[str, Counter[int]] = {name: Counter() for name in (*FILTERS, "tagged", "untagged")}
+    options: dict[str, Any] = {name: {"channel": name, "ext_filter": each} for name, each in FILTERS.items()}
+    options |= {"tagged": {"channel": "tags", "desired_tag": TAG}, "untagged": {"channel": "tags"}}
+    with ExitStack() as stack:
+        consumers = [
+            stack.enter_context(consuming(fleet, topic, _taker(seen[name]), max_in_flight=50, **each))
+            for name, each in options.items()
+        ]
+        until(lambda: all(len(each.stats().connections) == 2 for each in consumers), scale.patience)
+        until(lambda: all(one.is_connected for each in consumers for one in each.subscribers), scale.patience)
+        with new_producer(fleet, scale) as producer:
+            results = [
+                producer.publish_nowait(
+                    topic, body(0, each), headers=header(each), tag=TAG if expected("tagged", each) else None
+                )
+                for each in range(scale.messages)
+            ]
+            for result in results:
+                result.get()
+        until(lambda: not any(fleet.unanswered(topic, name) for name in (*FILTERS, "tags")), scale.patience, every=0.1)
+    return seen
+
+
+def _taker(seen: Counter[int]) -> Any:
+    """A handler that counts the numbers of messages whose headers are as they were sent."""
+
+    def handle(_consumer: Any, message: Message) -> None:
+        number = HEAD.unpack_from(message.body)[1]
+        if {name: value for name, value in message.headers.items() if not name.startswith("##")} == header(number):
+            seen[number] += 1
+
+    return handle
+
+
+def mixed(fleet: Fleet, scale: Scale, path: Path) -> tuple[Ledger, Counter[Any]]:
+    """A topic with partitions, and an original nsqd that has it too: one consumer takes both."""
+    topic = new_topic("mixed")
+    fleet.create_topic(topic, 2, 1, channels=(CHANNEL,))
+    ledger, sources = Ledger(), Counter[Any]()
+
+    def handle(consumer: Any, message: Message) -> None:
+        sources[message.partition] += 1
+        ledger.handle(consumer, message)
+
+    half = Scale(scale.messages // 2, scale.keys, 2, scale.patience)
+    with fleet.original_nsqd(path) as old, Producer(nsqd_tcp_addresses=[old.tcp_address]) as to_old:
+
+        def publish_old(number: int) -> None:
+            to_old.publish(topic, body(scale.keys, number))
+            ledger.stored(scale.keys, number)
+
+        publish_old(0)
+        with consuming(fleet, topic, handle, max_in_flight=100), new_producer(fleet, scale) as producer:
+            publishers = publish_keys(producer, topic, ledger, half)
+            for number in range(1, half.messages):
+                publish_old(number)
+            joinall(publishers, raise_error=True)
+            settle(ledger, scale)
+    return ledger, sources

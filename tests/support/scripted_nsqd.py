@@ -11,38 +11,21 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
 from gevent import socket
 from gevent.event import Event
-from gevent.server import StreamServer
 
-from nsq_fast.names import Address
+from support.peers import Peer, PeerServer, frame
 from support.waiting import WAIT
 
-RESPONSES = (b"FIN", b"REQ", b"TOUCH")
 ID_LENGTH = 16
-
-
-def frame(kind: int, data: bytes) -> bytes:
-    return struct.pack(">ii", len(data) + 4, kind) + data
 
 
 def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1) -> bytes:
     if isinstance(message_id, int):
         message_id = b"%016x" % message_id
     return frame(2, struct.pack(">qH", 1, attempts) + message_id + body)
-
-
-def read_command(stream: BinaryIO, has_binary_ids: bool) -> tuple[bytes, ...]:
-    """The words of the next command; none at the end. A binary id may hold what ends a word or a line elsewhere."""
-    line = stream.readline()
-    word, _, rest = line.partition(b" ")
-    if not has_binary_ids or word not in RESPONSES:
-        return tuple(line.rstrip(b"\n").split(b" ")) if line else ()
-    while len(rest) <= ID_LENGTH and (more := stream.readline()):
-        rest += more
-    return (word, rest[:ID_LENGTH], *rest[ID_LENGTH:].split())
 
 
 def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what: Callable[[], str]) -> Any:
@@ -55,7 +38,7 @@ def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what:
     return result
 
 
-class ScriptedConnection:
+class ScriptedConnection(Peer):
     """One accepted connection.
 
     Attributes:
@@ -64,16 +47,13 @@ class ScriptedConnection:
     """
 
     def __init__(self, server: ScriptedNsqd, sock: socket.socket) -> None:
+        super().__init__(sock)
         self.server = server
-        self.sock = sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.commands: list[tuple[bytes, ...]] = []
         self.identify: dict[str, Any] = {}
         self.is_open = True
         self._changed = Event()
-
-    def send(self, data: bytes) -> None:
-        self.sock.sendall(data)
 
     def push(self, *ids: int | bytes, body: bytes = b"body", attempts: int = 1) -> None:
         self.send(b"".join(message_frame(each, body, attempts) for each in ids))
@@ -104,29 +84,38 @@ class ScriptedConnection:
         return [command[0] for command in self.commands]
 
     def serve(self) -> None:
-        stream = self.sock.makefile("rb")
         try:
-            assert stream.read(4) in (b"  V2", b"")  # a client may leave before it has said anything
-            while command := read_command(stream, self.server.has_binary_ids):
-                body = (
-                    stream.read(struct.unpack(">i", stream.read(4))[0]) if command[0] in (b"IDENTIFY", b"AUTH") else b""
-                )
+            assert self.read(4) == b"  V2"
+            while True:
+                command = self._read_command()
+                body = self.read_body() if command[0] in (b"IDENTIFY", b"AUTH") else b""
                 if command[0] == b"IDENTIFY":
                     self.identify = json.loads(body)
                 self.commands.append(command)
                 self.server.reply(self, command)
-                self._changed.set()
-                self.server.changed.set()
-        except (OSError, ValueError):
+                self._tell()
+        except ValueError:
             pass
         finally:
             self.is_open = False
-            self._changed.set()
-            self.server.changed.set()
-            self.sock.close()
+            self._tell()
+
+    def _read_command(self) -> tuple[bytes, ...]:
+        """The words of the next command. A binary id may hold what ends a word or a line elsewhere."""
+        line = self.read_line()
+        word, _, rest = line.partition(b" ")
+        if not self.server.has_binary_ids or word not in (b"FIN", b"REQ", b"TOUCH"):
+            return tuple(line.split(b" "))
+        while len(rest) < ID_LENGTH:
+            rest += b"\n" + self.read_line()
+        return (word, rest[:ID_LENGTH], *rest[ID_LENGTH:].split())
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self.server.changed.set()
 
 
-class ScriptedNsqd:
+class ScriptedNsqd(PeerServer):
     """Accepts connections and answers IDENTIFY, SUB and CLS; ``replies`` overrides what a command gets.
 
     Args:
@@ -144,19 +133,18 @@ class ScriptedNsqd:
         self.connections: list[ScriptedConnection] = []
         self.changed = Event()
         self.is_refusing = False
-        self._server = StreamServer(("127.0.0.1", 0), self._accept)
-        self._server.start()
-        self.address = Address(*self._server.address)
+        super().__init__(self._accept)
 
-    def _accept(self, sock: socket.socket, address: object) -> None:
-        connection = ScriptedConnection(self, sock)
-        self.connections.append(connection)
+    def make_peer(self, sock: socket.socket) -> ScriptedConnection:
+        self.connections.append(ScriptedConnection(self, sock))
         self.changed.set()
+        return self.connections[-1]
+
+    def _accept(self, connection: ScriptedConnection) -> None:
         if self.is_refusing:
             connection.is_open = False
-            sock.close()
-            return
-        connection.serve()
+        else:
+            connection.serve()
 
     def reply(self, connection: ScriptedConnection, command: tuple[bytes, ...]) -> None:
         word = command[0]
@@ -187,3 +175,4 @@ class ScriptedNsqd:
         for connection in self.connections:
             if connection.is_open:
                 connection.close()
+        self._check()

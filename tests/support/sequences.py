@@ -7,7 +7,7 @@ import random
 import struct
 from typing import Any
 
-from .random_steps import BINARY, BODIES, NAMES, Draws, sized
+from .random_steps import BINARY, BODIES, NAMES, Conversations, Draws, sized
 from .transcripts import Step
 
 TOPICS = ("p{slot}", "d{slot}", "r{slot}", "o{slot}", "e{slot}", "n{slot}", "oe{slot}")
@@ -29,8 +29,10 @@ def http_sequence(seed: int) -> list[Step]:
     return _Requests(random.Random(f"http {seed}")).steps()
 
 
-class _Conversations(Draws):
-    _name = ""
+class _Conversations(Conversations):
+    @property
+    def lines(self) -> tuple[str, ...]:  # type: ignore[override]
+        return _LINES
 
     def steps(self) -> list[Step]:
         """Several connections, their steps in a random order."""
@@ -41,23 +43,18 @@ class _Conversations(Draws):
         return self.interleaved(scripts)
 
     def _script(self, name: str, topic: str) -> list[Step]:
-        self._name = name
         steps: list[Step] = [["connect", name, f"{self.one((9, 'leader'), (1, 'other'))}:{topic}:0"]]
-        has_ext = topic in EXT_TOPICS
-        if self._random.random() < 0.75 or has_ext:
-            steps.append(["send", name, self.identify(extend=has_ext if self._random.random() < 0.9 else not has_ext)])
-        does = self.one((5, self._consume), (4, self._publish), (2, self._anything))
-        return [*steps, *(["send", name, _harmless(topic, data)] for data in does(topic))]
+        if self._random.random() < 0.75 or topic in EXT_TOPICS:
+            steps.append(["send", name, self.identify(topic)])
+        return [*steps, *(["send", name, _harmless(topic, data)] for data in self.commands(name, topic))]
 
     def _partition(self, usual: str = " 0") -> str:
         if self._random.random() < 0.85:
             return usual
         return self._random.choice(["", " 1", " -1", " 7", " ", " 0 x", f" {self.number()}"])
 
-    # --- IDENTIFY ----------------------------------------------------------------------------------------------------
-
-    def identify(self, *, extend: bool) -> str:
-        """IDENTIFY, now and then with a value that is out of range, or a body that is none."""
+    def identify(self, topic: str) -> str:
+        extend = (topic in EXT_TOPICS) is (self._random.random() < 0.9)
         fields: dict[str, Any] = {"client_id": "c", "heartbeat_interval": 30000}
         if extend:
             fields["extend_support"] = True
@@ -85,14 +82,7 @@ class _Conversations(Draws):
             ("short_id", "s"), ("long_id", "l"), ("user_agent", "judge/1"), ("deflate_level", 3),
         ]  # fmt: skip
 
-    # --- publishing --------------------------------------------------------------------------------------------------
-
-    def _publish(self, topic: str) -> list[str]:
-        commands = [self.publish(topic) for _ in range(self._random.randint(2, 8))]
-        return commands
-
     def publish(self, topic: str) -> str:
-        """A command that publishes, to this topic mostly."""
         if self._random.random() < 0.05:
             topic = self._random.choice([*NAMES, "none"])
         name = self.one((6, "PUB"), (4, "MPUB"), (3, "PUB_TRACE"), (2, "MPUB_TRACE"), (4, "PUB_EXT"), (3, "MPUB_EXT"))
@@ -116,19 +106,6 @@ class _Conversations(Draws):
             return self._random.choice(["", "x", "\0\0", "\0\1"])
         return struct.pack(">H", size).decode("latin-1") + header + body
 
-    # --- consuming ---------------------------------------------------------------------------------------------------
-
-    def _consume(self, topic: str) -> list[str]:
-        commands = [self.subscribe(topic)]
-        if self._random.random() < 0.9:
-            commands.append(f"RDY {self.one((9, '1'), (9, '5'), (1, self.number()))}\n")
-        for _ in range(self._random.randint(1, 8)):
-            does = self.one(
-                (8, self.publish), (6, self._answer), (2, self._ready), (1, self._state), (1, self._bad_line)
-            )
-            commands.append(does(topic))
-        return commands
-
     def subscribe(self, topic: str) -> str:
         """SUB in one of its forms, the right one mostly."""
         usual = "SUB_ORDERED" if topic in _ORDERED else self.one((5, "SUB"), (3, "SUB_ADVANCED"), (2, "SUB_ORDERED"))
@@ -144,7 +121,7 @@ class _Conversations(Draws):
         line = f"{name} {topic} {channel}{partition}\n"
         return line if self._random.random() < 0.97 else self._random.choice([f"{name}\n", f"{name} {topic}\n"])
 
-    def _answer(self, topic: str) -> str:
+    def answer(self, topic: str) -> str:
         id = self.one(
             (9, "{id:-1}"), (3, "{id:0}"), (1, "x" * 16), (1, "\0" * 16), (1, "\xff" * 16), (1, "\0" * 7 + "\5" * 9)
         )
@@ -152,19 +129,6 @@ class _Conversations(Draws):
             id = self._random.choice(["", "x", "x" * 15, "x" * 17])
         delay = self.one((6, "0"), (3, "100"), (1, self.number()))
         return str(self.one((5, f"FIN {id}\n"), (4, f"REQ {id} {delay}\n"), (2, f"TOUCH {id}\n"), (1, f"REQ {id}\n")))
-
-    def _ready(self, topic: str) -> str:
-        return f"RDY {self.one((4, '0'), (4, '1'), (2, '2500'), (1, self.number()))}\n"
-
-    def _state(self, topic: str) -> str:
-        return str(self.one((3, "CLS\n"), (3, "NOP\n"), (1, self.subscribe(topic)), (1, self.identify(extend=False))))
-
-    def _bad_line(self, topic: str) -> str:
-        return self._random.choice(_LINES).format(topic=topic, slot="{slot}", number=self.number())
-
-    def _anything(self, topic: str) -> list[str]:
-        kinds = (self.publish, self.subscribe, self._answer, self._ready, self._state, self._bad_line)
-        return [self._random.choice(kinds)(topic) for _ in range(self._random.randint(1, 4))]
 
 
 _FILTER = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}

@@ -1,6 +1,6 @@
-"""Real NSQ servers as child processes, on free ports.
+"""NSQ servers as child processes that are started again on the ports that they had.
 
-Binaries are looked for below NSQ_FAST_SERVERS (default
+Binaries of real ones are looked for below NSQ_FAST_SERVERS (default
 ~/.cache/nsq-fast/servers), in ``original`` and ``redesigned``.
 """
 
@@ -10,7 +10,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from nsq_fast.names import Address
@@ -18,6 +21,7 @@ from support.ports import free_address
 from support.waiting import WAIT, block_until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
+EMBEDDED_NSQD = (sys.executable, "-m", "nsq_fast", "nsqd")
 _LISTENING = re.compile(r"(TCP|HTTP|HTTPS): listening on (\S+):(\d+)")
 
 
@@ -27,21 +31,90 @@ def find_server(name: str, family: str = "original") -> Path | None:
     return path if os.access(path, os.X_OK) else None
 
 
-class ServerProcess:
-    """One server: started on free ports, killed and restarted on the same ports."""
+class Daemon:
+    """One child process with its command line, so that it can be ended and started again as it was.
+
+    Args:
+        log: where what it writes goes, for those that do not read it.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path = Path(os.devnull)) -> None:
+        self.command = [*command]
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True, text=True)
+
+    def check(self) -> None:
+        """Raise RuntimeError, with what it said last, when it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            said = self._log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{self.command[0]} ended with {self._process.returncode}:\n{said}")
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End the process with SIGKILL; nothing happens when it has ended already."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the process with SIGTERM."""
+        self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until every thread has stopped: the system goes on taking connections and bytes for it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        block_until(lambda: all(_state(each) == "T" for each in threads.iterdir()), "the server stopped")
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """SIGKILL, then start again."""
+        self.kill()
+        self.start()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(WAIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+class ServerProcess(Daemon):
+    """One server: started on free ports, killed and restarted on the same ports.
+
+    Args:
+        command: the program; None: the real one of ``kind``.
+
+    Attributes:
+        log: the lines that it has written, the last of them.
+    """
 
     kind = ""
     faces: tuple[str, ...] = ("TCP", "HTTP")
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, command: Sequence[str] | None = None) -> None:
         binary = find_server(self.kind)
-        if binary is None:
+        if command is None and binary is None:
             raise FileNotFoundError(f"no {self.kind} below {SERVERS}")
-        self._binary = binary
+        super().__init__([str(binary)] if command is None else command)
         self._flags = flags
         self._addresses = {face: free_address() for face in self.faces}
-        self._process: subprocess.Popen[str] | None = None
-        self.log: list[str] = []
+        self.log: deque[str] = deque(maxlen=10_000)
         self.start()
 
     @property
@@ -58,63 +131,20 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start, on the ports of the last time; return when every face listens."""
+        addresses = [f"-{face.lower()}-address={self._addresses[face]}" for face in self.faces]
         self._process = subprocess.Popen(
-            [str(self._binary), *self._address_flags(), *self._flags],
+            [*self.command, *addresses, *self._flags],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
             errors="replace",  # it logs what clients send
+            start_new_session=True,  # Ctrl-C is for us
         )
         ready = threading.Event()
         threading.Thread(target=self._follow, args=(self._process, ready), daemon=True).start()
         if not ready.wait(WAIT):
             self.kill()
-            raise TimeoutError(f"{self.kind} did not start:\n" + "\n".join(self.log[-20:]))
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """End the process with SIGKILL."""
-        self._end("kill")
-
-    def stop(self) -> None:
-        """End the process with SIGTERM."""
-        self._end("terminate")
-
-    def freeze(self) -> None:
-        """SIGSTOP, and wait until every thread has stopped: the system goes on taking connections and bytes for it."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self._process.pid}/task")
-        block_until(lambda: all(_state(each) == "T" for each in threads.iterdir()), "the server stopped")
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def restart(self) -> None:
-        """SIGKILL, then start again on the same ports."""
-        self.kill()
-        self.start()
-
-    def _end(self, how: str) -> None:
-        if self._process is None:
-            return
-        getattr(self._process, how)()
-        try:
-            self._process.wait(WAIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def _address_flags(self) -> list[str]:
-        return [f"-{face.lower()}-address={self._addresses[face]}" for face in self.faces]
+            raise TimeoutError(f"{self.command} did not start:\n" + "\n".join([*self.log][-20:]))
 
     def _follow(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         seen: set[str] = set()
@@ -139,14 +169,31 @@ class RealLookupd(ServerProcess):
 
 
 class RealNsqd(ServerProcess):
+    """An nsqd; ``command``: another program than the real one, such as EMBEDDED_NSQD."""
+
     kind = "nsqd"
 
-    def __init__(self, data_path: Path, *flags: str, https: bool = False) -> None:
+    def __init__(self, data_path: Path, *flags: str, https: bool = False, command: Sequence[str] | None = None) -> None:
         if https:
             self.faces = ("TCP", "HTTP", "HTTPS")
         else:  # with a certificate it would listen on a fixed port
             flags = ("-https-address=127.0.0.1:0", *flags)
-        super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags)
+        super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags, command=command)
+
+    @property
+    def address(self) -> str:
+        return str(self.tcp_address)
+
+    @property
+    def http(self) -> Address:
+        return self.http_address
+
+    def go_down(self) -> None:
+        """SIGKILL; a real one gets SIGTERM: killed, it comes back without some messages that it had begun to send."""
+        if self.command == [*EMBEDDED_NSQD]:
+            self.kill()
+        else:
+            self.stop()
 
 
 def _state(thread: Path) -> str:

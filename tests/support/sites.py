@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.names import Address
@@ -20,37 +20,26 @@ PATIENCE = 900.0
 """Seconds that a real cluster may take for one thing."""
 
 
-class Node(Protocol):
-    """An nsqd."""
-
-    @property
-    def tcp_address(self) -> Address:
-        """Where it takes commands."""
-
-    @property
-    def http_address(self) -> Address:
-        """Where it takes requests."""
-
-
-class Site(Protocol):
+class Site:
     """A cluster with one nsqlookupd.
 
     Attributes:
         is_ours: whether it is the embedded one.
+        lookupd: the HTTP address of its nsqlookupd.
+        nodes: its nsqds, each with ``tcp_address`` and ``http_address``.
     """
 
     is_ours: bool
-
-    @property
-    def lookupd(self) -> Address:
-        """The HTTP address of its nsqlookupd."""
+    cluster: Any
+    lookupd: Address
 
     @property
     def nodes(self) -> list[Any]:
-        """Its nsqds, each a ``Node``."""
+        return list(self.cluster.nsqds)
 
     def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
         """Create a topic (flags: ``ordered``) with the channel ``ch``; return when it takes publishes."""
+        self.cluster.create_topic(topic, partitions, replicas, channels=("ch",), **flags)
 
     def kill(self, node: Any) -> None:
         """End an nsqd as SIGKILL does."""
@@ -63,9 +52,10 @@ class Site(Protocol):
 
     def stop(self) -> None:
         """Kill everything."""
+        self.cluster.stop()
 
 
-class OurSite:
+class OurSite(Site):
     """The embedded cluster."""
 
     is_ours = True
@@ -73,17 +63,7 @@ class OurSite:
     def __init__(self, nodes: int, **options: Any) -> None:
         self.cluster = RedesignedCluster(nodes, 1, **{"readiness": 0.0, **options})
         self.cluster.start()
-
-    @property
-    def lookupd(self) -> Address:
-        return self.cluster.lookupds[0].http_address
-
-    @property
-    def nodes(self) -> list[Any]:
-        return self.cluster.nsqds
-
-    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
-        self.cluster.create_topic(topic, partitions, replicas, channels=["ch"], **flags)
+        self.lookupd = self.cluster.lookupds[0].http_address
 
     def kill(self, node: Any) -> None:
         self.cluster.kill_node(node)
@@ -93,11 +73,8 @@ class OurSite:
     def start(self, node: Any) -> None:
         self.cluster.restart_node(node)
 
-    def stop(self) -> None:
-        self.cluster.stop()
 
-
-class RealSite:
+class RealSite(Site):
     """A real cluster in a folder of its own."""
 
     is_ours = False
@@ -106,33 +83,20 @@ class RealSite:
         path.mkdir()
         self._path = path
         self.cluster = cluster.RedesignedCluster(path, nodes, 1, **flags)
+        self.lookupd = self.cluster.lookupd_addresses[0]
 
     def log(self) -> str:
         """What its nsqlookupd has written."""
         return (self._path / "nsqlookupd0" / "nsqlookupd.INFO").read_text(errors="replace")
 
-    @property
-    def lookupd(self) -> Address:
-        return self.cluster.lookupd_addresses[0]
-
-    @property
-    def nodes(self) -> list[Any]:
-        return self.cluster.nsqds
-
-    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
-        self.cluster.create_topic(topic, partitions, replicas, **flags)
-
     def kill(self, node: Any) -> None:
         node.kill()
 
     def end(self, node: Any) -> None:
-        node.terminate()
+        node.stop()
 
     def start(self, node: Any) -> None:
         node.start()
-
-    def stop(self) -> None:
-        self.cluster.stop()
 
 
 def led(site: Site, topic: str, access: str = "r") -> dict[int, Any]:

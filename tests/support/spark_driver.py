@@ -111,12 +111,6 @@ class Driver:
             raise AssertionError(f"the program still runs after {timeout} s\n{self.log()}") from None
         assert status == 0, f"the program ended with {status}\n{self.log()}"
 
-    def fails(self, timeout: float = LIMIT) -> str:
-        """Wait for the program to end badly; what it wrote to stderr."""
-        assert self._process is not None
-        assert self._process.wait(timeout) > 0, self.log()
-        return self.log(None)
-
     def wait_mark(self, name: str, count: int = 1, timeout: float = LIMIT, marks: Marks | None = None) -> None:
         """Return once a mark was left so often. Raises AssertionError when the program ends before."""
         (marks or self.marks).wait(name, count, timeout, alive=self._must_run)

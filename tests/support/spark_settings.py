@@ -36,12 +36,12 @@ def quick_environment() -> dict[str, str]:
 
 
 def archive() -> Path:
-    """Where the classes of this Spark are kept between runs: see ``spark_archive``."""
+    """Where the classes of this Spark are kept between runs: see ``spark_start``."""
     return home() / "classes.jsa"
 
 
 def home() -> Path:
-    """The home of this Spark, kept between runs: see ``spark_home``."""
+    """The home of this Spark, kept between runs: see ``spark_start``."""
     return ROOT / ".pytest_cache" / f"spark-{version('pyspark')}"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from support.faces import FACES, Asyncio, Threads
 from support.processes import FORKING_PYTHON
-from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, WAIT, until
 
 from nsq_fast import Message
@@ -84,25 +83,6 @@ def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
         else:  # killed, the real one comes back without some messages that it had begun to send
             until(lambda: later <= found)
         until(lambda: consumer.total_in_flight == 0)
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [b"\x00\x00\x00\x06\x00\x00\x00\x09xx", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 64],
-    ids=["frame type", "HTTP", "size"],
-)
-def test_an_nsqd_that_sends_garbage_is_asked_again(face: Threads | Asyncio, garbage: bytes) -> None:
-    server = ScriptedNsqd()
-    found: list[bytes] = []
-    try:
-        with face.consuming(
-            "t", "c", lambda message: found.append(message.body), nsqd_tcp_addresses=str(server.address), **QUICK
-        ):
-            server.connection(0).send(garbage)
-            server.connection(1).push(1, body=b"after")
-            until(lambda: found == [b"after"])
-    finally:
-        server.stop()
 
 
 @pytest.mark.fork

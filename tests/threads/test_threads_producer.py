@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from support.processes import FORKING_PYTHON
 from support.waiting import PROCESS, until
 
 import nsq_fast
-from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed, PublishTimeout, WrongThread
+from nsq_fast.errors import WrongThread
 from nsq_fast.threads import Consumer, Producer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -53,172 +50,6 @@ def bodies_of(address: str, topic: str, count: int) -> list[bytes]:
                 message.finish()
                 break
     return found
-
-
-def test_many_threads_publish_at_once(nsqd_process: Any) -> None:
-    with Producer(nsqd_process.address) as producer:
-
-        def publish(number: int) -> None:
-            for each in range(50):
-                assert producer.publish("t", b"%d-%d" % (number, each)) == b"OK"
-
-        assert in_threads(8, publish) == []
-    found = bodies_of(nsqd_process.address, "t", 400)
-    assert sorted(found) == sorted(b"%d-%d" % (number, each) for number in range(8) for each in range(50))
-
-
-def test_every_way_to_publish(nsqd_process: Any) -> None:
-    with Producer(nsqd_process.address) as producer:
-        future = producer.publish_nowait("t", b"nowait")
-        assert isinstance(future, Future)
-        assert future.result(WAIT) == b"OK"
-        assert producer.publish("t", bytearray(b"one"), raise_error=False).result(WAIT) == b"OK"
-        assert producer.multipublish("t", [b"a", memoryview(b"b")]) == b"OK"
-        assert producer.multipublish("t", [b"c"], raise_error=False).result(WAIT) == b"OK"
-        assert not future.cancel()
-    assert sorted(bodies_of(nsqd_process.address, "t", 5)) == [b"a", b"b", b"c", b"nowait", b"one"]
-
-
-def test_a_body_is_what_it_was_at_the_call(nsqd_process: Any) -> None:
-    with Producer(nsqd_process.address) as producer:
-        body = bytearray(b"before")
-        future = producer.publish_nowait("t", body)
-        body[:] = b"behind"
-        future.result(WAIT)
-    assert bodies_of(nsqd_process.address, "t", 1) == [b"before"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("bad topic", b"x"), NameInvalid),
-        (("t", "text"), TypeError),
-        (("t", b""), ValueError),
-        (("t", b"x", -1), ConfigError),
-    ],
-    ids=["topic", "type", "empty", "defer"],
-)
-def test_a_wrong_argument_is_refused_and_harms_nobody(
-    nsqd_process: Any, arguments: tuple[Any, ...], error: type[Exception]
-) -> None:
-    with Producer(nsqd_process.address) as producer:
-        with pytest.raises(error):
-            producer.publish(*arguments)
-        assert producer.publish("t", b"good") == b"OK"
-    assert bodies_of(nsqd_process.address, "t", 1) == [b"good"]
-
-
-def test_wrong_options_are_refused_where_the_producer_is_made() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'max_pending'"):
-        Producer("127.0.0.1:1", max_pendin=3)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="nowhere to publish to"):
-        Producer()
-
-
-def test_it_publishes_between_start_and_close_only() -> None:
-    producer = Producer("127.0.0.1:1")
-    with pytest.raises(NotRunning, match="start"):
-        producer.publish("t", b"x")
-    producer.start()
-    producer.close()
-    with pytest.raises(NotRunning, match="closed"):
-        producer.publish_nowait("t", b"x")
-    assert producer.join(WAIT)
-
-
-def test_without_an_nsqd_the_caller_waits_as_long_as_it_says() -> None:
-    with Producer("127.0.0.1:1") as producer:
-        with pytest.raises(NoNsqd):
-            producer.publish("t", b"x", timeout=0.05)
-        with pytest.raises(NoNsqd):
-            producer.publish("t", b"x", block=False)
-
-
-def test_max_pending_blocks_those_who_wait_and_refuses_the_others(nsqd_process: Any) -> None:
-    with Producer(nsqd_process.address, max_pending=10) as producer:
-        producer.publish("t", b"first")
-        nsqd_process.freeze()
-        futures: list[Future[Any]] = []
-        with pytest.raises(PublishFailed, match="max_pending=10"):
-            futures.extend(producer.publish_nowait("t", b"%d" % number) for number in range(1000))
-        assert len(futures) <= 10 + 1
-        with pytest.raises(PublishTimeout, match="max_pending=10"):
-            producer.publish("t", b"waits", timeout=0.05)
-        done: list[bytes] = []
-        waiting = threading.Thread(target=lambda: done.append(producer.publish("t", b"last")))  # type: ignore[arg-type]
-        waiting.start()
-        nsqd_process.thaw()
-        waiting.join(WAIT)
-        assert done == [b"OK"]
-        stored = [future for future in futures if future.exception(WAIT) is None]
-    assert len(bodies_of(nsqd_process.address, "t", len(stored) + 2)) == len(stored) + 2
-
-
-def test_a_server_that_restarts_loses_no_publish(nsqd_process: Any) -> None:
-    with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
-        producer.publish("t", b"begin")
-        is_down, raised = threading.Event(), list[BaseException]()
-
-        def publish(number: int) -> None:
-            for each in range(40):
-                producer.publish("t", b"%d-%d" % (number, each))
-                if each == 20:
-                    assert is_down.wait(WAIT)
-
-        publishing = threading.Thread(target=lambda: raised.extend(in_threads(4, publish)))
-        publishing.start()
-        until(lambda: producer.stats()["pending"] == 0)
-        nsqd_process.stop()
-        is_down.set()
-        nsqd_process.start()
-        publishing.join(2 * WAIT)
-        assert not publishing.is_alive()
-        assert raised == []
-    wanted = {b"%d-%d" % (number, each) for number in range(4) for each in range(40)} | {b"begin"}
-    found: set[bytes] = set()
-    with Consumer("t", "c", nsqd_process.address, max_in_flight=100) as consumer:
-        for message in consumer:
-            found.add(message.body)
-            if found == wanted:
-                message.finish()
-                break
-
-
-def test_a_server_that_is_killed_has_every_confirmed_publish(nsqd_process: Any) -> None:
-    confirmed: set[bytes] = set()
-    is_over = threading.Event()
-
-    def publish(number: int) -> None:
-        for each in itertools.count():
-            if is_over.is_set():
-                return
-            body = b"%d-%d" % (number, each)
-            with suppress(PublishFailed):  # whether that one is stored is unknown
-                producer.publish("t", body)
-                confirmed.add(body)
-
-    with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
-        publishing = threading.Thread(target=in_threads, args=(4, publish))
-        publishing.start()
-        try:
-            for _ in range(2):
-                count = len(confirmed)
-                until(lambda count=count: len(confirmed) > count + 50)
-                nsqd_process.kill()
-                nsqd_process.start()
-            count = len(confirmed)
-            until(lambda: len(confirmed) > count + 50)
-        finally:
-            is_over.set()
-            publishing.join(WAIT)
-    assert not publishing.is_alive()
-    missing = set(confirmed)
-    with Consumer("t", "c", nsqd_process.address, max_in_flight=100) as consumer:
-        for message in consumer:
-            missing.discard(message.body)
-            if not missing:
-                message.finish()
-                break
 
 
 def test_a_greenlet_of_a_thread_with_a_hub_lets_the_others_run(nsqd_process: Any) -> None:
@@ -283,7 +114,7 @@ def test_the_end_of_the_interpreter_counts_what_a_stuck_hub_thread_has_not_taken
     done = _run(
         f"""
 import threading
-from nsq_fast.runtime.crossing import hub_thread
+from nsq_fast import bridge as hub_thread
 from nsq_fast.threads import Producer
 hub_thread.END_TIMEOUT = 0.1
 producer = Producer({nsqd_process.address!r})
@@ -365,7 +196,7 @@ TWO_FIRST_CLIENTS = """
 import time
 from gevent import joinall, spawn
 from nsq_fast import threads
-from nsq_fast.runtime.crossing import hub_thread
+from nsq_fast import bridge as hub_thread
 
 start = hub_thread._start_thread
 

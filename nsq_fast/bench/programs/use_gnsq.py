@@ -3,12 +3,10 @@
 from ssl import CERT_REQUIRED
 
 import gnsq
-from greenlets import Load, timed
-from greenlets import roundtrip as there_and_back
+from blocking import OnGevent
 from meter import Meter, settings
 
 job = settings()
-meter = Meter(job)
 NSQDS = ["{}:{}".format(*address) for address in job["nsqds"]]
 OPTIONS = {job["compression"]: True} if job["compression"] else {}
 if job["tls"]:
@@ -18,42 +16,21 @@ if job["unbuffered"]:
     OPTIONS["output_buffer_size"] = -1
 
 
-def make_consumer(handle):
-    return gnsq.Consumer(
-        job["topic"],
-        job["channel"],
-        nsqd_tcp_addresses=NSQDS,
-        max_in_flight=job["max_in_flight"],
-        message_handler=handle,
-        **OPTIONS,
-    )
+class Gnsq(OnGevent):
+    def make_consumer(self, handle):
+        options = {"max_in_flight": job["max_in_flight"], "message_handler": handle, **OPTIONS}
+        return gnsq.Consumer(job["topic"], job["channel"], nsqd_tcp_addresses=NSQDS, **options)
 
+    def make_producer(self):
+        return gnsq.Producer(NSQDS[:1], **OPTIONS)
 
-def plain(consumer, message, take=meter.take, marks=meter.marks):
-    if take() in marks and meter.mark():
+    @staticmethod
+    def publish_nowait(producer, topic, body):
+        return producer.publish(topic, body, raise_error=False)
+
+    @staticmethod
+    def close(consumer):
         consumer.close()
 
 
-def publish_nowait(producer, topic, body):
-    return producer.publish(topic, body, raise_error=False)
-
-
-def make_load():
-    producer = gnsq.Producer(NSQDS[:1], **OPTIONS)
-    producer.start()
-    return Load(job, meter, producer, publish_nowait)
-
-
-def consume():
-    make_consumer(timed(plain, meter) if job["rate"] else plain).start()
-
-
-def publish():
-    make_load().run()
-
-
-def roundtrip():
-    there_and_back(job, meter, plain, make_consumer, make_load())
-
-
-{"consume": consume, "publish": publish, "roundtrip": roundtrip}[job["kind"]]()
+getattr(Gnsq(job, Meter(job)), job["kind"])()

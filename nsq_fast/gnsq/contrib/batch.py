@@ -132,7 +132,6 @@ class BatchHandler:
         self._answer(message, message.finish, "finishing")
 
     def finish_messages(self, messages: Iterable[Message]) -> None:
-        """Finish those that have no response."""
         for message in messages:
             self.finish_message(message)
 
@@ -141,7 +140,6 @@ class BatchHandler:
         self._answer(message, message.requeue, "requeueing")
 
     def requeue_messages(self, messages: Iterable[Message]) -> None:
-        """Requeue those that have no response."""
         for message in messages:
             self.requeue_message(message)
 
@@ -160,7 +158,6 @@ class BatchHandler:
         return message
 
     def handle_batch(self, messages: list[Any]) -> object:
-        """Handle a batch."""
         raise RuntimeError("handle_batch must be given, or overridden")
 
     def handle_message_error(self, error: Exception, message: Message) -> object:

@@ -1,10 +1,10 @@
-"""A socket whose bytes are compressed on their way."""
+"""Sockets whose bytes are compressed on their way."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from nsq_fast.runtime import Layer
+from nsq_fast.runtime import DeflateLayer, Layer, SnappyLayer
 
 READ_SIZE = 64 * 1024
 
@@ -39,14 +39,26 @@ class CompressionSocket:
         return data
 
     def sendall(self, data: bytes) -> None:
-        """Compress and send."""
         self._socket.sendall(self.compress(data))
 
     def compress(self, data: bytes) -> bytes:
-        """The bytes that carry ``data``, complete."""
         return self._layer.encode(data)
 
     def decompress(self, data: bytes) -> bytes:
         """As much of the data as these compressed bytes complete."""
         self._layer.feed(data)
         return b"".join(iter(self._layer.read, b""))
+
+
+class DefalteSocket(CompressionSocket):
+    """A socket with raw deflate of the given level."""
+
+    def __init__(self, socket: Any, level: int) -> None:
+        super().__init__(socket, DeflateLayer(level))
+
+
+class SnappySocket(CompressionSocket):
+    """A socket with snappy in its framing format."""
+
+    def __init__(self, socket: Any) -> None:
+        super().__init__(socket, SnappyLayer())

@@ -15,8 +15,7 @@ from nsq_fast.errors import NSQSocketError
 from nsq_fast.gnsq.options import tls_options
 from nsq_fast.runtime import client_context, server_hostname
 
-from .defalte import DefalteSocket
-from .snappy import SnappySocket
+from .compression import DefalteSocket, SnappySocket
 
 __all__ = ["DefalteSocket", "SSLSocket", "SnappySocket", "Stream"]
 
@@ -50,7 +49,6 @@ class Stream:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection."""
         return self.socket is not None
 
     def ensure_connection(self) -> None:
@@ -59,7 +57,6 @@ class Stream:
             raise NSQSocketError(ENOTCONN, "Socket is not connected")
 
     def connect(self) -> None:
-        """Connect, unless it is connected."""
         if self.is_connected:
             return
         with _socket_errors():
@@ -67,7 +64,7 @@ class Stream:
             self.socket.setsockopt(gsocket.IPPROTO_TCP, gsocket.TCP_NODELAY, 1)
 
     def read(self, size: int) -> bytes:
-        """Read exactly ``size`` bytes."""
+        """Exactly so many bytes."""
         received = self._received
         while len(received) < size:
             self.ensure_connection()
@@ -82,7 +79,6 @@ class Stream:
         return data
 
     def send(self, data: bytes) -> None:
-        """Send all of ``data``."""
         with self.lock:
             self.ensure_connection()
             with _socket_errors():
@@ -111,11 +107,9 @@ class Stream:
             self.socket = SSLSocket(sock=self.socket, server_hostname=hostname, _context=client_context(chosen))
 
     def upgrade_to_snappy(self) -> None:
-        """Compress with snappy from now on."""
         self._compress(SnappySocket(self.socket))
 
     def upgrade_to_defalte(self, level: int) -> None:
-        """Compress with deflate from now on."""
         self._compress(DefalteSocket(self.socket, level))
 
     def _compress(self, compressed: Any) -> None:

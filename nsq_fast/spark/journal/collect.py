@@ -119,7 +119,6 @@ class Collector:
         return self.chain.claim(index, head, columns)
 
     def finish(self, connection: JournalConnection, ids: bytes) -> None:
-        """FIN what a claimed segment holds."""
         connection.subscription.finish(ids)
 
     def seal(self, index: int, head: Head) -> None:
@@ -354,7 +353,6 @@ class JournalConnection:
 
     @property
     def message_timeout(self) -> float:
-        """Seconds."""
         return self.subscription.info.msg_timeout
 
     def grant(self, rows: int) -> None:
@@ -369,12 +367,10 @@ class JournalConnection:
         self.outstanding = 0
 
     def took(self, columns: Columns) -> None:
-        """These have arrived."""
         self._arrived += columns.count
         self.outstanding = max(0, self.outstanding - columns.count)
 
     def begin(self, ids: bytes, dropped: frozenset[bytes], result: Future[int | None] | None) -> None:
-        """All that has arrived is being written."""
         self.work = Work(ids, dropped, self._arrived, self._last_granted_at, result)
 
     def claimed(self, work: Work, number: int) -> None:
@@ -529,7 +525,6 @@ class DiskWait:
 
     @property
     def is_long(self) -> bool:
-        """Whether most of the time was spent waiting."""
         return self._waited > LONG * (monotonic() - self._began)
 
     def result(self, of: Future[T]) -> T:
@@ -675,7 +670,6 @@ class Claims:
 
 
 def message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:
-    """What their messages are known by."""
     return (key for segment in segments for key in segment.message_keys())
 
 
@@ -720,7 +714,6 @@ def _has_redelivered(columns: Any) -> bool:
 
 
 def take(columns: Any, rows: list[int]) -> StoredColumns:
-    """These rows of columns."""
     found: dict[str, Any] = {}
     for name, width in _WIDTHS.items():
         column = getattr(columns, name)
@@ -763,7 +756,6 @@ class Peek:
         self._seen: set[bytes] = set()
 
     def batches(self, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-        """The rows, each message once."""
         slot = self.slot
         for columns in self._windows():
             yield to_batch(

@@ -152,11 +152,9 @@ class FileStorage:
         self._durable = durable
 
     def below(self, name: str) -> FileStorage:
-        """The folder of this name in it."""
         return FileStorage(self._file(name), durable=self._durable)
 
     def make(self, *, parents: bool = False) -> None:
-        """Make the folder, readable by its owner only. Raises JournalStorageFailed; where it is no folder, too."""
         try:
             if parents:
                 os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -170,7 +168,6 @@ class FileStorage:
             raise _failed(self.path, error, "made") from error
 
     def check(self) -> None:
-        """Raise ConfigError when two writers could claim the same name."""
         check_links(self.path)
 
     def claim(self, name: str, buffers: Sequence[Any]) -> None:
@@ -195,7 +192,6 @@ class FileStorage:
             _sync_folder(self.path)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a file completely, or leave the one that was there. Raises JournalStorageFailed."""
         try:
             with _written(self.path, [data] if data else [], durable=True) as (_, temporary):
                 os.replace(temporary, self._file(name))
@@ -203,14 +199,12 @@ class FileStorage:
             raise _failed(self._file(name), error) from error
 
     def view(self, name: str) -> memoryview:
-        """The file, mapped. Raises JournalStorageFailed, too."""
         with _readable(self._file(name)), open(self._file(name), "rb") as file:
             if not (size := os.fstat(file.fileno()).st_size):
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
 
     def remove(self, name: str) -> None:
-        """Delete a file, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._file(name))
 
@@ -221,7 +215,6 @@ class FileStorage:
         return []
 
     def tree(self, prefix: str) -> list[Entry]:
-        """The files in the folders of this one, those included that are being deleted."""
         return [entry for entry in self._tree(prefix.partition("/")[0]) if entry.name.startswith(prefix)]
 
     def _tree(self, folder: str) -> Iterator[Entry]:
@@ -233,14 +226,12 @@ class FileStorage:
                         yield Entry(f"{name}/{file.name}", found.st_size, found.st_mtime)
 
     def retire(self, name: str) -> None:
-        """Move a folder away."""
         try:
             os.rename(self._file(name), self._file(f"{name}{_RETIRED}{uuid.uuid4().hex}"))
         except FileNotFoundError:
             logger.info("%s was moved away before", self._file(name), extra=SPARK_JOURNAL_CLEANED)
 
     def sweep(self) -> None:
-        """Delete the folders that were moved away."""
         for name in self.names():
             if _RETIRED in name:
                 self._sweep(self._file(name))
@@ -317,7 +308,6 @@ def _failed(path: str, error: OSError, done: str = "written") -> JournalStorageF
 
 
 def _sync_folder(folder: str) -> None:
-    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

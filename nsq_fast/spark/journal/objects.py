@@ -1,4 +1,12 @@
-"""A journal in an object store; imported where one is named, as it needs boto3."""
+"""A journal in an object store: places are prefixes, entries are objects. Imported where one is named: needs obstore.
+
+An entry is claimed by a conditional put (``If-None-Match: *``), which the store
+refuses when there is an object of that key. A place is there as long as its
+marker, an empty object, is. The driver retires a place by deleting the marker,
+and deletes what is in it then. So whoever has claimed an entry looks for the
+marker afterwards: if it is there, the place had not been retired when the
+entry was claimed. If it is not, the entry does not count.
+"""
 
 from __future__ import annotations
 
@@ -9,282 +17,215 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from functools import lru_cache
-from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
+from urllib.parse import urlsplit
 
 import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+import obstore
+from botocore.exceptions import BotoCoreError
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
+from obstore.store import S3Store
 
 from nsq_fast.errors import ConfigError, JournalClosed, JournalStorageFailed, JournalTaken
 from nsq_fast.spark.options import ObjectStore
 
 from .files import Entry
 
-# The requests of S3 that a journal is made of. Errors say what failed, where, and what to do.
-#
-# A request that fails is repeated as boto3 is set to do it (AWS_RETRY_MODE,
-# AWS_MAX_ATTEMPTS); its credentials come from where boto3 looks for them.
-
-
+_MARKER = ".open"
 _TOKEN = "nsq-fast-writer"  # in the metadata of an object
-_TAKEN = 412
-_CONFLICT = 409
-_MISSING = {"NoSuchKey", "404"}
 _CONFLICT_PAUSE = 0.1
 _CONFLICT_TRIES = 20
-_DELETED_AT_ONCE = 1000
-_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}
-
-_HINTS = {
-    "NoSuchBucket": "create the bucket, or correct the option journal",
-    "AccessDenied": "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket must be allowed",
+_TIMEOUTS = {"connect_timeout": "10s", "timeout": "60s", "allow_http": True}
+_RETRIES = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=60),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
-_NO_CREDENTIALS = "give them to driver and executors as to any program that uses boto3"
+
+_NO_BUCKET = "create the bucket, or correct the option journal"
+_DENIED = "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket must be allowed"
+_NO_CREDENTIALS = "no credentials; give them to driver and executors as to any program that uses boto3"
 _AGAIN = "nothing was acknowledged that is not stored; run the task or the query again when the object store answers"
 
 
-class Object(NamedTuple):
-    """An object as a listing shows it; ``written_at`` in seconds since the epoch."""
-
-    key: str
-    size: int
-    written_at: float
-
-
-class Bucket:
-    """A bucket. Raises ConfigError for settings of boto3 that cannot be.
-
-    Its requests raise JournalStorageFailed when they fail; it is unknown then whether they were carried out.
-    """
-
-    def __init__(self, name: str, store: ObjectStore) -> None:
-        self.name = name
-        try:
-            self._client = _client(store)
-        except (BotoCoreError, ValueError) as error:
-            raise ConfigError(f"journal=s3://{name}: {error}; see journalEndpoint and boto3's settings") from error
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object, in place of the one that there may be."""
-        self._call("put_object", key, Key=key, Body=data)
-
-    def put_new(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one; False when another writer's is there."""
-        token = uuid.uuid4().hex
-        for tries_left in reversed(range(_CONFLICT_TRIES)):
-            try:
-                self._call("put_object", key, Key=key, Body=data, IfNoneMatch="*", Metadata={_TOKEN: token})
-                return True
-            except JournalStorageFailed as error:
-                status = _status(error.__cause__)
-                if status == _TAKEN:
-                    # A request whose answer was lost is repeated, and then finds its own work.
-                    return self._writer(key) == token
-                if status != _CONFLICT or not tries_left:
-                    raise
-            time.sleep(_CONFLICT_PAUSE)  # another request for this key is being carried out
-        raise AssertionError("the last try returns or raises")
-
-    def _writer(self, key: str) -> str | None:
-        try:
-            found: dict[str, str] = self._call("head_object", key, Key=key)["Metadata"]
-        except FileNotFoundError:
-            return None
-        return found.get(_TOKEN)
-
-    def exists(self, key: str) -> bool:
-        """Whether there is this object."""
-        try:
-            self._call("head_object", key, Key=key)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def get(self, key: str) -> bytes:
-        """The bytes of an object. Raises FileNotFoundError."""
-        try:
-            data: bytes = self._call("get_object", key, Key=key)["Body"].read()
-        except BotoCoreError as error:  # the connection was lost within the body
-            raise self._failed("get_object", key, error) from error
-        return data
-
-    def objects(self, prefix: str) -> Iterator[Object]:
-        """The objects whose keys begin with ``prefix``."""
-        for page in self._pages(prefix):
-            for each in page.get("Contents", ()):
-                yield Object(each["Key"], each["Size"], each["LastModified"].timestamp())
-
-    def names(self, prefix: str) -> list[str]:
-        """What stands between ``prefix`` and the next slash, or the end, in the keys that begin with it; sorted."""
-        found: set[str] = set()
-        for page in self._pages(prefix, Delimiter="/"):
-            found.update(each["Key"] for each in page.get("Contents", ()))
-            found.update(each["Prefix"] for each in page.get("CommonPrefixes", ()))
-        return sorted(key[len(prefix) :].rstrip("/") for key in found)
-
-    def _pages(self, prefix: str, **given: str) -> Iterator[dict[str, Any]]:
-        more: dict[str, str] = {}
-        while True:
-            page = self._call("list_objects_v2", prefix, Prefix=prefix, **given, **more)
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
-
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, if they are there."""
-        left = iter(keys)
-        while some := [{"Key": key} for key in islice(left, _DELETED_AT_ONCE)]:
-            done = self._call("delete_objects", some[0]["Key"], Delete={"Objects": some, "Quiet": True})
-            for error in done.get("Errors", ()):
-                raise JournalStorageFailed(f"s3://{self.name}/{error['Key']}: not deleted: {error.get('Message')}")
-
-    def _call(self, operation: str, key: str, **given: Any) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = getattr(self._client, operation)(Bucket=self.name, **given)
-        except ClientError as error:
-            if _code(error) in _MISSING:
-                raise FileNotFoundError(errno.ENOENT, "no such object", f"s3://{self.name}/{key}") from None
-            raise self._failed(operation, key, error) from error
-        except BotoCoreError as error:
-            raise self._failed(operation, key, error) from error
-        return found
-
-    def _failed(self, operation: str, key: str, error: Exception) -> JournalStorageFailed:
-        hint = _NO_CREDENTIALS if isinstance(error, NoCredentialsError) else _HINTS.get(_code(error), _AGAIN)
-        where = self._client.meta.endpoint_url
-        return JournalStorageFailed(f"s3://{self.name}/{key}: {operation} at {where} failed: {error}; {hint}")
-
-
 @lru_cache(maxsize=8)
-def _client(store: ObjectStore) -> Any:
-    """One for each process, as it takes long to make; threads share it."""
-    config = Config(**_TIMEOUTS, user_agent_extra="nsq_fast")
-    return boto3.session.Session().client("s3", endpoint_url=store.endpoint, region_name=store.region, config=config)
+def _connect(bucket: str, store: ObjectStore) -> Any:
+    """One for each process; threads share it. Raises ConfigError for settings that cannot be."""
+    try:
+        session = boto3.session.Session(region_name=store.region)
+        endpoint = store.endpoint or session.client("s3").meta.endpoint_url
+        if not urlsplit(endpoint).hostname:
+            raise ValueError(f"Invalid endpoint: {endpoint}")
+        if session.get_credentials() is None:
+            raise JournalStorageFailed(f"s3://{bucket}: {_NO_CREDENTIALS}")
+        return S3Store(
+            bucket,
+            endpoint=endpoint,
+            region=session.region_name,
+            credential_provider=Boto3CredentialProvider(session),
+            conditional_put="etag",
+            client_options=_TIMEOUTS,
+            retry_config=_RETRIES,
+        )
+    except (BotoCoreError, ValueError, BaseError) as error:
+        raise ConfigError(f"journal=s3://{bucket}: {_line(error)}; see journalEndpoint and boto3's settings") from error
 
 
-def _status(error: BaseException | None) -> int | None:
-    if isinstance(error, ClientError):
-        status: int | None = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status
-    return None
-
-
-def _code(error: BaseException) -> str:
-    return str(error.response.get("Error", {}).get("Code")) if isinstance(error, ClientError) else ""
-
-
-# A journal in an object store: places are prefixes, entries are objects.
-#
-# An entry is claimed by a conditional put (``If-None-Match: *``), which the store
-# refuses when there is an object of that key. A place is there as long as its
-# marker, an empty object, is. The driver retires a place by deleting the marker,
-# and deletes what is in it then. So whoever has claimed an entry looks for the
-# marker afterwards: if it is there, the place had not been retired when the
-# entry was claimed. If it is not, the entry does not count.
-
-
-_MARKER = ".open"
+def _line(error: BaseException) -> str:
+    """What an error says, without its source."""
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())
 
 
 class ObjectStorage:
-    """The objects below a prefix.
+    """The objects below a prefix, which has no slash at its end.
 
-    Args:
-        prefix: without a slash at its end.
+    Requests raise JournalStorageFailed when they fail; it is unknown then whether they were carried out.
     """
 
-    def __init__(self, bucket: Bucket, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, store: ObjectStore) -> None:
         self._bucket = bucket
         self._prefix = prefix + "/" if prefix else ""
+        self._store = store
+        self._objects = _connect(bucket, store)
         self._copies = _Copies()
 
     @property
     def path(self) -> str:
-        """As a URL."""
-        return f"s3://{self._bucket.name}/{self._prefix}".rstrip("/")
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def below(self, name: str) -> ObjectStorage:
-        """What lies below a longer prefix."""
-        return ObjectStorage(self._bucket, self._prefix + name)
+        return ObjectStorage(self._bucket, self._prefix + name, self._store)
 
     def make(self, *, parents: bool = False) -> None:
         """Write the marker. A prefix needs no parents."""
-        self._bucket.put_new(self._key(_MARKER), b"")
+        self._put_new(_MARKER, b"")
 
     def check(self) -> None:
-        """Raise ConfigError for a store that lets a second writer replace what the first has written."""
-        key = self._key(f"t-{uuid.uuid4().hex}")
+        name = f"t-{uuid.uuid4().hex}"
         try:
-            if self._bucket.put_new(key, b"") and self._bucket.put_new(key, b""):
+            if self._put_new(name, b"") and self._put_new(name, b""):
                 raise ConfigError(
                     f"journal={self.path!r}: this object store replaces an object although it is asked not to"
                     " (If-None-Match): two attempts of a task could write the same file"
                 )
         finally:
             with contextlib.suppress(JournalStorageFailed):
-                self._bucket.delete([key])
+                self.remove(name)
 
     def claim(self, name: str, buffers: Sequence[Any]) -> None:
-        """Write an object that must not be there. Raises JournalStorageFailed, too."""
         data = b"".join(buffers)
-        key = self._key(name)
-        if not self._bucket.put_new(key, data):
+        if not self._put_new(name, data):
             raise JournalTaken(f"{self.path}/{name} has been written by another attempt")
-        if not self._bucket.exists(self._key(_MARKER)):
+        if not self._exists(_MARKER):
             with contextlib.suppress(JournalStorageFailed):  # the driver's next sweep finds it
-                self._bucket.delete([key])
+                self.remove(name)
             raise JournalClosed(
                 f"{self.path} is not there: the batch has been committed by another attempt, or the journal was deleted"
             )
         self._copies.keep(name, data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write an object. Raises JournalStorageFailed."""
-        self._bucket.put(self._key(name), data)
+        with self._told(name):
+            obstore.put(self._objects, self._key(name), data, use_multipart=False)
 
     def view(self, name: str) -> memoryview:
-        """The bytes of an object; what was claimed here is not fetched. Raises JournalStorageFailed, too."""
+        """The bytes of an object; what was claimed here is not fetched."""
         copy = self._copies.get(name)
-        return memoryview(self._bucket.get(self._key(name)) if copy is None else copy)
+        if copy is None:
+            with self._told(name):
+                copy = bytes(obstore.get(self._objects, self._key(name)).bytes())
+        return memoryview(copy)
 
     def remove(self, name: str) -> None:
-        """Delete an object, if there is one."""
-        self._bucket.delete([self._key(name)])
+        self._delete([self._key(name)])
 
     def names(self) -> list[str]:
-        """Of objects, and of longer prefixes."""
-        return [name for name in self._bucket.names(self._prefix) if name != _MARKER]
+        with self._told(""):
+            found = obstore.list_with_delimiter(self._objects, self._prefix.rstrip("/"))
+        keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        return sorted(name for key in keys if (name := key[len(self._prefix) :].rstrip("/")) != _MARKER)
 
     def tree(self, prefix: str) -> list[Entry]:
-        """The objects below longer prefixes."""
+        whole, slash, _ = prefix.rpartition("/")  # a store lists what lies below whole names
         found = []
-        for each in self._bucket.objects(self._key(prefix)):
-            name = each.key[len(self._prefix) :]
+        for key, size, written_at in self._list(self._key(whole) if slash else self._prefix.rstrip("/")):
+            name = key[len(self._prefix) :]
             place, _, rest = name.partition("/")
-            if place and rest not in ("", _MARKER):
-                found.append(Entry(name, each.size, each.written_at))
+            if name.startswith(prefix) and place and rest not in ("", _MARKER):
+                found.append(Entry(name, size, written_at))
         return found
 
     def retire(self, name: str) -> None:
         """Delete the marker."""
-        self._bucket.delete([self._key(f"{name}/{_MARKER}")])
+        self.remove(f"{name}/{_MARKER}")
 
     def sweep(self) -> None:
-        """Delete what lies below prefixes without a marker. Raises JournalStorageFailed."""
+        """Delete what lies below prefixes without a marker."""
         keys: defaultdict[str, list[str]] = defaultdict(list)
-        for each in self._bucket.objects(self._prefix):
-            place, slash, _ = each.key[len(self._prefix) :].partition("/")
+        for key, _, _ in self._list(self._prefix.rstrip("/")):
+            place, slash, _ = key[len(self._prefix) :].partition("/")
             if slash:
-                keys[place].append(each.key)
+                keys[place].append(key)
         retired = [found for place, found in keys.items() if self._key(f"{place}/{_MARKER}") not in found]
-        self._bucket.delete(key for found in retired for key in found)
+        self._delete([key for found in retired for key in found])
+
+    # Requests
 
     def _key(self, name: str) -> str:
         return self._prefix + name
+
+    def _put_new(self, name: str, data: bytes) -> bool:
+        """Write an object unless there is one; False when another writer's is there."""
+        token = uuid.uuid4().hex
+        for _ in range(_CONFLICT_TRIES):
+            try:
+                with self._told(name):
+                    obstore.put(self._objects, self._key(name), data, mode="create", attributes={_TOKEN: token})
+                return True
+            except AlreadyExistsError:
+                # A request whose answer was lost is repeated, and then finds its own work.
+                with contextlib.suppress(FileNotFoundError), self._told(name):
+                    found = obstore.get(self._objects, self._key(name))
+                    return bool(found.attributes.get(_TOKEN) == token)
+            time.sleep(_CONFLICT_PAUSE)  # another request for this key is being carried out
+        raise JournalStorageFailed(f"{self.path}/{name}: other requests for it do not end; {_AGAIN}")
+
+    def _exists(self, name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), self._told(name):
+            obstore.head(self._objects, self._key(name))
+            return True
+        return False
+
+    def _list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+        """Key, size and time of the objects below a prefix."""
+        with self._told(""):
+            for some in obstore.list(self._objects, prefix or None):
+                for each in some:
+                    yield each["path"], each["size"], each["last_modified"].timestamp()
+
+    def _delete(self, keys: list[str]) -> None:
+        if keys:
+            with self._told(""):
+                obstore.delete(self._objects, keys)
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Errors of a request say what failed, where, and what to do."""
+        path = f"{self.path}/{name}".rstrip("/")
+        try:
+            yield
+        except AlreadyExistsError:
+            raise
+        except (BaseError, BotoCoreError, FileNotFoundError) as error:
+            is_bucket = "NoSuchBucket" in str(error)
+            if isinstance(error, FileNotFoundError) and not is_bucket:
+                raise FileNotFoundError(errno.ENOENT, "no such object", path) from None
+            hint = _NO_BUCKET if is_bucket else _DENIED if isinstance(error, PermissionDeniedError) else _AGAIN
+            raise JournalStorageFailed(f"{path}: {_line(error)}; {hint}") from error
 
 
 class _Copies:
@@ -305,7 +246,6 @@ class _Copies:
                 self._end += len(data)
 
     def get(self, name: str) -> bytes | None:
-        """The copy."""
         if self._file is None or name not in self._places:
             return None
         start, size = self._places[name]

@@ -24,7 +24,7 @@ from nsq_fast.spark.discovery import (
     unknown_topic,
 )
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Reminder
+from nsq_fast.spark.pace import Reminder, heard
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,6 @@ class Depth(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self)
 
 
@@ -69,7 +68,6 @@ class Offset(NamedTuple):
     slots: Mapping[str, int] = {}
 
     def encode(self) -> dict[str, Any]:
-        """As Spark keeps it."""
         return {"j": self.journal, "batch": self.batch, "slots": dict(sorted(self.slots.items()))}
 
     @classmethod
@@ -84,7 +82,6 @@ class Offset(NamedTuple):
             ) from None
 
     def following(self, slots: Mapping[str, int]) -> Offset:
-        """The offset behind the next batch."""
         return Offset(self.journal, self.batch + 1, slots)
 
     def numbered(self) -> list[tuple[int, str, int]]:
@@ -93,12 +90,10 @@ class Offset(NamedTuple):
 
 
 def partition_source(partition: int) -> str:
-    """The source that is a partition."""
     return f"p{partition}"
 
 
 def source_of(slot: str) -> str:
-    """The source of a slot."""
     return slot.partition("#")[0]
 
 
@@ -114,7 +109,6 @@ def topic_of(source: str) -> str | None:
 
 
 def parse_source(source: str) -> int | Address:
-    """The partition, or the nsqd."""
     place = source.rpartition("/")[2]
     found = _PARTITION.match(place)
     return int(found[1]) if found else parse_address(place, 0)
@@ -209,7 +203,6 @@ class Backlog:
 
     @property
     def topic(self) -> str:
-        """Its name."""
         return self._options.topic
 
     def servers(self, timeout: float = TIMEOUT) -> TopicServers:
@@ -277,7 +270,6 @@ class Backlog:
         return self.depths(timeout)
 
     def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -378,20 +370,14 @@ class Backlogs:
         return self.of(topic).servers()
 
     def of(self, topic: str) -> Backlog:
-        """One of the topics."""
         if topic not in self._topics:
             self._topics[topic] = Backlog(self._options.for_topic(topic), self._reminder)
         return self._topics[topic]
 
     def metrics(self) -> dict[str, Any]:
-        """How old what is known of the servers is, and which topics nobody has been heard of."""
-        now = time.monotonic()
-        ages = [now - (each.answered_at or each.begun_at) for each in self._topics.values()]
-        unknown = sorted(topic for topic, each in self._topics.items() if each.answered_at is None)
-        return {"lookupAgeSeconds": round(max(ages, default=0.0), 1), **({"unknownTopics": unknown} if unknown else {})}
+        return heard(self._topics)
 
     def close(self) -> None:
-        """Close the connections."""
         for backlog in self._topics.values():
             backlog.close()
 

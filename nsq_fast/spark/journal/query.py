@@ -60,7 +60,6 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     unnamed: str = ""
 
     def reads(self, topic: str) -> bool:
-        """Whether the topic is one of these."""
         return re.fullmatch(self.topic, topic) is not None if self.is_pattern else topic in self.topic.split(",")
 
     def check(self, kept: About, path: str) -> None:
@@ -115,7 +114,6 @@ class QueryJournal:
         self.suspects = Suspects(self._storage.below("suspects"))
 
     def beside(self, id: str) -> QueryJournal:
-        """Another one, in the same place."""
         return QueryJournal(self._parent, id)
 
     def create(self, about: About) -> None:
@@ -155,7 +153,6 @@ class QueryJournal:
     # Batches
 
     def batch(self, batch: int) -> Storage:
-        """The place of a batch."""
         return self._storage.below(f"b{batch}")
 
     def open_batch(self, batch: int) -> None:
@@ -168,7 +165,6 @@ class QueryJournal:
         self.batch(batch).make()
 
     def chain(self, batch: int, slot: int) -> Chain:
-        """One slot of a batch."""
         return Chain(self.batch(batch), slot)
 
     def seals(self, batch: int) -> dict[int, Head]:
@@ -201,7 +197,6 @@ class QueryJournal:
         self._storage.sweep()
 
     def batches(self) -> Iterator[int]:
-        """Those that there are."""
         for name in self._storage.names():
             if name.startswith("b") and name[1:].isdigit():
                 yield int(name[1:])
@@ -211,7 +206,6 @@ class QueryJournal:
         self._storage.replace(_POSITION, offset)
 
     def position(self) -> bytes | None:
-        """The offset that was kept."""
         return self._read(_POSITION)
 
     # What a query with another checkpoint may need of it
@@ -230,7 +224,6 @@ class QueryJournal:
             self.batch(batch).claim(_SLOTS, [encode_json(sorted(names))])
 
     def kept_slots(self, batch: int) -> list[str] | None:
-        """What was kept."""
         with contextlib.suppress(FileNotFoundError):
             return msgspec.json.decode(bytes(self.batch(batch).view(_SLOTS)), type=list[str])
         return None
@@ -253,7 +246,6 @@ class QueryJournal:
         return found
 
     def adopted(self) -> Adoptions:
-        """The folders that were adopted."""
         found = self._read(_ADOPTED)
         return {} if found is None else msgspec.json.decode(found, type=dict[str, tuple[int, int]])
 
@@ -264,7 +256,6 @@ class QueryJournal:
         self._storage.claim(_PLAN, [plan])
 
     def plan(self) -> bytes | None:
-        """The plan that was kept."""
         return self._read(_PLAN)
 
     def _read(self, name: str) -> bytes | None:
@@ -326,12 +317,10 @@ class Orphan(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """All of them."""
         return sum(self.slots.values())
 
     @property
     def topics(self) -> list[str]:
-        """Of which they are."""
         return sorted({found.topic for name in self.slots if (found := parse_adopted(name))})
 
     def __str__(self) -> str:

@@ -70,6 +70,7 @@ def check_library(path: str) -> None:
     if is_object_store(path):
         try:
             import boto3  # noqa: F401
+            import obstore  # noqa: F401
         except ModuleNotFoundError as error:
             raise ConfigError(f"journal={path!r}: needs {error.name}: pip install 'nsq-fast[spark-s3]'") from error
 
@@ -82,13 +83,10 @@ def open_storage(path: str, store: ObjectStore) -> Storage:
     if not is_object_store(path):
         return FileStorage(path)
     check_library(path)
-    from .objects import (
-        Bucket,
-        ObjectStorage,  # here, as it imports what only an extra brings
-    )
+    from .objects import ObjectStorage  # here, as it imports what only an extra brings
 
     bucket, _, prefix = path[len(_OBJECTS) :].partition("/")
-    return ObjectStorage(Bucket(bucket, store), prefix)
+    return ObjectStorage(bucket, prefix, store)
 
 
 # One file of the journal: rows as columns, or the seal that ends a slot. Written once, never changed.
@@ -163,15 +161,12 @@ class StoredColumns:
 
 
 class Stored(NamedTuple):
-    """A file that there is."""
-
     storage: Storage
     name: str
     head: Head
 
     @property
     def path(self) -> str:
-        """How errors name it."""
         return _path(self.storage, self.name)
 
     def columns(self) -> StoredColumns:
@@ -179,7 +174,6 @@ class Stored(NamedTuple):
         return _columns(self.path, self.storage.view(self.name))
 
     def message_keys(self) -> list[bytes]:
-        """What its messages are known by."""
         return keys_of(self.columns())
 
 
@@ -219,7 +213,6 @@ def read(storage: Storage, name: str) -> Stored:
 
 
 def _parse(path: str, view: memoryview) -> tuple[Head, int]:
-    """The head, and where it ends."""
     if len(view) < _PREFIX.size:
         raise JournalError(f"{path}: damaged: it has {len(view)} bytes only")
     magic, length = _PREFIX.unpack(view[: _PREFIX.size])
@@ -279,7 +272,6 @@ class Chain:
         self.slot = slot
 
     def name(self, index: int) -> str:
-        """Of the file with this number."""
         return f"s{self.slot}-{index}"
 
     def claim(self, index: int, head: Head, columns: Any = None) -> Stored:
@@ -326,7 +318,6 @@ def uncertain(segments: list[Stored]) -> list[Stored]:
 
 
 def slots(storage: Storage) -> list[int]:
-    """The slots in the place of a batch that have files."""
     return sorted({int(name[1:].partition("-")[0]) for name in storage.names() if name.startswith("s")})
 
 
@@ -355,7 +346,6 @@ def _last_files(storage: Storage) -> dict[int, Stored]:
 
 
 def encode_json(value: Any) -> bytes:
-    """As small files of the journal are written."""
     return msgspec.json.encode(value)
 
 
@@ -388,7 +378,6 @@ class Suspects:
             self.storage.claim(f"{int(time.time())}-{uuid.uuid4().hex}{_SUFFIX}", [data])
 
     def load(self) -> set[bytes]:
-        """All of them."""
         return {key for name in self._names() for key in self._read(name)}
 
     def forget(self, seen: Iterable[bytes]) -> None:

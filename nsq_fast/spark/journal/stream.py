@@ -70,93 +70,59 @@ PATIENCE = 3.0
 """How long one call waits for servers, in seconds: Spark asks again at once."""
 
 
-class _Driver:
-    """What the driver's reader holds while the query runs; a reader in a task has none."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self.backlog = Backlogs(options)
-        self.pace = Pace(options)
-        self.left_over = LeftOver(options.topic, Reminder(logger))
-        self.left = 0
-        self.run = uuid.uuid4().hex
-        self.initial: Offset | None = None
-        self.target: Target | None = None
-        self.subtracted = 0
-        self.last: Offset | None = None
-        self.checked: Offset | None = None
-        self.orphans: list[Orphan] = []
-        self.began_at = 0
-        self.knows_topics = False
-        self.adopted: Adoptions | None = None
-        self._throughput = Throughput()
-        self._counted: int | None = None
-        self._usage: Usage | None = None
-        self._used_at = float("-inf")
-
-    def count(self, journal: QueryJournal, offset: Offset) -> None:
-        """The batch before this offset is done: what the journal holds of it was read."""
-        now = time.monotonic()
-        if self._counted is None:
-            self._throughput.begin(now)
-        elif self._counted != offset.batch:
-            self._throughput.add(journal.size(offset.batch), now)
-        self._counted = offset.batch
-
-    def usage(self, journal: QueryJournal, interval: float) -> Usage:
-        """The room that the journal takes, as of the last ``interval`` seconds."""
-        now = time.monotonic()
-        if self._usage is None or now - self._used_at >= interval:
-            self._usage, self._used_at = journal.usage(), now
-        return self._usage
-
-    def rate(self) -> int:
-        """Bytes a second."""
-        return round(self._throughput.rate(time.monotonic()))
-
-
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches of a channel, kept in a journal from their FIN until Spark has committed them."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.journal = check_location(options)
-        self._driver: _Driver | None = None
+        # What the driver's reader holds while the query runs; one in a task has nothing of it.
+        self.backlog = Backlogs(options)
+        self._pace = Pace(options)
+        self._left_over = LeftOver(options.topic, Reminder(logger))
+        self._left = 0
+        self._run = uuid.uuid4().hex
+        self._initial: Offset | None = None
+        self._target: Target | None = None
+        self._subtracted = 0
+        self._last: Offset | None = None
+        self._checked: Offset | None = None
+        self._orphans: list[Orphan] = []
+        self._began_at = 0
+        self._knows_topics = False
+        self._adopted: Adoptions | None = None
+        self._throughput = Throughput()
+        self._counted: int | None = None
+        self._used: Usage | None = None
+        self._used_at = float("-inf")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_driver": None}
-
-    @property
-    def driver(self) -> _Driver:
-        """The state of the driver, made when it is first needed."""
-        if self._driver is None:
-            self._driver = _Driver(self.options)
-        return self._driver
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options,)
 
     # What Spark calls on the driver
 
     @plain_errors
     def initialOffset(self) -> dict[str, Any]:
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
-        if self.driver.initial is None:
-            offset = self.driver.last or Offset(uuid.uuid4().hex)
+        if self._initial is None:
+            offset = self._last or Offset(uuid.uuid4().hex)
             storage = self._storage()
             try:
                 orphans = find_orphans(storage, self.options, offset.journal)
             except (OSError, JournalStorageFailed) as error:
                 raise ConfigError(f"journal={storage.path!r}: cannot be read: {error}") from error
-            self.driver.orphans = judge(orphans, self.options)
+            self._orphans = judge(orphans, self.options)
             self._journal(offset).create(about(self.options))
-            self.driver.initial = self.driver.last = offset
-        return self.driver.initial.encode()
+            self._initial = self._last = offset
+        return self._initial.encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxOffsetsPerTrigger``."""
         return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """Note what there is: all of it is read, and not more."""
-        self.driver.target = Target(self.driver.backlog.fresh())
+        self._target = Target(self.backlog.fresh())
 
     @plain_errors
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
@@ -166,12 +132,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if start is not None:
             return self._latest(start, limit or self.getDefaultReadLimit())
-        offset = self.driver.last or self._kept()
+        offset = self._last or self._kept()
         found = Offset.decode(self._latest(offset.encode(), limit or self.getDefaultReadLimit()))
         if found != offset:
             self._journal(found).keep_position(encode_json(found.encode()))
-            self.driver.left_over.tell(self.driver.left)
-        self.driver.last = found
+            self._left_over.tell(self._left)
+        self._last = found
         return found.encode()
 
     def _kept(self) -> Offset:
@@ -186,44 +152,44 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.decode(start)
-        if self.driver.checked != offset:  # once: Spark asks again and again, and a request has its price
+        if self._checked != offset:  # once: Spark asks again and again, and a request has its price
             self._journal(offset).renew(about(self.options))
-            if self.driver.checked is None:
+            if self._checked is None:
                 self._begin_at(offset)
-            self.driver.checked = offset
-        must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self.driver.knows_topics
+            self._checked = offset
+        must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
             return start
-        if self.driver.orphans and offset.batch == self.driver.began_at:
+        if self._orphans and offset.batch == self._began_at:
             return self._adopt(offset)
         self._subtract(offset)
-        self.driver.count(self._journal(offset), offset)
+        self._count(offset)
         available = ready(self._depths())
-        if self.driver.target is not None:
-            available = self.driver.target.bound(available)
-        elif not self.driver.pace.is_due(sum(available.values())):
+        if self._target is not None:
+            available = self._target.bound(available)
+        elif not self._pace.is_due(sum(available.values())):
             available = {}
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         slots = plan_batch(self.options, available, rows)
-        self.driver.left = sum(available.values()) - sum(slots.values())
+        self._left = sum(available.values()) - sum(slots.values())
         if slots:
             return offset.following(slots).encode()
-        if self.driver.target is None:
+        if self._target is None:
             sleep(STATS_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
         return start
 
     def _adopt(self, offset: Offset) -> dict[str, Any]:
         """The first batch of this run: all that was acknowledged and not committed, whatever the limit."""
-        orphans = self.driver.orphans
+        orphans = self._orphans
         found = offset.following({name: rows for orphan in orphans for name, rows in orphan.slots.items()})
-        self.driver.adopted = self._journal(offset).adopt(found.batch, {each.id: each.last for each in orphans})
+        self._adopted = self._journal(offset).adopt(found.batch, {each.id: each.last for each in orphans})
         return found.encode()
 
     def _begin_at(self, offset: Offset) -> None:
         """This run goes on from here. What `initialOffset` has found is for a new query alone."""
-        found = [] if offset.batch else self.driver.orphans
-        self.driver.orphans = found + find_asked_for(self._storage(), self._journal(offset), offset.batch)
-        self.driver.began_at = offset.batch
+        found = [] if offset.batch else self._orphans
+        self._orphans = found + find_asked_for(self._storage(), self._journal(offset), offset.batch)
+        self._began_at = offset.batch
 
     def _check_topics(self) -> bool:
         """Of a new query: fail for a topic that nobody knows. Whether somebody has said so."""
@@ -232,39 +198,52 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except (HttpError, RemoteProtocolError, OSError):
             self._depths()  # says that nobody answers
             return False
-        self.driver.knows_topics = True
+        self._knows_topics = True
         return True
 
     def _release(self, offset: Offset) -> None:
         """Commit what was adopted by this batch or one before it."""
-        if self.driver.adopted is None:
-            self.driver.adopted = self._journal(offset).adopted()
-        due = {id: last for id, (by, last) in self.driver.adopted.items() if by <= offset.batch}
+        if self._adopted is None:
+            self._adopted = self._journal(offset).adopted()
+        due = {id: last for id, (by, last) in self._adopted.items() if by <= offset.batch}
         commit_adopted(self._storage(), due)
         for id in due:
-            del self.driver.adopted[id]
+            del self._adopted[id]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The backlog of each source, for the progress of the query."""
         depths = self._depths()
         return {
             "backlog": {source: depth.total for source, depth in sorted(depths.items())},
             "ready": {source: depth.ready for source, depth in sorted(depths.items())},
-            "metrics": {**self.driver.backlog.metrics(), **self._usage(), "bytesPerSecond": self.driver.rate()},
+            "metrics": {
+                **self.backlog.metrics(),
+                **self._usage(),
+                "bytesPerSecond": round(self._throughput.rate(time.monotonic())),
+            },
         }
 
     def _usage(self) -> dict[str, Any]:
         """The room that the journal takes, and how long its oldest batch waits for Spark to commit it."""
-        if self.driver.last is None:
+        if self._last is None:
             return {}
-        try:
-            usage = self.driver.usage(
-                self._journal(self.driver.last), LISTING_INTERVAL if is_object_store(self.journal) else 0.0
-            )
-        except JournalStorageFailed:  # whoever needs the journal will say so
-            return {}
-        age = 0.0 if usage.oldest is None else max(time.time() - usage.oldest, 0.0)  # clocks of two machines may differ
-        return {"journalBytes": usage.size, "journalAgeSeconds": round(age, 1)}
+        now, interval = time.monotonic(), LISTING_INTERVAL if is_object_store(self.journal) else 0.0
+        if self._used is None or now - self._used_at >= interval:
+            try:
+                self._used, self._used_at = self._journal(self._last).usage(), now
+            except JournalStorageFailed:  # whoever needs the journal will say so
+                return {}
+        oldest = self._used.oldest
+        age = 0.0 if oldest is None else max(time.time() - oldest, 0.0)  # clocks of two machines may differ
+        return {"journalBytes": self._used.size, "journalAgeSeconds": round(age, 1)}
+
+    def _count(self, offset: Offset) -> None:
+        """The batch before this offset is done: what the journal holds of it was read."""
+        now = time.monotonic()
+        if self._counted is None:
+            self._throughput.begin(now)
+        elif self._counted != offset.batch:
+            self._throughput.add(self._journal(offset).size(offset.batch), now)
+        self._counted = offset.batch
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -272,20 +251,19 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = Offset.decode(end)
         if start == end:
             return []
-        self.driver.last = offset
+        self._last = offset
         journal = self._journal(offset)
         unnamed = journal.renew(about(self.options)).unnamed
         journal.open_batch(offset.batch)
         if self.options.reads_several:
             journal.keep_slots(offset.batch, list(offset.slots))
-        return make_slots(self.options, journal, offset, self.driver.backlog, self.driver.run, unnamed)
+        return make_slots(self.options, journal, offset, self.backlog, self._run, unnamed)
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete what Spark will not ask for again."""
         offset = Offset.decode(end)
         self._subtract(offset)
-        self.driver.count(self._journal(offset), offset)
+        self._count(offset)
         try:
             self._release(offset)  # first, as an orphan that stays is adopted once more
             self._journal(offset).commit(offset.batch)
@@ -299,9 +277,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def stop(self) -> None:
-        """Close connections."""
-        if self._driver is not None:
-            self._driver.backlog.close()
+        self.backlog.close()
 
     # What Spark calls in a task
 
@@ -310,7 +286,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plainly(self._read(cast(Slot, partition)))
 
     def make_collector(self, slot: Slot) -> Collector:
-        """Who works on a slot."""
         return Collector(slot)
 
     # Parts
@@ -325,20 +300,20 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return open_storage(self.journal, self.options.object_store)
 
     def _depths(self) -> Mapping[str, Depth]:
-        return self.driver.backlog.depths(PATIENCE)
+        return self.backlog.depths(PATIENCE)
 
     def _subtract(self, offset: Offset) -> None:
         """What the batch has taken from the servers in this run is off the target; what it found in the journal not."""
-        if self.driver.target is None or self.driver.subtracted == offset.batch:
+        if self._target is None or self._subtracted == offset.batch:
             return
-        self.driver.subtracted = offset.batch
+        self._subtracted = offset.batch
         seals = self._journal(offset).seals(offset.batch)
         taken: dict[str, int] = {}
         for number, name, _ in offset.numbered():
             source = source_of(name)
-            fresh = seals[number].fresh.get(self.driver.run, 0) if number in seals else 0
+            fresh = seals[number].fresh.get(self._run, 0) if number in seals else 0
             taken[source] = taken.get(source, 0) + fresh
-        self.driver.target.subtract(taken)
+        self._target.subtract(taken)
 
 
 def check_location(options: SourceOptions) -> str:
@@ -381,7 +356,6 @@ class JournalBatchReader(DataSourceReader):
 
     @plain_errors
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
         backlog = Backlogs(self.options)
         try:
             return self._consume(backlog) if self.journal is not None else self._peek(backlog)
@@ -393,7 +367,6 @@ class JournalBatchReader(DataSourceReader):
         return plainly(self._read(partition)) if isinstance(partition, Slot) else iter(())
 
     def make_collector(self, slot: Slot) -> Collector:
-        """Who works on a slot."""
         return Collector(slot)
 
     def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
@@ -440,19 +413,16 @@ _UNKNOWN = TopicServers((), {}, None, False)
 
 
 def about(options: SourceOptions) -> About:
-    """What the journal of these options is of."""
     is_pattern = options.topic_pattern is not None
     unnamed = "" if options.reads_several else options.topic
     return About(options.topic, options.channel, is_pattern=is_pattern, unnamed=unnamed)
 
 
 def plan_batch(options: SourceOptions, depths: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    """The slots of a batch of what waits."""
     return plan_slots(plan_rows(depths, limit), options.min_partitions)
 
 
 def ready(depths: Mapping[str, Depth]) -> dict[str, int]:
-    """What could be read at once."""
     return {source: depth.ready for source, depth in depths.items()}
 
 

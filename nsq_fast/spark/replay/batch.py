@@ -94,8 +94,6 @@ class FilteringBatchReader(ReplayBatchReader):
 
 
 class _Slice(NamedTuple):
-    """Of one topic."""
-
     starts: Offsets
     ends: Offsets
     routes: Mapping[int, Route]
@@ -170,7 +168,6 @@ class Range(NamedTuple):
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
     def within(self, other: Range) -> Range:
-        """What lies in both."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
         return Range(max(lows, default=None), min(highs, default=None))

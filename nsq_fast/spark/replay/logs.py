@@ -165,7 +165,6 @@ class TopicLogs:
     # Nsqds
 
     def close(self) -> None:
-        """Close idle connections."""
         for client in self._clients.values():
             client.close()
 

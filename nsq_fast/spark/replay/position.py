@@ -156,7 +156,6 @@ def start_of(start: Position, end: Position) -> TopicOffsets:
 
 
 def distance(start: TopicOffsets, end: TopicOffsets) -> int:
-    """The bytes between; the log of a partition that ``start`` does not have counts from its beginning, 0."""
     return sum(
         offset - start.get(topic, {}).get(partition, 0)
         for topic, offsets in end.items()

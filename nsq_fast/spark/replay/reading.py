@@ -145,7 +145,6 @@ class PieceReader:
     # What tests of failures override
 
     def subscribe(self, route: Route, channel: str) -> ColumnSubscription:
-        """Open a subscription to a channel of the partition."""
         subscription = ColumnSubscription(
             route.nsqd.tcp,
             self.options.topic,
@@ -159,7 +158,6 @@ class PieceReader:
         return subscription
 
     def set_position(self, route: Route, channel: str, offset: int) -> None:
-        """Let a channel go on at an offset."""
         self._logs.set_position(route.nsqd, self.piece.partition, channel, offset)
 
     # When it does not go on
@@ -303,7 +301,6 @@ class Route:
 
     @classmethod
     def of(cls, log: Log) -> Route:
-        """The route that a log shows."""
         return cls(log.nsqd, log.is_ordered, log.is_ext, log.has_fixed_channels)
 
 
@@ -370,12 +367,10 @@ class Run(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many."""
         return self.stop - self.first
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all rows of the columns."""
         return self.first == 0 and self.stop == self.columns.count
 
 
@@ -405,7 +400,6 @@ class Assembly:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every record of the range has been handed on."""
         return self.expected >= self.end
 
     @property
@@ -476,18 +470,15 @@ class Batches:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds enough."""
         return self._rows >= MAX_ROWS or self._bytes >= MAX_BYTES
 
     def add(self, runs: Iterable[Run], nsqd: str) -> None:
-        """Runs that were read from an nsqd."""
         for run in runs:
             self._runs.append((run, nsqd))
             self._rows += run.rows
             self._bytes += len(run.columns.body)
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """All of it; it is empty then."""
         runs, self._runs = self._runs, []
         self._rows = self._bytes = 0
         for (is_whole, nsqd), group in groupby(runs, lambda each: (each[0].is_whole, each[1])):

@@ -20,7 +20,7 @@ from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqE
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput
+from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput, heard
 from nsq_fast.spark.versions import (
     LeftOver,
     ReadLimit,
@@ -47,6 +47,9 @@ IDLE_AFTER = 1.0
 """A query without news for so many seconds is idle."""
 
 _TURN = 0.2
+_BACKLOG = "backlogBytes"
+_NO_NEWS = "no news from the servers"
+T = TypeVar("T")
 
 
 class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -54,16 +57,26 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._driver: Driver | None = None
+        self.identity = Identity(options.server_names, options.channel)
+        # What the driver's reader has learnt; one in a task has nothing of it.
+        self.topics: dict[str, TopicDriver] = {}
+        self._finder = TopicFinder(options)
+        self._pace = Pace(options)
+        self._reminder = Reminder(logger)
+        self._left_over = LeftOver(options.topic, Reminder(logger))
+        self._left = 0
+        self._throughput = Throughput()
+        self._read: TopicOffsets | None = None
+        self._missing: tuple[str, ...] | None = None
+        self._silent: dict[str, NsqError] = {}
         self._initial: Position | None = None
         self._target: TopicOffsets | None = None
         self._planned: TopicOffsets = {}
         self._last: dict[str, Any] | None = None
         self._news_at = time.monotonic()
-        self._left_over = LeftOver(options.topic, Reminder(logger))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_driver": None, "_initial": None, "_target": None, "_planned": {}, "_last": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options,)
 
     # Offsets
 
@@ -71,18 +84,17 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def initialOffset(self) -> dict[str, Any]:
         """Where the options let a new query begin."""
         if self._initial is None:
-            self._initial = Position(self.driver.begin(START_TIMEOUT), is_initial=True, identity=self.identity)
+            self._initial = Position(self._begin(START_TIMEOUT), is_initial=True, identity=self.identity)
         self._last = self._initial.to_json()
         return self._last
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxOffsetsPerTrigger``."""
         return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on there is nothing but what is there now."""
-        self._target = self.driver.ends(START_TIMEOUT)
+        self._target = self._ends(START_TIMEOUT)
 
     @plain_errors
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
@@ -94,19 +106,19 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         """
         is_told = start is not None
         start = self._last if start is None else start
-        if start is None and self.driver.is_new(START_TIMEOUT):
+        if start is None and self._is_new(START_TIMEOUT):
             start = self.initialOffset()
         if start is None:
-            self._last = Position(self.driver.ends(START_TIMEOUT), identity=self.identity).to_json()
+            self._last = Position(self._ends(START_TIMEOUT), identity=self.identity).to_json()
         else:
             self._last = self._latest(start, limit or self.getDefaultReadLimit())
             if not is_told and self._last is not start:
-                self._left_over.tell(self.driver.left)
+                self._left_over.tell(self._left)
         return self._last
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = self._position(start)
-        self.driver.has_read(position.offsets)
+        self._has_read(position.offsets)
         end = self._next_end(position.offsets, self._limits(limit))
         self._planned = end
         return start if by_topic(end) == by_topic(position.offsets) else self._behind(position, end).to_json()
@@ -123,13 +135,13 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def _next_end(self, start: TopicOffsets, limits: Limits) -> TopicOffsets:
         if self._target is None:
-            end = self.driver.end(start, limits, None)
+            end = self._plan(start, limits, None)
             self._rest(is_idle=end == start)
             return end
         deadline = time.monotonic() + TARGET_TIMEOUT
         while not _has_reached(start, self._target):
             must_answer = time.monotonic() > deadline
-            end = self.driver.end(start, limits, self._target, must_answer=must_answer)
+            end = self._plan(start, limits, self._target, must_answer=must_answer)
             if end != start:
                 return end
             sleep(_TURN)
@@ -145,43 +157,42 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the logs end, how many bytes of each are not in a batch yet, and Kafka's metrics of that."""
-        return self.driver.report(self._planned)
+        ends = {topic: {p: log.end for p, log in each.known_logs().items()} for topic, each in self.topics.items()}
+        if not any(ends.values()):
+            return None
+        backlog = {
+            topic: {each: max(0, end - self._planned.get(topic, {}).get(each, end)) for each, end in offsets.items()}
+            for topic, offsets in ends.items()
+        }
+        return {**by_topic(ends), _BACKLOG: by_topic(backlog), "metrics": self._metrics(backlog)}
 
     # Batches
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of a batch."""
         self._last = end
         first, last = self._position(start), self._position(end)
         found: list[InputPartition] = []
-        found += pieces(start_of(first, last), last.offsets, self.driver.routes(), self.options.min_partitions)
+        found += pieces(
+            start_of(first, last),
+            last.offsets,
+            {topic: driver.routes() for topic, driver in self._found().items()},
+            self.options.min_partitions,
+        )
         return found
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with all before ``end``: the servers need not keep it for us."""
-        self.driver.release(self._position(end).offsets)
+        offsets = self._position(end).offsets
+        for topic, driver in self.topics.items():
+            driver.release(offsets.get(topic, {}))
 
     def stop(self) -> None:
-        """Close connections."""
-        if self._driver is not None:
-            self._driver.close()
-            self._driver = None
+        for driver in self.topics.values():
+            driver.close()
 
     # Parts
-
-    @property
-    def driver(self) -> Driver:
-        """What asks the servers, in Spark's driver. Made when it is needed."""
-        if self._driver is None:
-            self._driver = Driver(self.options)
-        return self._driver
-
-    @property
-    def identity(self) -> Identity:
-        """What the options read from."""
-        return Identity(self.options.server_names, self.options.channel)
 
     def _position(self, found: dict[str, Any]) -> Position:
         """A position of this query. Raises ConfigError when another one has made it."""
@@ -189,55 +200,18 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         position.check(self.identity, self.options)
         return position
 
-
-def _has_reached(start: TopicOffsets, target: TopicOffsets) -> bool:
-    return all(
-        start.get(topic, {}).get(partition, 0) >= offset
-        for topic, offsets in target.items()
-        for partition, offset in offsets.items()
-    )
-
-
-# What the driver of a stream asks the servers: of all its topics, those too that appear while it runs.
-
-
-_BACKLOG = "backlogBytes"
-_NO_NEWS = "no news from the servers"
-T = TypeVar("T")
-
-
-class Driver:
-    """The driver's view of the topics of a query.
-
-    Attributes:
-        left: rows that the limit of the last batch has left.
-    """
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._finder = TopicFinder(options)
-        self._pace = Pace(options)
-        self._reminder = Reminder(logger)
-        self._topics: dict[str, TopicDriver] = {}
-        self._throughput = Throughput()
-        self._read: TopicOffsets | None = None
-        self._missing: tuple[str, ...] | None = None
-        self._silent: dict[str, NsqError] = {}
-        self.left = 0
-
-    def begin(self, timeout: float) -> TopicOffsets:
+    def _begin(self, timeout: float) -> TopicOffsets:
         """Where a new query begins. Its channel is there then, and stands there. Raises ConfigError, NsqError."""
         return {topic: driver.begin(timeout) for topic, driver in self._present(timeout).items()}
 
-    def is_new(self, timeout: float) -> bool:
+    def _is_new(self, timeout: float) -> bool:
         """Whether nobody has used the channel yet. Raises ConfigError, NsqError."""
         return not any(driver.has_channel(timeout) for driver in self._present(timeout).values())
 
-    def ends(self, timeout: float) -> TopicOffsets:
-        """Where all logs end now."""
+    def _ends(self, timeout: float) -> TopicOffsets:
         return {topic: driver.ends(timeout) for topic, driver in self._present(timeout).items()}
 
-    def end(
+    def _plan(
         self, start: TopicOffsets, limits: Limits, target: TopicOffsets | None, *, must_answer: bool = False
     ) -> TopicOffsets:
         """Where the next batch ends: ``start`` while there is nothing, not enough yet, or nobody to ask.
@@ -250,7 +224,7 @@ class Driver:
         """
         self._silent = {}
         found = self._found()
-        end = self._end(found, start, limits, target, must_answer)
+        end = self._planned_ends(found, start, limits, target, must_answer)
         if self._silent:
             (error, *_) = self._silent.values()
             self._reminder.warn(_NO_NEWS, f"{_NO_NEWS} of topic {', '.join(self._silent)}: {error}")
@@ -258,7 +232,7 @@ class Driver:
             self._reminder.over(_NO_NEWS)
         return end
 
-    def _end(
+    def _planned_ends(
         self,
         found: Mapping[str, TopicDriver],
         start: TopicOffsets,
@@ -277,7 +251,7 @@ class Driver:
         ends = {topic: behind(start.get(topic, {}), stretch) for topic, stretch in stretches.items()}
         return {**start, **{topic: offsets for topic, offsets in ends.items() if offsets}}
 
-    def has_read(self, offsets: TopicOffsets) -> None:
+    def _has_read(self, offsets: TopicOffsets) -> None:
         """All before these offsets has been read: for the metrics."""
         now = time.monotonic()
         if self._read is None:
@@ -286,41 +260,16 @@ class Driver:
             self._throughput.add(size, now)
         self._read = offsets
 
-    def routes(self) -> dict[str, dict[int, Route]]:
-        """How to read the partitions, as far as is known."""
-        return {topic: driver.routes() for topic, driver in self._found().items()}
-
-    def release(self, offsets: TopicOffsets) -> None:
-        """Let the channels follow: everything before may be forgotten."""
-        for topic, driver in self._topics.items():
-            driver.release(offsets.get(topic, {}))
-
-    def report(self, planned: TopicOffsets) -> dict[str, Any] | None:
-        """For the progress of the query: where the logs end, what of them is in no batch yet, and what is amiss."""
-        ends = {topic: {p: log.end for p, log in each.known_logs().items()} for topic, each in self._topics.items()}
-        if not any(ends.values()):
-            return None
-        backlog = {
-            topic: {each: max(0, end - planned.get(topic, {}).get(each, end)) for each, end in offsets.items()}
-            for topic, offsets in ends.items()
-        }
-        return {**by_topic(ends), _BACKLOG: by_topic(backlog), "metrics": self._metrics(backlog)}
-
-    def close(self) -> None:
-        """Close connections."""
-        for driver in self._topics.values():
-            driver.close()
-
     def _found(self, timeout: float | None = None) -> Mapping[str, TopicDriver]:
         for topic in self._finder.topics() if timeout is None else self._finder.topics(timeout):
-            if topic not in self._topics:
-                self._topics[topic] = TopicDriver(self._options.for_topic(topic))
-        return self._topics
+            if topic not in self.topics:
+                self.topics[topic] = TopicDriver(self.options.for_topic(topic))
+        return self.topics
 
     def _present(self, timeout: float) -> Mapping[str, TopicDriver]:
         """When a query begins, the topics that there are. Raises LookupFailed for one that nobody knows."""
         if self._missing is None:
-            self._missing = check_replayable(self._options, timeout)
+            self._missing = check_replayable(self.options, timeout)
         return {topic: driver for topic, driver in self._found(timeout).items() if topic not in self._missing}
 
     def _asked(self, topics: Iterable[str], ask: Callable[[str], T], must_answer: bool) -> dict[str, T]:
@@ -341,8 +290,7 @@ class Driver:
         return found
 
     def _rows(self, stretches: Mapping[str, Stretch], must_answer: bool) -> dict[str, dict[int, int]]:
-        """How many records there are, by topic and partition."""
-        return self._asked(stretches, lambda topic: self._topics[topic].planner.rows(stretches[topic]), must_answer)
+        return self._asked(stretches, lambda topic: self.topics[topic].planner.rows(stretches[topic]), must_answer)
 
     def _is_due(self, stretches: Mapping[str, Stretch], must_answer: bool) -> bool:
         if not self._pace.is_needed:
@@ -362,26 +310,22 @@ class Driver:
         rows = self._rows(stretches, must_answer)
         flat = {(topic, each): count for topic, counts in rows.items() for each, count in counts.items()}
         shares = _by_topic(share_out(flat, limit))
-        self.left = max(0, sum(flat.values()) - limit)
+        self._left = max(0, sum(flat.values()) - limit)
         return self._asked(
             rows,
-            lambda topic: self._topics[topic].planner.cut_rows(stretches[topic], rows[topic], shares.get(topic, {})),
+            lambda topic: self.topics[topic].planner.cut_rows(stretches[topic], rows[topic], shares.get(topic, {})),
             must_answer,
         )
 
     def _metrics(self, backlog: TopicOffsets) -> dict[str, Any]:
         """As Spark's Kafka connector names them; offsets are bytes here."""
         behind = [size for sizes in backlog.values() for size in sizes.values()]
-        now = time.monotonic()
-        ages = [now - (each.answered_at or each.begun_at) for each in self._topics.values()]
-        unknown = sorted(topic for topic, each in self._topics.items() if each.answered_at is None)
         return {
             "minOffsetsBehindLatest": min(behind, default=0),
             "maxOffsetsBehindLatest": max(behind, default=0),
             "avgOffsetsBehindLatest": sum(behind) / len(behind) if behind else 0,
-            "bytesPerSecond": round(self._throughput.rate(now)),
-            "lookupAgeSeconds": round(max(ages, default=0.0), 1),
-            **({"unknownTopics": unknown} if unknown else {}),
+            "bytesPerSecond": self._throughput.now(),
+            **heard(self.topics),
         }
 
 
@@ -390,6 +334,14 @@ def _by_topic(shares: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]
     for (topic, partition), share in shares.items():
         found.setdefault(topic, {})[partition] = share
     return found
+
+
+def _has_reached(start: TopicOffsets, target: TopicOffsets) -> bool:
+    return all(
+        start.get(topic, {}).get(partition, 0) >= offset
+        for topic, offsets in target.items()
+        for partition, offset in offsets.items()
+    )
 
 
 # One topic of a stream, as its driver sees it: its logs, asked for now and then, and the channel that it moves.
@@ -450,7 +402,6 @@ class TopicDriver:
         return stretch_of(start, logs, target)
 
     def known_logs(self) -> Mapping[int, Log]:
-        """The logs as they were when they were last asked about."""
         return self._logs
 
     def routes(self) -> dict[int, Route]:
@@ -476,7 +427,6 @@ class TopicDriver:
                 self._move_channel(partition, log, offset)
 
     def close(self) -> None:
-        """Close connections."""
         self._topic_logs.close()
 
     def _recent_logs(self) -> Mapping[int, Log]:
@@ -557,7 +507,6 @@ class Stretch(NamedTuple):
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Bytes, by partition."""
         return {partition: self.ends[partition] - begin for partition, begin in self.begins.items()}
 
 
@@ -590,7 +539,6 @@ class Planner:
         return max(0, self._count(partition, end, log) - self._count(partition, begin, log))
 
     def _count(self, partition: int, offset: int, log: Log) -> int:
-        """How many records begin before an offset."""
         if offset >= log.end:
             return log.messages
         known = self._counts.get((partition, offset))

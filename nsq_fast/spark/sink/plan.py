@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import accumulate
 from sys import byteorder
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -432,7 +431,6 @@ class RowKeys:
 
 
 def new_write() -> str:
-    """The name of a write of a batch."""
     return secrets.token_hex(_SIZE)
 
 
@@ -472,37 +470,22 @@ def check_headers(topic: str, is_ext: bool | None) -> None:
 
 _WHOLE_NUMBERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 
-COLUMNS: MappingProxyType[str, tuple[type[DataType], ...]] = MappingProxyType(
-    {
-        "body": (BinaryType, StringType),
-        "topic": (StringType,),
-        "partition": _WHOLE_NUMBERS,
-        "key": (StringType, BinaryType, *_WHOLE_NUMBERS),
-        "trace_id": _WHOLE_NUMBERS,
-        "headers": (StringType, MapType),
-        "tag": (StringType,),
-        "defer_ms": _WHOLE_NUMBERS,
-    }
-)
-"""Column -> the types that it may have."""
+COLUMNS: Mapping[str, tuple[DataType, tuple[type[DataType], ...]]] = {
+    "body": (BODY, (BinaryType, StringType)),
+    "topic": (StringType(), (StringType,)),
+    "partition": (IntegerType(), _WHOLE_NUMBERS),
+    "key": (StringType(), (StringType, BinaryType, *_WHOLE_NUMBERS)),
+    "trace_id": (LongType(), _WHOLE_NUMBERS),
+    "headers": (StringType(), (StringType, MapType)),
+    "tag": (StringType(), (StringType,)),
+    "defer_ms": (LongType(), _WHOLE_NUMBERS),
+}
+"""Column -> its type in a table of SQL, and the types that it may have."""
 
-_IN_TABLES: MappingProxyType[str, DataType] = MappingProxyType(
-    {
-        "body": BODY,
-        "topic": StringType(),
-        "partition": IntegerType(),
-        "key": StringType(),
-        "trace_id": LongType(),
-        "headers": StringType(),
-        "tag": StringType(),
-        "defer_ms": LongType(),
-    }
-)
-"""Column -> its type in a table of SQL."""
-
-_KEYS_OF: MappingProxyType[str, tuple[type[DataType], ...]] = MappingProxyType(
-    {"murmur3": (StringType, BinaryType), "hashcode": (StringType, *_WHOLE_NUMBERS)}
-)
+_KEYS_OF: Mapping[str, tuple[type[DataType], ...]] = {
+    "murmur3": (StringType, BinaryType),
+    "hashcode": (StringType, *_WHOLE_NUMBERS),
+}
 
 
 def column_names(schema: StructType, *, topic: str | None, key_strategy: str) -> dict[str, str]:
@@ -519,7 +502,7 @@ def column_names(schema: StructType, *, topic: str | None, key_strategy: str) ->
             raise ConfigError(f"column {field.name!r}: unknown; the columns are {', '.join(COLUMNS)}")
         if name in found:
             raise ConfigError(f"column {field.name!r}: there twice, as {found[name]!r} too")
-        _check_type(field.name, field.dataType, COLUMNS[name])
+        _check_type(field.name, field.dataType, COLUMNS[name][1])
         found[name] = field.name
     if "body" not in found:
         raise ConfigError("column 'body' is missing: it holds the messages, as binary or string")
@@ -536,12 +519,12 @@ def table_schema(options: SinkOptions) -> StructType:
     Raises ConfigError for an unknown column.
     """
     names = options.columns or (("body",) if options.topic is not None else ("body", "topic"))
-    unknown = [name for name in names if name not in _IN_TABLES]
+    unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(COLUMNS)}")
     if "body" not in names or (options.topic is None and "topic" not in names):
         raise ConfigError("columns: the body is required, and the topic unless there is the option topic")
-    return StructType([StructField(name, _IN_TABLES[name]) for name in names])
+    return StructType([StructField(name, COLUMNS[name][0]) for name in names])
 
 
 def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:

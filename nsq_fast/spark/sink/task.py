@@ -82,7 +82,6 @@ class TaskWriter:
         return self.report()
 
     def report(self) -> TaskReport:
-        """What is stored by now."""
         return TaskReport(
             rows=sum(self._places.values()), places=dict(self._places), receipts=receipts_as_bytes(self._receipts)
         )
@@ -341,7 +340,6 @@ class TaskReport(WriterCommitMessage):
     receipts: bytes = field(default=b"", repr=False)
 
     def receipt_table(self) -> pa.Table:
-        """The receipts."""
         if not self.receipts:
             return RECEIPTS.empty_table()
         return pa.ipc.open_stream(self.receipts).read_all()

@@ -74,7 +74,6 @@ class _Writer:
         return replace(report, partition_id=context.partitionId(), attempt=context.attemptNumber())
 
     def _keys(self) -> RowKeys:
-        """What gives the rows of the task their idempotence keys."""
         raise NotImplementedError
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], name: str) -> WriteReport:
@@ -135,11 +134,9 @@ class StreamArrowWriter(_Writer, StreamWriterBase):
         return keys_of_stream()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks of a micro-batch are through."""
         self._committed(messages, f"batch-{batchId}")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """A task of a micro-batch failed for good."""
         self._aborted(messages, f"batch-{batchId}")
 
 
@@ -151,12 +148,10 @@ class StreamRowWriter(StreamArrowWriter):
         self.schema = schema
 
     def write(self, iterator: Iterator[Any]) -> TaskReport:
-        """As of the other writers."""
         return super().write(as_batches(iterator, self.schema))
 
 
 def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> StreamArrowWriter:
-    """The writer of ``df.writeStream``, as this PySpark wants it."""
     return (StreamArrowWriter if STREAMS_ARROW else StreamRowWriter)(options, schema, overwrite)
 
 

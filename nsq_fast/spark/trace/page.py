@@ -67,7 +67,6 @@ def write_report(spark: SparkSession, tables: str | os.PathLike[str], path: str 
 
 
 def html(figures: Figures) -> str:
-    """The report."""
     parts = [
         f"<header><h1>{TITLE}</h1><p>{_about(figures)}</p></header>",
         _conclusion(figures),
@@ -364,7 +363,6 @@ _UNITS = ((86_400_000_000_000, "d"), (3_600_000_000_000, "h"), (60_000_000_000, 
 
 
 def count(value: float) -> str:
-    """A whole number."""
     return f"{value:,.0f}"
 
 

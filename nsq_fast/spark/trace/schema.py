@@ -23,6 +23,7 @@ from nsq_fast.errors import ConfigError
 
 ID = "decimal(20,0)"
 MAX_ID = 2**64 - 1
+NOTHING_TRACED = "nothing was traced: the logs hold no record of a publish or a consumer (see nsq_fast.client.trace)"
 LATEST_NS = 2**62  # in the year 2116; what says it is later, is wrong
 
 BEGIN = '{"event":'
@@ -198,22 +199,18 @@ class TraceSettings:
 
     @property
     def window_ns(self) -> int:
-        """``window`` in nanoseconds."""
         return round(self.window * SECOND)
 
     @property
     def grace_ns(self) -> int:
-        """``grace`` in nanoseconds."""
         return round(self.grace * SECOND)
 
     @property
     def lateness_ns(self) -> int:
-        """``lateness`` in nanoseconds."""
         return round(self.lateness * SECOND)
 
     @property
     def skew_tolerance_ns(self) -> int:
-        """``skew_tolerance`` in nanoseconds."""
         return round(self.skew_tolerance * SECOND)
 
 

@@ -20,20 +20,8 @@ from pyspark.sql import functions as F
 
 from nsq_fast.errors import ConfigError
 
-from .queries import (
-    CARRIED,
-    STATE,
-    BatchWriter,
-    carried,
-    channels_of,
-    is_publish,
-    judged,
-    lives_of,
-    run_of,
-    same_message,
-    violations_of,
-    write_derived,
-)
+from . import sql
+from .queries import STATE, BatchWriter, lives_of, run, run_of, write_derived
 from .schema import KEY, TABLES, TraceSettings, columns
 
 if TYPE_CHECKING:
@@ -42,6 +30,10 @@ if TYPE_CHECKING:
 _RECORDS = ", ".join(TABLES["records"])
 _LIVES = ", ".join(TABLES["lives"])
 _CHANNELS = "topic string, channel string"
+_FINISHES = (
+    "topic string, partition int, channel string, internal_id decimal(20,0), trace_id decimal(20,0), offset bigint,"
+    " window_ns bigint, finished_ns bigint"
+)
 _PROGRESS = "batch bigint, query string, watermark_ns bigint, decided_ns bigint"
 
 
@@ -149,8 +141,6 @@ class _State:
 
 
 class _Batch:
-    """One micro-batch."""
-
     def __init__(self, state: _State, writer: BatchWriter, settings: TraceSettings) -> None:
         self._state = state
         self._writer = writer
@@ -164,19 +154,22 @@ class _Batch:
         events = new.where(F.col("event").isNotNull())
         in_time, late = self._divide(events) if has_old else (events, None)
         records = self._state.read("open", _RECORDS).unionByName(in_time)
-        known = channels_of(in_time).unionByName(self._state.read("channels", _CHANNELS)).distinct()
-        channels = F.broadcast(self._state.write("channels", known, _CHANNELS))
+        known = self._run(sql.CHANNELS, records=in_time).unionByName(self._state.read("channels", _CHANNELS)).distinct()
+        channels = self._state.write("channels", known, _CHANNELS)
         lives = lives_of(records, channels, self._settings, watermark_ns)
         lives = lives.withColumn("window_ns", F.greatest("window_ns", F.lit(self._open_ns)))
         lives = self._state.write("lives", lives, _LIVES)
         decided, undecided = lives.where(F.col("window_ns") < decided_ns), lives.where(F.col("window_ns") >= decided_ns)
         violations = self._judge(lives, undecided, watermark_ns, decided_ns)
-        write_derived(self._writer, new, self._writer.write("lives", decided), violations, self._settings, records)
+        write_derived(self._writer, new, records, self._writer.write("lives", decided), violations, self._settings)
         late_lives = lives_of(late, channels, self._settings, watermark_ns) if late is not None else lives.limit(0)
         self._writer.write("late", late_lives.where(F.col("deliveries") > 0))
         self._writer.write("runs", run_of(self._state.spark, self._settings, watermark_ns))
         self._state.write("open", _still_open(records, undecided, channels, decided_ns))
         self._state.complete(watermark_ns, decided_ns)
+
+    def _run(self, query: str, **tables: DataFrame) -> DataFrame:
+        return run(self._state.spark, query, **tables)
 
     def _advance(self, new: DataFrame) -> tuple[int, int, bool]:
         """The watermark, the begin of the first window that is not decided then, and whether a record may be late."""
@@ -190,19 +183,19 @@ class _Batch:
         """Records of messages that are not decided, and of those that are."""
         is_old = _window_time() < self._open_ns
         old, open_keys = new.where(is_old), _keys(self._state.read("open", _RECORDS))
-        known = old.join(open_keys, same_message("key_"), "left_semi")
-        late = old.join(open_keys, same_message("key_"), "left_anti")
+        known, late = (old.join(open_keys, F.expr(_SAME_MESSAGE), how) for how in ("left_semi", "left_anti"))
         return new.where(~is_old).unionByName(known), late
 
     def _judge(self, lives: DataFrame, undecided: DataFrame, watermark_ns: int, decided_ns: int) -> DataFrame:
         """Write the violations of what is decided now; keep what later ones must be compared with."""
-        finishes = judged(lives, self._settings).unionByName(self._state.read("order", CARRIED))
-        found = violations_of(finishes)
+        query = sql.judged(self._settings)
+        finishes = self._run(query, lives=lives).unionByName(self._state.read("order", _FINISHES))
+        found = self._run(sql.VIOLATIONS, finishes=finishes)
         is_new = (F.col("window_ns") >= self._open_ns) & (F.col("window_ns") < decided_ns)
-        first_open = judged(undecided, self._settings).agg(F.min("finished_ns")).first() or (None,)
+        first_open = self._run(query, lives=undecided).agg(F.min("finished_ns")).first() or (None,)
         until_ns = min(watermark_ns, first_open[0] if first_open[0] is not None else watermark_ns)
         is_decided = F.coalesce(F.col("window_ns") < decided_ns, F.lit(True))
-        self._state.write("order", carried(finishes.where(is_decided), until_ns))
+        self._state.write("order", self._run(sql.carried(until_ns), finishes=finishes.where(is_decided)))
         return self._writer.write("violations", found.where(is_new))
 
 
@@ -211,12 +204,15 @@ def _window_time() -> Column:
     return F.coalesce("published_ns", "time_ns")
 
 
+_SAME_MESSAGE = " AND ".join(f"{name} <=> key_{name}" for name in KEY)
+
+
 def _keys(rows: DataFrame) -> DataFrame:
     return rows.selectExpr(*(f"{name} AS key_{name}" for name in KEY)).distinct()
 
 
 def _still_open(records: DataFrame, undecided: DataFrame, channels: DataFrame, decided_ns: int) -> DataFrame:
     """The records of messages that are not decided, and publishes to topics that nobody consumes yet."""
-    of_lives = records.join(_keys(undecided), same_message("key_"), "left_semi")
-    young = records.where(is_publish() & (F.col("time_ns") >= decided_ns))
+    of_lives = records.join(_keys(undecided), F.expr(_SAME_MESSAGE), "left_semi")
+    young = records.where(f"{sql.IS_PUBLISH} AND time_ns >= {decided_ns}")
     return of_lives.unionByName(young.join(channels, "topic", "left_anti")).selectExpr(*columns("records"))

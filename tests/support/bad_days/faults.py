@@ -7,80 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, monotonic_ns
-from typing import Protocol
 
 from gevent import sleep
 
 from nsq_fast.names import Address
+from support.fleet import Fleet
 from support.waiting import until
 
+from .programs import Consumers
 from .watch import Watch
-
-
-class Cluster(Protocol):
-    """What can be done to a cluster; ``node`` is the place of an nsqd among ``nodes``.
-
-    Attributes:
-        missing: fault -> why it cannot be had here.
-        takeover: s in which another nsqd leads what a silent one led.
-        quiet: s of a silence that is longer than the heartbeats of consumers allow.
-        outage: s that etcd is away, and that too few replicas are alive.
-    """
-
-    nodes: list[Address]
-    lookupds: list[str]
-    missing: dict[str, str]
-    takeover: float
-    quiet: float
-    outage: float
-
-    def create_topic(self, topic: str, partitions: int, channels: tuple[str, ...]) -> None:
-        """Create an ordered topic with a replica on each nsqd; return when it takes publishes."""
-
-    def move_leader(self, topic: str, partition: int) -> bool:
-        """Ask for another leader; False while the cluster refuses."""
-
-    def is_whole(self, topic: str, partitions: int) -> bool:
-        """Whether every replica of a topic is in sync."""
-
-    def kill(self, node: int) -> None:
-        """SIGKILL."""
-
-    def terminate(self, node: int) -> None:
-        """SIGTERM, and wait for the end."""
-
-    def start(self, node: int) -> None:
-        """Start one that has ended, as it was."""
-
-    def freeze(self, node: int) -> None:
-        """SIGSTOP."""
-
-    def thaw(self, node: int) -> None:
-        """SIGCONT."""
-
-    def cut_off(self, node: int) -> None:
-        """Lose all that is sent to it, and by it."""
-
-    def reconnect(self, node: int) -> None:
-        """End ``cut_off``."""
-
-    def stop_etcd(self) -> None:
-        """SIGTERM."""
-
-    def start_etcd(self) -> None:
-        """Start it again."""
-
-    def restart_lookupd(self, number: int) -> None:
-        """SIGTERM, and start it again."""
-
-
-class Consumers(Protocol):
-    """The consumers under proof."""
-
-    def kill_one(self) -> None: ...
-
-    def start_one(self) -> None: ...
-
 
 HEALTHY_TIMEOUT = 240.0
 SHORT_SILENCE = 3.0
@@ -91,7 +26,7 @@ FAST_RESTART = 0.3
 class Site:
     """Where faults happen."""
 
-    cluster: Cluster
+    fleet: Fleet
     watch: Watch
     consumers: Consumers
     topic: str
@@ -99,19 +34,19 @@ class Site:
     def busiest(self) -> int:
         """The nsqd that leads most partitions."""
         leading = Counter(self.watch.leaders().values())
-        return max(range(len(self.cluster.nodes)), key=lambda node: leading[self.cluster.nodes[node]])
+        return max(range(len(self.fleet.nodes)), key=lambda node: leading[self.fleet.nodes[node]])
 
     def until_others_lead(self, node: int) -> str:
         """Wait until lookup names others for what a node led; what became of it."""
-        address, began = self.cluster.nodes[node], monotonic()
+        address, began = self.fleet.nodes[node], monotonic()
         led = [partition for partition, leader in self.watch.leaders().items() if leader == address]
         try:
             until(
-                lambda: all(self._leader(each) not in (None, address) for each in led), self.cluster.takeover, every=0.1
+                lambda: all(self._leader(each) not in (None, address) for each in led), self.fleet.takeover, every=0.1
             )
         except AssertionError:
             others = sum(self._leader(each) not in (None, address) for each in led)
-            return f"others led {others} of its {len(led)} partitions after {self.cluster.takeover:.0f} s"
+            return f"others led {others} of its {len(led)} partitions after {self.fleet.takeover:.0f} s"
         return f"others led its {len(led)} partitions after {monotonic() - began:.1f} s"
 
     def until_healthy(self) -> float:
@@ -119,7 +54,7 @@ class Site:
         began, since = monotonic(), monotonic_ns()
         until(lambda: self.watch.is_taking_publishes(since), HEALTHY_TIMEOUT, every=0.1)
         partitions = len(self.watch.accepted)
-        until(lambda: self.cluster.is_whole(self.topic, partitions), HEALTHY_TIMEOUT, every=0.5)
+        until(lambda: self.fleet.is_whole(self.topic, partitions), HEALTHY_TIMEOUT, every=0.5)
         return monotonic() - began
 
     def _leader(self, partition: int) -> Address | None:
@@ -132,11 +67,11 @@ def move_leaders(site: Site) -> str:
     for partition in sorted(site.watch.leaders())[:2]:
         began = monotonic()
         before = site.watch.leaders().get(partition)
-        until(lambda partition=partition: site.cluster.move_leader(site.topic, partition), HEALTHY_TIMEOUT, every=0.5)
+        until(lambda partition=partition: site.fleet.move_leader(site.topic, partition), HEALTHY_TIMEOUT, every=0.5)
         with suppress(AssertionError):
             until(
                 lambda partition=partition, before=before: site.watch.leaders().get(partition) not in (None, before),
-                site.cluster.takeover,
+                site.fleet.takeover,
             )
         moved.append(f"partition {partition} in {monotonic() - began:.1f} s")
     return ", ".join(moved)
@@ -145,18 +80,18 @@ def move_leaders(site: Site) -> str:
 def kill_a_leader(site: Site) -> str:
     """SIGKILL an nsqd; start it again when others lead."""
     node = site.busiest()
-    site.cluster.kill(node)
+    site.fleet.kill(node)
     happened = site.until_others_lead(node)
-    site.cluster.start(node)
+    site.fleet.restart(node)
     return f"nsqd {node}: {happened}"
 
 
 def rolling_restart(site: Site) -> str:
     """SIGTERM each nsqd in turn, and start it again at once; the next when the cluster is healthy."""
     times = []
-    for node in range(len(site.cluster.nodes)):
-        site.cluster.terminate(node)
-        site.cluster.start(node)
+    for node in range(len(site.fleet.nodes)):
+        site.fleet.terminate(node)
+        site.fleet.restart(node)
         times.append(f"{site.until_healthy():.0f} s")
     return f"healthy again after {', '.join(times)}"
 
@@ -164,33 +99,33 @@ def rolling_restart(site: Site) -> str:
 def silence_a_leader(site: Site) -> str:
     """SIGSTOP an nsqd for less time than heartbeats allow."""
     node = site.busiest()
-    site.cluster.freeze(node)
+    site.fleet.freeze(node)
     sleep(SHORT_SILENCE)  # sleep: how long it is silent
-    site.cluster.thaw(node)
+    site.fleet.thaw(node)
     return f"nsqd {node} for {SHORT_SILENCE:.0f} s"
 
 
 def freeze_a_leader(site: Site) -> str:
     """SIGSTOP an nsqd until others lead, and for longer than heartbeats allow."""
     node, began = site.busiest(), monotonic()
-    site.cluster.freeze(node)
+    site.fleet.freeze(node)
     try:
         happened = site.until_others_lead(node)
-        sleep(max(0.0, site.cluster.quiet - (monotonic() - began)))  # sleep: how long it is silent
+        sleep(max(0.0, site.fleet.quiet - (monotonic() - began)))  # sleep: how long it is silent
     finally:
-        site.cluster.thaw(node)
+        site.fleet.thaw(node)
     return f"nsqd {node} for {monotonic() - began:.0f} s: {happened}"
 
 
 def cut_off_a_leader(site: Site) -> str:
     """Lose all packets of an nsqd until others lead."""
     node = site.busiest()
-    site.cluster.cut_off(node)
+    site.fleet.cut_off(node)
     try:
         happened = site.until_others_lead(node)
         sleep(SHORT_SILENCE)  # sleep: others lead, and it still thinks that it does
     finally:
-        site.cluster.reconnect(node)
+        site.fleet.reconnect(node)
     return f"nsqd {node}: {happened}"
 
 
@@ -198,9 +133,9 @@ def restart_fast(site: Site) -> str:
     """SIGKILL an nsqd and start it again within a second: the cluster may not notice, and it stays the leader."""
     node, began = site.busiest(), monotonic()
     before = site.watch.leaders()
-    site.cluster.kill(node)
+    site.fleet.kill(node)
     sleep(FAST_RESTART)  # sleep: how long it is gone
-    site.cluster.start(node)
+    site.fleet.restart(node)
     taken = monotonic() - began
     site.until_healthy()
     kept = sum(site.watch.leaders().get(partition) == leader for partition, leader in before.items())
@@ -210,31 +145,31 @@ def restart_fast(site: Site) -> str:
 def too_few_replicas(site: Site) -> str:
     """SIGKILL all nsqds but one; start them again after a while."""
     kept = site.busiest()
-    killed = [node for node in range(len(site.cluster.nodes)) if node != kept]
+    killed = [node for node in range(len(site.fleet.nodes)) if node != kept]
     for node in killed:
-        site.cluster.kill(node)
-    sleep(site.cluster.outage)  # sleep: how long they are away
+        site.fleet.kill(node)
+    sleep(site.fleet.outage)  # sleep: how long they are away
     for node in killed:
-        site.cluster.start(node)
-    return f"{len(killed)} of {len(site.cluster.nodes)} nsqds away for {site.cluster.outage:.0f} s"
+        site.fleet.restart(node)
+    return f"{len(killed)} of {len(site.fleet.nodes)} nsqds away for {site.fleet.outage:.0f} s"
 
 
 def etcd_away(site: Site) -> str:
     """Stop etcd for a while."""
-    site.cluster.stop_etcd()
+    site.fleet.stop_etcd()
     try:
-        sleep(site.cluster.outage)  # sleep: how long it is away
+        sleep(site.fleet.outage)  # sleep: how long it is away
     finally:
-        site.cluster.start_etcd()
-    return f"{site.cluster.outage:.0f} s"
+        site.fleet.start_etcd()
+    return f"{site.fleet.outage:.0f} s"
 
 
 def restart_lookupds(site: Site) -> str:
     """Restart each nsqlookupd in turn."""
-    for number in range(len(site.cluster.lookupds)):
-        site.cluster.restart_lookupd(number)
+    for number in range(len(site.fleet.lookupds)):
+        site.fleet.restart_lookupd(number)
         sleep(SHORT_SILENCE)  # sleep: the one that was restarted finds the others
-    return f"{len(site.cluster.lookupds)} in turn"
+    return f"{len(site.fleet.lookupds)} in turn"
 
 
 def kill_a_consumer(site: Site) -> str:
@@ -260,6 +195,15 @@ NAMES: dict[Fault, str] = {
     restart_lookupds: "nsqlookupds restarted",
     kill_a_consumer: "consumer killed (SIGKILL)",
 }
+NEEDS: dict[Fault, str] = {
+    silence_a_leader: "freeze",
+    freeze_a_leader: "freeze",
+    cut_off_a_leader: "cut_off",
+    etcd_away: "stop_etcd",
+    restart_lookupds: "restart_lookupd",
+}
+"""What of a fleet, which may not have it (``Fleet.cannot``)."""
+
 ROUND: Sequence[Fault] = tuple(NAMES)
 """Every fault once."""
 

@@ -1,17 +1,21 @@
-"""Which leaders lookup names, and what plain connections to them can do. No client of ours is asked.
+"""Which leaders lookup names, what plain connections to them can do, and how long clients took to follow.
 
-A publish that was refused is a fault of the cluster when a plain connection could not publish to that
-partition either; and a client is late from the moment on at which a plain connection could do what it does.
+No client of ours is asked. A publish that was refused is a fault of the cluster when a plain connection could not
+publish to that partition either; and a client is late from the moment on at which one could do what it does.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import quantiles
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from gevent import Greenlet, Timeout, killall, sleep, spawn
 
@@ -19,10 +23,9 @@ from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from support.fleet import leaders
+from support.ledger import HEAD, PROBE_KEY, Kind, Row
 from support.redesigned import sized
 from support.wire import WireClient
-
-from .records import HEAD, PROBE_KEY
 
 LOOK_PAUSE = 0.05
 PROBE_PAUSE = 0.25
@@ -31,6 +34,12 @@ PATIENCE = 1.0
 """Seconds that one question of a watcher may take."""
 
 READ, WRITE = "r", "w"
+SECOND = 1_000_000_000
+STALL = SECOND
+"""ns without a publish of plain connections, which try four times a second."""
+
+LEAD = SECOND
+"""ns by which a client may hear of a leader before the watch does."""
 
 
 class NoLeadingLookupd(Exception):
@@ -189,3 +198,96 @@ class _Probe:
         if self._client is not None:
             self._client.close()
         self._client = None
+
+
+class Window(NamedTuple):
+    """By how many seconds clients were later than they could be, after one change of a leader.
+
+    Attributes:
+        named: from when lookup named the leader.
+        ready: from when lookup had named it, and a plain connection could do the same there.
+    """
+
+    change: Change
+    named: float
+    ready: float
+
+
+@dataclass
+class Windows:
+    """The windows of all changes.
+
+    Attributes:
+        passed_over: changes that ended, or whose leader was never ready, before a client could be there.
+        never: changes after which no client came, although there was time.
+    """
+
+    all: list[Window] = field(default_factory=list)
+    passed_over: int = 0
+    never: list[Change] = field(default_factory=list)
+
+    @property
+    def ready(self) -> list[float]:
+        return [window.ready for window in self.all]
+
+
+def measure(
+    changes: Sequence[Change],
+    rows: Iterable[Row],
+    nodes: Sequence[Address],
+    access: str,
+    grace: float,
+    accepted: Mapping[int, Sequence[int]],
+) -> Windows:
+    """The windows of publishers (WRITE) or of consumers (READ).
+
+    Args:
+        rows: what they did, in order: what was stored, or begun.
+        grace: seconds that a leader has to be there for its change to count where no client came.
+        accepted: partition -> when plain connections could publish there: a leader may stop to take publishes
+            after its first ones, as while a replica leaves; then it was not ready before it took them again.
+    """
+    wanted = Kind.STORED if access == WRITE else Kind.BEGUN
+    times: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in rows:
+        if row.kind == wanted:
+            times[row.partition, row.node].append(row.at)
+    windows = Windows()
+    for change in changes:
+        ready = change.publishable if access == WRITE else _consumable(change)
+        if ready is None or access not in change.named:
+            windows.passed_over += 1
+            continue
+        named = change.named[access]
+        ready = max(ready, named)
+        there = times[change.partition, nodes.index(change.leader)]
+        first = next(iter(there[bisect_left(there, named - LEAD) :]), None)
+        if first is not None and (change.ended is None or first < change.ended):
+            if access == WRITE:
+                ready = _ready_again(ready, first, accepted.get(change.partition, ()))
+            windows.all.append(Window(change, max(0, first - named) / SECOND, max(0, first - ready) / SECOND))
+        elif change.ended is not None and change.ended - ready < grace * SECOND:
+            windows.passed_over += 1
+        else:
+            windows.never.append(change)
+    return windows
+
+
+def _ready_again(ready: int, first: int, accepted: Sequence[int]) -> int:
+    """The end of the last time between the two in which no plain connection could publish for STALL."""
+    times = [ready, *(at for at in accepted if ready < at < first)]
+    return max((after for before, after in pairwise(times) if after - before > STALL), default=ready)
+
+
+def _consumable(change: Change) -> int | None:
+    """When a consumer could subscribe at a leader, and there was a message there, which the watch had published."""
+    if change.subscribable is None or change.publishable is None:
+        return None
+    return max(change.subscribable, change.publishable)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value below which so many percent of the values are; 0 where there are none."""
+    if len(values) < 2:
+        return values[0] if values else 0.0
+    return quantiles(values, n=100, method="inclusive")[percent - 1]

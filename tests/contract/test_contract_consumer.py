@@ -1,0 +1,429 @@
+"""What every Consumer does, whichever face it has."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.contract import FACES, Face
+from support.scripted_nsqd import ScriptedNsqd
+from support.waiting import WAIT
+
+from nsq_fast import Message
+from nsq_fast.broker import ClusterProcess
+from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
+from nsq_fast.threads import Producer
+
+BODIES = {b"%d" % number for number in range(100)}
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(params=FACES, ids=lambda face: str(face.name))
+def face(request: pytest.FixtureRequest) -> Face:
+    found: Face = request.param
+    return found
+
+
+@pytest.fixture
+def filled(nsqd_process: Any) -> str:
+    """An nsqd with the messages 0 to 99 in the topic t."""
+    with Producer(nsqd_process.address) as producer:
+        producer.multipublish("t", sorted(BODIES))
+    return str(nsqd_process.address)
+
+
+def is_ready(nsqd: ScriptedNsqd, number: int) -> bool:
+    """Whether so many connections came, and the last of them has asked for messages."""
+    return len(nsqd.connections) >= number and nsqd.connections[number - 1].rdy is not None
+
+
+def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> None:
+    found: list[bytes] = []
+    running: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        running.append(1)
+        assert len(running) == 1
+        if len(found) % 10 == 0:
+            await face.sleep(0.001)  # sleep: a handler that waits
+        found.append(message.body)
+        running.pop()
+
+    async def main() -> None:
+        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=50) as consumer:
+            await face.until(lambda: consumer.stats().totals.finished == 100)
+            assert consumer.is_running
+        assert not consumer.is_running
+
+    face.run(main())
+    assert found == sorted(BODIES)
+
+
+def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
+    running: set[bytes] = set()
+    most = 0
+
+    async def handle(consumer: Any, message: Message) -> None:
+        nonlocal most
+        running.add(message.body)
+        most = max(most, len(running))
+        while most < 20:  # twenty at once, or it never ends
+            await face.sleep(0.001)  # sleep: looks again and again
+        running.discard(message.body)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
+        async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
+            await face.until(lambda: consumer.stats().totals.finished == 100)
+
+    face.run(main())
+    assert most == 20
+
+
+def test_a_handler_that_fails_has_its_message_again(face: Face, filled: str) -> None:
+    seen: dict[bytes, int] = {}
+
+    async def handle(consumer: Any, message: Message) -> None:
+        seen[message.body] = message.attempts
+        if message.attempts == 1:
+            raise RequeueMessage(0, backoff=False)
+
+    async def main() -> None:
+        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10) as consumer:
+            await face.until(lambda: consumer.stats().totals.finished == 100)
+
+    face.run(main())
+    assert set(seen.values()) == {2}
+
+
+def test_batches_failures_and_asynchronous_messages(face: Face, filled: str) -> None:
+    held: deque[Message] = deque()
+
+    async def handle(consumer: Any, messages: list[Message]) -> None:
+        assert len(messages) <= 10
+        await face.sleep(0)
+        if messages[0].attempts == 1:
+            raise RequeueMessage(0, backoff=False)
+        for message in messages:
+            message.enable_async()
+        held.extend(messages)
+
+    async def respond() -> None:
+        for message in held:
+            await face(message.touch())
+            message.finish()
+
+    async def main() -> None:
+        options: dict[str, Any] = {"batch_handler": handle, "max_in_flight": 100, "batch_size": 10}
+        async with face.client("Consumer", "t", "c", filled, **options) as consumer:
+            await face.until(lambda: len(held) == 100)
+            await (await face.begin(respond))()  # of threads, another one
+            await face.until(lambda: consumer.stats().totals.finished == 100 and consumer.total_in_flight == 0)
+
+    face.run(main())
+
+
+def test_a_loop_that_is_left_gives_its_message_back(face: Face, filled: str) -> None:
+    async def main() -> None:
+        found: dict[bytes, int] = {}
+        async with face.client("Consumer", "t", "c", filled, max_in_flight=10) as consumer:
+            async with aclosing(face.messages(consumer)) as messages:
+                async for message in messages:
+                    left = message.body
+                    break
+            await face.until(lambda: consumer.stats().totals.requeued >= 1)
+            async with aclosing(face.messages(consumer)) as messages:
+                async for message in messages:
+                    found[message.body] = message.attempts
+                    if len(found) == 100:
+                        await face(message.finish())
+                        break
+            await face.until(lambda: consumer.total_in_flight == 0)
+        assert found[left] == 2
+
+    face.run(main())
+
+
+def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, filled: str) -> None:
+    found: set[bytes] = set()
+
+    async def main() -> None:
+        async with face.client("Consumer", "t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
+
+            async def take() -> None:
+                async with aclosing(face.messages(consumer)) as messages:
+                    async for message in messages:
+                        found.add(message.body)
+                        await face.sleep(0)
+
+            jobs = [await face.begin(take) for _ in range(3)]
+            await face.until(lambda: consumer.stats().totals.finished >= 50)
+            await face(consumer.close())
+            for join in jobs:
+                await join()
+            totals = consumer.stats().totals
+            assert totals.finished == len(found)
+            assert totals.requeued == totals.received - len(found)
+
+    face.run(main())
+
+
+def test_close_in_a_handler_only_begins_to_close(face: Face, filled: str) -> None:
+    async def handle(consumer: Any, message: Message) -> None:
+        await face(consumer.close())
+
+    async def main() -> None:
+        async with face.client("Consumer", "t", "c", filled, message_handler=handle) as consumer:
+            assert await face(consumer.join(WAIT))
+            assert not consumer.is_running
+
+    face.run(main())
+
+
+def test_an_ordered_topic_keeps_its_order(face: Face) -> None:
+    seen: dict[int | None, list[int]] = defaultdict(list)
+    running: set[int | None] = set()
+    overlaps: list[int | None] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        if message.partition in running:
+            overlaps.append(message.partition)
+        running.add(message.partition)
+        await face.sleep(0.001)  # sleep: a handler that waits
+        seen[message.partition].append(int(message.body))
+        running.discard(message.partition)
+
+    async def main(servers: dict[str, Any]) -> None:
+        async with face.client("Producer", **servers) as producer:
+            for number in range(40):
+                receipt = await face(
+                    producer.publish("orders", b"%d" % number, key=str(number % 5), trace_id=number + 1)
+                )
+                assert receipt.trace_id == number + 1
+        options: dict[str, Any] = {"ordered": True, "concurrency": 4, "max_in_flight": 20, **servers}
+        async with face.client("Consumer", "orders", "c", message_handler=handle, **options):
+            await face.until(lambda: sum(map(len, seen.values())) == 40)
+
+    with ClusterProcess(nodes=2, lookupds=1) as cluster:
+        cluster.create_topic("orders", 2, 1, channels=("c",), ordered=True)
+        face.run(main({"lookupd_http_addresses": str(cluster.lookupds[0].http)}))
+    assert overlaps == []
+    assert len(seen) == 2
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+def test_a_server_that_restarts_loses_no_message(face: Face, nsqd_process: Any, filled: str) -> None:
+    found: set[bytes] = set()
+    restarted: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        while len(found) >= 50 and not restarted:
+            await face.sleep(0.001)  # sleep: looks again and again
+        found.add(message.body)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
+        async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
+            # A real nsqd that is stopped while it sends may lose a message that is in none of its queues just then
+            # (nsqio/nsq: nsqd/protocol_v2.go, messagePump, and channel.go, flush). Killed, it loses what is in flight.
+            await face.until(lambda: len(found) >= 50 and consumer.stats().in_flight == 10)
+            await face.do(nsqd_process.stop)
+            await face.do(nsqd_process.start)
+            restarted.append(1)
+            await face.until(lambda: found == BODIES, about=lambda: f"{len(found)} came; {consumer.stats()}")
+
+    face.run(main())
+
+
+def test_one_consumer_takes_several_topics(face: Face, filled: str) -> None:
+    with Producer(filled) as producer:
+        producer.multipublish("u", sorted(BODIES))
+    found: dict[str | None, set[bytes]] = {"t": set(), "u": set()}
+
+    async def handle(consumer: Any, message: Message) -> None:
+        found[message.topic].add(message.body)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"message_handler": handle, "max_in_flight": 10}
+        async with face.client("Consumer", ["t", "u"], "c", filled, **options) as consumer:
+            await face.until(lambda: found["t"] == found["u"] == BODIES)
+            assert consumer.topics == ("t", "u")
+            assert set(consumer.stats().topics) == {"t", "u"}
+
+    face.run(main())
+
+
+def test_flow_is_changed_while_it_runs(face: Face, filled: str) -> None:
+    async def handle(consumer: Any, message: Message) -> None: ...
+
+    async def main() -> None:
+        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=3) as consumer:
+
+            async def change() -> None:
+                consumer.pause()
+                await face.until(lambda: consumer.is_paused)
+                consumer.resume()
+                consumer.max_in_flight = 7
+                await face.until(lambda: not consumer.is_paused and consumer.max_in_flight == 7)
+                with pytest.raises(ConfigError):
+                    consumer.max_in_flight = -1
+
+            await (await face.begin(change))()  # of threads, another one
+            assert (consumer.topic, consumer.channel, consumer.max_tries) == ("t", "c", 5)
+
+    face.run(main())
+
+
+def test_before_start_and_after_close(face: Face) -> None:
+    async def main() -> None:
+        consumer = face.package.Consumer("t", "c", NOBODY)
+        with pytest.raises(NotRunning, match="start"):
+            await face(consumer.join())
+        await face(consumer.close())
+        with pytest.raises((NotRunning, RuntimeError)):
+            await face(consumer.start())
+
+    face.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"message_handler": 1}, "callable"),
+        ({"max_in_fligt": 1}, "did you mean 'max_in_flight'"),
+        ({"message_handler": True, "batch_handler": True}, "both given"),
+    ],
+    ids=["handler", "option", "both"],
+)
+def test_wrong_arguments_are_refused_where_it_is_made(face: Face, options: dict[str, Any], match: str) -> None:
+    async def handle(consumer: Any, item: Any) -> None: ...
+
+    given = face.taken({name: handle if value is True else value for name, value in options.items()})
+    with pytest.raises(ConfigError, match=match):
+        face.package.Consumer("t", "c", NOBODY, **given)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x00\x00\x00\x06\x00\x00\x00\x09xx", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 64],
+    ids=["frame type", "HTTP", "size"],
+)
+def test_an_nsqd_that_sends_garbage_is_asked_again(face: Face, nsqd: ScriptedNsqd, garbage: bytes) -> None:
+    found: list[bytes] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        found.append(message.body)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"message_handler": handle, "max_reconnect_delay": 0.1}
+        async with face.client("Consumer", "t", "c", str(nsqd.address), **options):
+            await face.until(lambda: is_ready(nsqd, 1))
+            await face.do(lambda: nsqd.connections[0].send(garbage))
+            await face.until(lambda: is_ready(nsqd, 2))
+            await face.do(lambda: nsqd.connections[1].push(1, body=b"after"))
+            await face.until(lambda: found == [b"after"])
+
+    face.run(main())
+
+
+def test_a_response_that_is_lost_with_its_connection_makes_room_for_another_message(
+    face: Face, nsqd: ScriptedNsqd
+) -> None:
+    taken: deque[Message] = deque()
+
+    async def handle(consumer: Any, message: Message) -> None:
+        message.enable_async()
+        taken.append(message)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 1, "max_reconnect_delay": 0.1, "message_handler": handle}
+        async with face.client("Consumer", "t", "c", str(nsqd.address), **options) as consumer:
+            await face.until(lambda: is_ready(nsqd, 1))
+            await face.do(lambda: nsqd.connections[0].push(1))
+            await face.until(lambda: taken)
+            await face.do(nsqd.connections[0].close)
+            await face.until(lambda: len(nsqd.connections) == 2 and b"SUB" in nsqd.connections[1].words())
+            await face.until(lambda: consumer.stats().orphaned == 1)
+            message = taken.popleft()
+            with pytest.raises(ConnectionLost):
+                message.finish()
+            await face.until(lambda: nsqd.connections[1].rdy == 1 and consumer.stats().orphaned == 0)
+
+    face.run(main())
+
+
+@settings(max_examples=15)
+@given(
+    limit=st.integers(1, 8),
+    concurrency=st.integers(1, 6),
+    steps=st.lists(st.sampled_from(["finish", "requeue", "wait", "raise", "async"]), min_size=1, max_size=40),
+)
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
+def test_no_more_than_max_in_flight_are_held(face: Face, limit: int, concurrency: int, steps: list[str]) -> None:
+    """An nsqd that pushes as RDY allows never has more in flight than ``max_in_flight``, whatever handlers do."""
+    server = ScriptedNsqd()
+    seen: list[int] = []
+    held: deque[Message] = deque()
+    lock = threading.Lock()
+    running = 0
+
+    async def handle(consumer: Any, message: Message) -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            seen.append(running + len(held))
+        step = message.body.decode()
+        try:
+            if step == "finish":
+                await face(message.finish())
+            elif step == "requeue":
+                message.requeue(0)
+            elif step == "wait":
+                await face.sleep(0.001)  # sleep: a handler that waits
+            elif step == "async":
+                message.enable_async()
+                held.append(message)
+            else:
+                raise RequeueMessage(0, backoff=False)
+        finally:
+            with lock:
+                running -= 1
+
+    async def main() -> None:
+        options: dict[str, Any] = {
+            "max_in_flight": limit,
+            "concurrency": concurrency,
+            "max_backoff_duration": 0,
+            "message_handler": handle,
+        }
+        async with face.client("Consumer", "t", "c", str(server.address), **options) as consumer:
+            await face.until(lambda: is_ready(server, 1))
+            (connection,) = server.connections
+            pending, sent = deque(steps), 0
+
+            def answered() -> list[int]:
+                return connection.answered(b"FIN") + connection.answered(b"REQ")
+
+            def push() -> bool:
+                nonlocal sent
+                while pending and sent - len(answered()) < (connection.rdy or 0):
+                    sent += 1
+                    connection.push(sent, body=pending.popleft().encode())
+                while held:
+                    held.popleft().finish()
+                assert consumer.total_in_flight <= limit
+                return len(answered()) == len(steps)
+
+            await face.until(push)
+            assert sorted(answered()) == list(range(1, len(steps) + 1))
+
+    try:
+        face.run(main())
+    finally:
+        server.stop()
+    assert max(seen) <= limit

@@ -1,0 +1,516 @@
+"""Publishes without sockets: the commands of each form, the table of retries, one publish through its attempts, which
+publishes share a command, compressed bodies, and copies."""
+
+from __future__ import annotations
+
+import gzip
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import lz4.block
+import pytest
+import snappy
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nsq_fast import _codec, errors
+from nsq_fast._codec import Records
+from nsq_fast.config import MAX_PARTITION
+from nsq_fast.names import Address
+from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
+from nsq_fast.protocol.publishing import (
+    CODEC_NUMBERS,
+    COUNT_BYTES,
+    LENGTH_BYTES,
+    OK,
+    PLAIN,
+    PLAIN_BATCH,
+    BatchForm,
+    PublishState,
+    Receipt,
+    RetryPolicy,
+    RowsForm,
+    SeenKeys,
+    State,
+    StoredRows,
+    Verdict,
+    WireForm,
+    batch_command,
+    classify,
+    compressed,
+    decide,
+    publish_failed,
+    retry_delay,
+    sent,
+    stored,
+    take_command,
+)
+
+# The commands that forms make for the two kinds of servers, and what callers get for them
+
+TRACED = WireForm("PUB_TRACE", 7, is_traced=True)
+OPTIONAL = replace(TRACED, is_optional=True)
+HEADER = WireForm("PUB_EXT", header=b'{"a":1}')
+RECEIPT = Receipt(1, 7, 0, 30, 0, Address("127.0.0.1", 4150))
+EMPTY = Receipt(2, 0, 30, 30, 0, Address("127.0.0.1", 4150))
+
+
+def rows(trace_ids: list[int] | None = None, *, is_optional: bool = False) -> RowsForm:
+    ids = None if trace_ids is None else array("Q", trace_ids)
+    return RowsForm(Records(array("i", [0, 1, 3]), b"abb", trace_ids=ids), None, 0, 2, is_optional=is_optional)
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "dialect", "name", "data"),
+    [
+        (PLAIN, b"x", ORIGINAL, "PUB", _codec.pub("t", b"x")),
+        (TRACED, b"x", REDESIGNED, "PUB_TRACE", _codec.pub_trace("t", 7, b"x")),
+        (OPTIONAL, b"x", REDESIGNED, "PUB_TRACE", _codec.pub_trace("t", 7, b"x")),
+        (OPTIONAL, b"x", ORIGINAL, "PUB", _codec.pub("t", b"x")),
+        (HEADER, b"x", REDESIGNED, "PUB_EXT", _codec.pub_ext("t", b'{"a":1}', b"x")),
+        (WireForm("DPUB", defer=9), b"x", ORIGINAL, "DPUB", _codec.dpub("t", 9, b"x")),
+        (PLAIN_BATCH, [b"x", b"y"], ORIGINAL, "MPUB", _codec.mpub("t", [b"x", b"y"])),
+        (BatchForm([HEADER]), [b"x"], REDESIGNED, "MPUB_EXT", _codec.mpub_ext("t", [(b'{"a":1}', b"x")])),
+        (BatchForm([OPTIONAL]), [b"x"], ORIGINAL, "MPUB", _codec.mpub("t", [b"x"])),
+        (rows(), b"", ORIGINAL, "MPUB", _codec.mpub("t", [b"a", b"bb"])),
+        (rows([5, 6], is_optional=True), b"", ORIGINAL, "MPUB", _codec.mpub("t", [b"a", b"bb"])),
+        (rows([5, 6]), b"", REDESIGNED, "MPUB_TRACE", _codec.mpub_trace("t", [(5, b"a"), (6, b"bb")])),
+    ],
+)
+def test_a_form_makes_its_command(form: Any, body: Any, dialect: Any, name: str, data: bytes) -> None:
+    assert form.command("t", body, None, dialect) == (name, data)
+
+
+def test_the_partition_stands_in_the_command() -> None:
+    assert PLAIN.command("t", b"x", 3, REDESIGNED) == ("PUB", _codec.pub("t", b"x", 3))
+    assert batch_command("t", [b"x", b"y"], [TRACED, TRACED], TRACED, 3, REDESIGNED) == (
+        "MPUB_TRACE",
+        _codec.mpub_trace("t", [(7, b"x"), (7, b"y")], 3),
+    )
+
+
+def test_rows_that_the_server_cannot_take_say_what_to_do() -> None:
+    with pytest.raises(errors.ConfigError, match=r"original servers: .*leave trace_id out"):
+        rows([5, 6]).command("t", b"", None, ORIGINAL)
+
+
+@pytest.mark.parametrize("form", [PLAIN, TRACED, HEADER])
+def test_the_overhead_is_what_a_message_takes_besides_its_body(form: WireForm) -> None:
+    _, one = batch_command("t", [b"x"], [form], form, None, REDESIGNED)
+    _, two = batch_command("t", [b"x", b"yy"], [form, form], form, None, REDESIGNED)
+    assert len(two) - len(one) == LENGTH_BYTES + 2 + form.overhead
+    _, body = one.split(b"\n", 1)
+    assert COUNT_BYTES + LENGTH_BYTES + 1 + form.overhead == int.from_bytes(body[:4], "big")
+
+
+@pytest.mark.parametrize(
+    ("form", "receipts", "result"),
+    [
+        (PLAIN, [], OK),
+        (TRACED, [RECEIPT], RECEIPT),
+        (PLAIN_BATCH, [], OK),
+        (BatchForm([TRACED, TRACED]), [RECEIPT, RECEIPT], [RECEIPT, RECEIPT]),
+        (rows(), [], StoredRows(2, 4, [])),
+        (rows([7, 0]), [RECEIPT, EMPTY], StoredRows(2, 4, [RECEIPT])),
+    ],
+)
+def test_what_a_caller_gets(form: Any, receipts: list[Receipt], result: Any) -> None:
+    assert form.result(form.kept(receipts), 4) == result
+
+
+def test_the_compiled_core_has_the_limit_of_the_options() -> None:
+    assert PLAIN.command("t", b"x", MAX_PARTITION, REDESIGNED)[1].startswith(b"PUB t %d\n" % MAX_PARTITION)
+    with pytest.raises(ValueError, match="partition"):
+        PLAIN.command("t", b"x", MAX_PARTITION + 1, REDESIGNED)
+
+
+# The table of retries: every row, the limits, and the pauses
+
+POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0)
+CAREFUL = replace(POLICY, retry_unknown_outcome=False)
+
+NO_MORE = Verdict(retry=False)
+BLAMED = Verdict(retry=False, splits=True)
+MOVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
+ROWS = [
+    (errors.BadMessage("x"), BLAMED),
+    (errors.BadTopic("x"), NO_MORE),
+    (errors.BadBody("x"), BLAMED),
+    (errors.Invalid("x"), NO_MORE),
+    (errors.BadPartition("x"), NO_MORE),
+    (errors.Unauthorized("x"), NO_MORE),
+    (errors.AuthFirst("x"), NO_MORE),
+    (errors.ExtNotSupported("x"), NO_MORE),
+    (errors.HeaderInvalid("x"), NO_MORE),
+    (errors.TraceIdInvalid("x"), NO_MORE),
+    (errors.ServerError("x", code="E_NEVER_SEEN"), NO_MORE),
+    (errors.BodyInvalid("x"), NO_MORE),
+    (errors.LocalProtocolError("x"), NO_MORE),
+    (ValueError("x"), NO_MORE),
+    (errors.PubTooMuchWaiting("x"), Verdict(retry=True, pause=True)),
+    (errors.PubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.MpubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.NotLeader(""), Verdict(retry=True, pause=True, refresh=True, leader=True)),
+    (errors.TopicNotExist(""), Verdict(retry=True, pause=True, refresh=True, leader=True)),
+    (errors.NotWritable(""), Verdict(retry=True, pause=True, refresh=True, possibly_stored=True, leader=True)),
+    # The server did not get the whole command, or stored nothing: another one may take it.
+    (errors.BadMessage("PUB failed to read message body"), Verdict(retry=True)),
+    (errors.BadMessage("PUB failed to read message body size"), Verdict(retry=True)),
+    (errors.BadMessage("DPUB failed to read message body"), Verdict(retry=True)),
+    (errors.BadMessage("MPUB failed to read message(17) body size"), Verdict(retry=True)),
+    (errors.BadMessage("MPUB failed to read message body"), Verdict(retry=True)),
+    (errors.BadMessage("failed to read message body"), Verdict(retry=True)),
+    (errors.BadBody("MPUB failed to read body size"), Verdict(retry=True)),
+    (errors.BadBody("MPUB failed to read message count"), Verdict(retry=True)),
+    (errors.BadBody("failed to read body size"), Verdict(retry=True)),
+    (errors.PubFailed("PUB failed exiting"), Verdict(retry=True, pause=True)),
+    (errors.DpubFailed("DPUB failed exiting"), Verdict(retry=True, pause=True)),
+    (errors.MpubFailed("MPUB failed exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.PubFailed("exiting"), MOVES),
+    (errors.MpubFailed("exiting"), MOVES),
+    (errors.PubFailed("ErrType:9 ErrCode:0 : exiting"), MOVES),
+    (errors.PubFailed("pub to wait channel timeout"), MOVES),
+    (errors.MpubFailed("pub timeout while pop wait queue"), MOVES),
+    (errors.PubFailed("topic coordinator is exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.PubFailed("invalid message write size (1048603) maxMsgSize=1048602"), BLAMED),
+    (errors.MpubFailed("ErrType:9 ErrCode:0 : invalid message write size (9) maxMsgSize=8"), BLAMED),
+    (errors.AuthFailed("AUTH failed"), Verdict(retry=True, pause=True)),
+    (errors.AuthFailed("x"), NO_MORE),
+    (errors.BadMessage("PUB message too big 2 > 1"), BLAMED),
+    (errors.BadMessage("MPUB invalid message(1) body size 0"), BLAMED),
+    (errors.ConnectionLost("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+    (errors.HeartbeatMissed("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+    (errors.RemoteProtocolError("x"), NO_MORE),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), ROWS, ids=lambda value: type(value).__name__)
+def test_each_error_has_its_row(error: Exception, expected: Verdict) -> None:
+    assert classify(error) == expected
+    assert decide(error, 1, POLICY) == expected
+
+
+def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt() -> None:
+    for attempts in (1, 3, 50):
+        for policy in (POLICY, CAREFUL):
+            error = errors.ConnectionLost("x")
+            error.outcome_unknown = False
+            verdict = decide(error, attempts, policy)
+            assert verdict.retry
+            assert not verdict.possibly_stored
+            assert not verdict.counts
+
+
+def test_moves_of_the_leader_have_no_limit_but_time() -> None:
+    patient = replace(POLICY, awaits_leader=True)
+    assert decide(errors.NotLeader(""), 1000, patient, misses=999).retry
+    assert decide(errors.PubFailed("exiting"), 1000, patient, misses=999).retry
+    assert not decide(errors.NotLeader(""), 3, POLICY).retry  # without lookup nobody says where it went
+    assert decide(errors.PubFailed("x"), 6, patient, misses=4).retry
+    assert not decide(errors.PubFailed("x"), 7, patient, misses=4).retry
+    assert not decide(errors.NotWritable(""), 1, replace(patient, retry_unknown_outcome=False)).retry
+
+
+@pytest.mark.parametrize("error", [errors.ConnectionLost("x"), errors.PubFailed("x"), errors.NotWritable("")])
+def test_an_unknown_outcome_is_retried_only_where_allowed(error: Exception) -> None:
+    verdict = decide(error, 1, CAREFUL)
+    assert not verdict.retry
+    assert verdict.possibly_stored
+
+
+@given(attempts=st.integers(1, 10_000), share=st.floats(0, 1, exclude_max=True))
+def test_pauses_grow_stay_below_the_cap_and_keep_most_of_their_length(attempts: int, share: float) -> None:
+    full = retry_delay(attempts, POLICY, lambda: 0.0)
+    assert full == min(2.0, 0.05 * 2.0 ** min(attempts - 1, 64))
+    assert 0.8 * full - 1e-9 <= retry_delay(attempts, POLICY, lambda: share) <= full
+
+
+def test_a_leader_is_asked_for_each_second_at_least() -> None:
+    assert retry_delay(50, POLICY, lambda: 0.0) == 2.0
+    assert retry_delay(50, POLICY, lambda: 0.0, for_leader=True) == 1.0
+    assert retry_delay(50, replace(POLICY, max_delay=0.3), lambda: 0.0, for_leader=True) == 0.3
+
+
+def test_the_error_names_the_topic_the_attempts_and_the_cause() -> None:
+    cause = errors.PubFailed("disk full")
+    error = publish_failed("orders", cause, 3, True)
+    assert isinstance(error, errors.PublishFailed)
+    assert error.__cause__ is cause
+    assert (error.attempts, error.possibly_stored) == (3, True)
+    assert str(error) == (
+        "publish to 'orders' failed after 3 attempts: E_PUB_FAILED disk full; it may have been stored all the same"
+    )
+
+
+# One publish through its attempts
+
+PATIENT = replace(POLICY, awaits_leader=True)
+ATTEMPT = object()
+
+LOST = errors.ConnectionLost("broke before the reply")
+NEVER_SENT = errors.ConnectionLost("broke behind a fatal error")
+NEVER_SENT.outcome_unknown = False
+REFUSED = errors.Unauthorized("no")
+BUSY = errors.PubTooMuchWaiting("later")
+BAD = errors.BadMessage("too big")
+NOT_LEADER = errors.NotLeader("")
+
+
+def waiting() -> PublishState:
+    return PublishState(b"body")
+
+
+def on_wire() -> PublishState:
+    publish = waiting()
+    sent([publish], ATTEMPT)
+    return publish
+
+
+def in_doubt() -> PublishState:
+    """It waits, and its first attempt may have been stored."""
+    publish = on_wire()
+    publish.attempt_failed(LOST, POLICY)
+    return publish
+
+
+def ended(make: Callable[[], PublishState]) -> PublishState:
+    publish = make()
+    publish.end(errors.PublishTimeout("late"))
+    return publish
+
+
+def answered() -> PublishState:
+    publish = on_wire()
+    assert stored([publish]) == [publish]
+    return publish
+
+
+@pytest.mark.parametrize(
+    ("publish", "state"),
+    [
+        (waiting(), State.WAITING),
+        (on_wire(), State.ON_WIRE),
+        (in_doubt(), State.WAITING),
+        (answered(), State.STORED),
+        (ended(waiting), State.FAILED),
+        (ended(in_doubt), State.UNKNOWN),
+        (ended(on_wire), State.UNKNOWN),
+    ],
+)
+def test_where_events_lead(publish: PublishState, state: State) -> None:
+    assert publish.state is state
+
+
+@pytest.mark.parametrize("make", [answered, lambda: ended(waiting), lambda: ended(in_doubt)])
+def test_an_end_is_an_end(make: Callable[[], PublishState]) -> None:
+    publish = make()
+    state, error = publish.state, publish.error
+    publish.end(REFUSED)
+    assert stored([publish]) == []
+    assert (publish.state, publish.error) == (state, error)
+
+
+def test_what_ended_on_the_wire_is_not_stored_by_the_late_reply() -> None:
+    late, other = on_wire(), on_wire()
+    late.end(errors.PublishTimeout("late"))
+    assert stored([late, other]) == [other]
+    assert late.state is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("error", "policy", "retry", "attempts", "may_be_stored"),
+    [
+        (LOST, POLICY, True, 1, True),
+        (LOST, CAREFUL, False, 1, True),
+        (NEVER_SENT, CAREFUL, True, 0, False),
+        (REFUSED, POLICY, False, 1, False),
+        (BUSY, CAREFUL, True, 1, False),
+        (NOT_LEADER, CAREFUL, True, 1, False),
+        (BAD, POLICY, False, 1, False),
+    ],
+)
+def test_a_failed_attempt(
+    error: errors.NsqError, policy: RetryPolicy, retry: bool, attempts: int, may_be_stored: bool
+) -> None:
+    publish = on_wire()
+    assert publish.attempts == 1
+    assert publish.may_retry(error, policy) is retry
+    assert publish.attempt_failed(error, policy).retry is retry
+    assert publish.state is State.WAITING
+    assert (publish.attempts, publish.may_be_stored, publish.last_error) == (attempts, may_be_stored, error)
+    assert not publish.is_alone
+
+
+def test_attempts_are_limited_but_for_those_that_a_moving_leader_costs() -> None:
+    publish = waiting()
+    for number in range(1, 4):
+        sent([publish], ATTEMPT)
+        assert publish.attempt_failed(BUSY, POLICY).retry is (number < 3)
+    publish = waiting()
+    for _ in range(100):
+        sent([publish], ATTEMPT)
+        assert publish.attempt_failed(NOT_LEADER, PATIENT).retry
+    assert (publish.attempts, publish.misses) == (100, 100)
+
+
+def ended_by(*, is_abrupt: bool = True, was_first: bool = True, outcome_unknown: bool = True) -> errors.ConnectionLost:
+    error = errors.ConnectionLost("closed by the server")
+    error.is_abrupt, error.was_first, error.outcome_unknown = is_abrupt, was_first, outcome_unknown
+    return error
+
+
+def retries(publish: PublishState, *servers: str, **error: bool) -> list[bool]:
+    """Whether it is tried again after each of these servers ended the connection."""
+    answers = []
+    for server in servers:
+        sent([publish], ATTEMPT)
+        patient = replace(POLICY, max_attempts=100)
+        answers.append(publish.attempt_failed(ended_by(**error), patient, server=server).retry)
+    return answers
+
+
+def test_what_two_servers_were_working_on_when_they_ended_is_sent_to_no_third() -> None:
+    publish = waiting()
+    assert retries(publish, "a", "a") == [True, True]  # the same one again
+    assert publish.is_alone  # so that it takes no other with it
+    assert retries(publish, "b") == [False]
+    assert publish.ended_servers == ("a", "b")
+    assert publish.possibly_stored
+
+
+@pytest.mark.parametrize("kind", ["is_abrupt", "was_first", "outcome_unknown"])
+def test_what_cannot_have_ended_the_server_is_not_suspected(kind: str) -> None:
+    publish = waiting()
+    assert retries(publish, "a", "b", "c", **{kind: False}) == [True] * 3
+    assert publish.ended_servers == ()
+    assert not publish.is_alone
+
+
+def test_what_failed_because_of_another_in_its_command_is_tried_alone() -> None:
+    publish = on_wire()
+    assert publish.attempt_failed(BAD, CAREFUL, is_shared=True).retry
+    assert publish.is_alone
+    sent([publish], ATTEMPT)
+    assert not publish.attempt_failed(BAD, CAREFUL).retry
+    other = on_wire()
+    assert not other.attempt_failed(REFUSED, POLICY, is_shared=True).retry
+
+
+# What shares a command
+
+
+@pytest.mark.parametrize(
+    "take",
+    [lambda: sent([None], ATTEMPT), lambda: stored([None]), lambda: take_command(deque([None]), 1, 1, 1)],  # type: ignore
+)
+def test_what_is_no_publish_is_an_error(take: Callable[[], object]) -> None:
+    with pytest.raises(AttributeError, match="NoneType"):
+        take()
+
+
+def named(bodies: list[bytes], form: Any = None) -> deque[PublishState]:
+    return deque(PublishState(body) if form is None else PublishState(body, form) for body in bodies)
+
+
+def bodies(publishes: list[PublishState]) -> list[bytes]:
+    return [publish.body for publish in publishes]
+
+
+def test_nothing_is_taken_of_what_has_ended() -> None:
+    queue = named([b"a", b"b"])
+    for publish in queue:
+        publish.end(REFUSED)
+    assert take_command(queue, 10, 1000, 1000) == []
+    assert not queue
+
+
+def test_what_ended_is_left_out_of_the_middle() -> None:
+    queue = named([b"a", b"b", b"c"])
+    queue[1].end(REFUSED)
+    assert bodies(take_command(queue, 10, 1000, 1000)) == [b"a", b"c"]
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 10), st.integers(1, 200), st.integers(60, 200)
+)
+def test_a_queue_is_taken_in_order_and_within_the_limits(sizes: list[int], most: int, enough: int, limit: int) -> None:
+    queue = named([b"%d" % number + bytes(size) for number, size in enumerate(sizes)])
+    everything = bodies(list(queue))
+    taken = []
+    while queue:
+        command = take_command(queue, most, enough, limit)
+        assert 1 <= len(command) <= most
+        total = COUNT_BYTES + sum(LENGTH_BYTES + len(publish.body) for publish in command)
+        assert total <= limit or len(command) == 1
+        assert total - LENGTH_BYTES - len(command[-1].body) < enough or len(command) == 1
+        taken += bodies(command)
+    assert taken == everything
+
+
+def test_kinds_do_not_share_a_command_and_some_share_none() -> None:
+    header = WireForm("PUB_EXT", header=b"{}")
+    queue = named([b"a", b"b"]) + named([b"c", b"d"], header)
+    queue += named([b"e"], replace(header, is_traced=True)) + named([b"f"], WireForm("DPUB", defer=5)) + named([b"g"])
+    groups = []
+    while queue:
+        groups.append(bodies(take_command(queue, 10, 1000, 1000)))
+    assert groups == [[b"a", b"b"], [b"c", b"d"], [b"e"], [b"f"], [b"g"]]
+
+
+def test_a_batch_of_its_own_is_never_taken_apart_or_joined() -> None:
+    queue = named([b"a"]) + named([[b"b", b"c"]], PLAIN_BATCH) + named([b"d"])  # type: ignore[list-item]
+    assert bodies(take_command(queue, 10, 1000, 1000)) == [b"a"]
+    assert bodies(take_command(queue, 10, 1, 1)) == [[b"b", b"c"]]
+    assert bodies(take_command(queue, 10, 1000, 1000)) == [b"d"]
+
+
+# Compressed bodies, as youzan's Go client makes them
+
+BODY = b"hello, hello, hello, " * 100
+
+
+@pytest.mark.parametrize("codec", CODEC_NUMBERS)
+def test_each_codec_is_read_by_its_own_library(codec: str) -> None:
+    found = compressed(codec, BODY)
+    assert found is not None
+    packed, headers = found
+    assert len(packed) < len(BODY)
+    assert headers == {"nsq.client.compress": CODEC_NUMBERS[codec], "nsq.msg.size": str(len(BODY))}
+    read = {
+        "gzip": gzip.decompress,
+        "snappy": snappy.uncompress,
+        "lz4": lambda data: lz4.block.decompress(data, uncompressed_size=len(BODY)),
+    }[codec]
+    assert bytes(read(packed)) == BODY
+
+
+@pytest.mark.parametrize("codec", CODEC_NUMBERS)
+def test_what_would_not_become_smaller_is_left_as_it_is(codec: str) -> None:
+    assert compressed(codec, bytes(range(256))) is None
+    assert compressed(codec, b"x" * 40) is None
+
+
+# The window of idempotence keys
+
+
+def test_another_message_with_the_key_is_a_copy_and_the_first_is_none_however_often_it_comes() -> None:
+    seen = SeenKeys(10)
+    assert [seen.is_copy("t", "k", each) for each in (b"1", b"2", b"1", b"3", b"2")] == [False, True, False, True, True]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("tu"), st.sampled_from("abcde"), st.sampled_from([b"1", b"2", b"3"]))),
+    st.integers(1, 4),
+)
+def test_it_remembers_the_keys_that_came_last(messages: list[tuple[str, str, bytes]], limit: int) -> None:
+    """Of each topic by itself, and no more of them than the limit."""
+    seen, model = SeenKeys(limit), OrderedDict[tuple[str, str], bytes]()
+    for topic, key, message_id in messages:
+        first = model.setdefault((topic, key), message_id)
+        assert seen.is_copy(topic, key, message_id) == (first != message_id)
+        if len(model) > limit:
+            model.popitem(last=False)
+        assert len(seen) == len(model) <= limit

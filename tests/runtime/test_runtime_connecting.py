@@ -1,0 +1,417 @@
+"""Connecting: every stage of the handshake, TLS and compression, hosts, and what can go wrong in each."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gevent
+import pytest
+import trustme
+from gevent.event import Event
+from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
+from support.peers import PeerServer, RecordingOwner, message
+from support.waiting import PROCESS, WAIT, promptly, until
+
+from nsq_fast import Consumer, NsqdHTTPClient, Producer
+from nsq_fast.broker import Broker, BrokerProcess
+from nsq_fast.client.connection import Connection
+from nsq_fast.client.gevent_loop import GeventLoop, run
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import (
+    AuthFailed,
+    AuthFirst,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    HttpError,
+    IdentifyFailed,
+    NoNsqd,
+    RemoteProtocolError,
+)
+from nsq_fast.names import Address
+
+
+def connect(address, owner=None, **options):
+    """A connection, once it is open."""
+    conn = Connection(address, ConnectionConfig(**options), owner or RecordingOwner(), GeventLoop.here())
+    run(conn.open())
+    return conn
+
+
+@pytest.fixture
+def connect_to():
+    """``connect_to(script, **options)``: connect to a server that runs the script."""
+    servers, connections = [], []
+
+    def make(script, host="127.0.0.1", owner=None, **options):
+        servers.append(PeerServer(script, host))
+        connections.append(connect(servers[-1].address, owner, **options))
+        return connections[-1]
+
+    yield make
+    for conn in connections:
+        conn.close(ConnectionLost("the test is over"))
+    for server in servers:
+        server.stop()
+
+
+def cause(call):
+    with pytest.raises(ConnectFailed) as caught:
+        call()
+    return caught.value.__cause__
+
+
+# Stages
+
+
+def at_once(peer):
+    pass
+
+
+def after_the_magic(peer):
+    peer.read(4)
+
+
+def inside_the_reply(peer):
+    peer.read_identify()
+    peer.send(b"\0\0\1\x34\0\0\0\0{")
+
+
+def before_the_upgrade(peer):
+    peer.handshake(deflate=True)
+
+
+def before_the_reply_to_auth(peer):
+    peer.handshake(auth_required=True)
+    peer.read_line()
+
+
+STAGES = [at_once, after_the_magic, inside_the_reply, before_the_upgrade, before_the_reply_to_auth]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("ending", ["end", "reset", "silence"])
+def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
+    def script(peer):
+        stage(peer)
+        if ending == "reset":
+            peer.reset()
+        if ending == "silence":
+            peer.read_all()
+
+    options = {"deflate": stage is before_the_upgrade, "auth_secret": "x"}
+    if ending != "silence":
+        assert isinstance(cause(lambda: connect_to(script, **options)), OSError)
+        return
+    with promptly(), pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
+        connect_to(script, connect_timeout=0.1, **options)
+
+
+DEEP = b'{"version":"1.3.0","x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack(">II", 0xFFFFFFFF, 0),
+        struct.pack(">II", 1 << 20, 0),
+        struct.pack(">II", 12, 0) + b"not json",
+        struct.pack(">II", 27, 0) + b'{"max_rdy_count":"2500"}',
+        struct.pack(">II", 6, 7) + b"OK",
+        struct.pack(">II", 30, 2) + bytes(26),
+        struct.pack(">II", 4 + len(DEEP), 0) + DEEP,
+    ],
+    ids=range(8),
+)
+def test_what_is_no_nsqd_is_refused(connect_to, reply):
+    def script(peer):
+        peer.read_identify()
+        peer.send(reply)
+        peer.read_all()
+
+    found = cause(lambda: connect_to(script, connect_timeout=WAIT))
+    assert isinstance(found, (RemoteProtocolError, RecursionError))
+
+
+@pytest.mark.parametrize(
+    ("secret", "reply", "error"),
+    [
+        (None, b"", AuthFirst),
+        ("wrong", b"E_AUTH_FAILED AUTH failed", AuthFailed),
+        ("", b"E_IDENTIFY_FAILED", IdentifyFailed),
+    ],
+)
+def test_what_a_server_refuses_is_its_error(connect_to, secret, reply, error):
+    def script(peer):
+        if error is IdentifyFailed:
+            peer.read_identify()
+        else:
+            peer.handshake(auth_required=True)
+        if error is AuthFailed:
+            peer.read_line()
+        if reply:
+            peer.frame(1, reply)
+        peer.read_all()
+
+    assert isinstance(cause(lambda: connect_to(script, auth_secret=secret or None)), error)
+
+
+def test_killed_connect_closes_its_socket():
+    ended, arrived = Event(), Event()
+
+    def script(peer):
+        peer.read_identify()
+        arrived.set()
+        peer.read_all()
+        ended.set()
+
+    server = PeerServer(script)
+    attempt = gevent.spawn(connect, server.address)
+    arrived.wait()
+    attempt.kill()
+    assert ended.wait(WAIT)
+    server.stop()
+
+
+# Hosts
+
+
+def answer(peer):
+    peer.handshake()
+    peer.read_all()
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+@needs_ipv6
+def test_ipv6(connect_to):
+    assert connect_to(answer, host="::1").local_address.host == "::1"
+    listening = {"tcp": ("::1", 0), "http": ("::1", 0)}
+    seen = []
+    with Broker(addresses={"nsqds": [listening], "lookupd": listening}, broadcast_address="::1") as broker:
+        lookups = {"lookupd_http_addresses": str(broker.lookupd.http_address), "lookupd_poll_interval": 0.1}
+        with Producer(**lookups) as producer:
+            assert producer.publish("t", b"x") == b"OK"
+        with Consumer("t", "c", message_handler=lambda c, m: seen.append(m.body), **lookups):
+            until(lambda: seen == [b"x"])
+
+
+def test_addresses_and_local_addresses(connect_to):
+    server = PeerServer(answer)  # on IPv4 only, while localhost may have an IPv6 address first: every one is tried
+    connect(Address("localhost", server.address.port)).close()
+    server.stop()
+    assert connect_to(answer, local_address="127.0.0.2").local_address.host == "127.0.0.2"
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_that_cannot_be_encoded_is_named_and_leaves_its_share_to_the_others(servers, host):
+    nsqd, errors = servers(), []
+    consumer = Consumer("t", "c", [(host, 4150), tuple(nsqd.address)], message_handler=print, max_in_flight=10)
+    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
+    with consumer:
+        nsqd.connection().wait_rdy(10)
+        until(lambda: errors)
+    assert "is no host name" in str(errors[0])
+    with Producer([(host, 4150)]) as producer:
+        with pytest.raises(NoNsqd, match="is no host name"):
+            producer.publish("t", b"x", timeout=0.3)
+        assert not producer.is_connected
+    with pytest.raises(HttpError, match="is no host name"):
+        NsqdHTTPClient(host).ping()
+
+
+IN_ONE_THREAD = """
+import sys
+from gevent import get_hub
+from nsq_fast import Consumer, NsqdHTTPClient, Producer
+tcp, http, lookupd = sys.argv[1:]
+NsqdHTTPClient.from_url(http).create_topic("t")
+with Producer(tcp) as producer, Consumer("t", "c", lookupd_http_addresses=lookupd) as consumer:
+    producer.publish("t", b"body")
+    next(iter(consumer))
+print(get_hub().threadpool.size)
+"""
+
+
+def test_addresses_are_connected_to_without_a_thread_of_the_resolver():
+    """A process without threads may fork without the warning that CPython has for it from 3.12 on."""
+    with BrokerProcess() as broker:
+        addresses = [str(each) for each in (broker.nsqd.tcp, broker.nsqd.http, broker.lookupd.http)]
+        program = [sys.executable, "-c", IN_ONE_THREAD, *addresses]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=PROCESS)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+# TLS and compression
+
+
+@pytest.fixture
+def tls(authority, tmp_path):
+    """``tls(*names, wants_client=False)``: the script of a server with a certificate for these names."""
+
+    def make(*names, wants_client=False):
+        context = SSLContext(PROTOCOL_TLS_SERVER)
+        authority.issue_cert(*names).configure_cert(context)
+        if wants_client:
+            authority.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
+
+        def script(peer):
+            peer.handshake(tls_v1=True)
+            peer.start_tls(context)
+            peer.ok()
+            peer.read_all()
+
+        return script
+
+    return make
+
+
+def refused(call):
+    with pytest.raises(ConnectFailed) as caught:
+        call()
+    assert isinstance(caught.value.__cause__, ssl.SSLError)
+    return str(caught.value)
+
+
+def test_certificate_of_another_host_is_refused(connect_to, tls, tls_files):
+    script, options = tls("nsqd.example.org"), {"cafile": tls_files["ca"]}
+    assert "127.0.0.1" in refused(lambda: connect_to(script, tls_v1=True, tls_options=options))
+    options["server_hostname"] = "nsqd.example.org"
+    assert connect_to(script, tls_v1=True, tls_options=options).info.tls_v1
+
+
+def test_unknown_authority_is_refused_unless_verification_is_off(connect_to, tls):
+    script = tls("127.0.0.1")
+    assert "verify failed" in refused(lambda: connect_to(script, tls_v1=True))
+    assert connect_to(script, tls_v1=True, tls_options={"verify": False})
+    assert connect_to(script, tls_v1=True, tls_options={"cert_reqs": ssl.CERT_NONE})
+
+
+def test_client_certificate(connect_to, tls, tls_files, authority: trustme.CA, tmp_path):
+    script, pem = tls("127.0.0.1", wants_client=True), str(tmp_path / "client.pem")
+    authority.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(pem)
+    options = {"ca_certs": tls_files["ca"], "certfile": pem, "keyfile": pem}
+    assert connect_to(script, tls_v1=True, tls_options=options)
+    with pytest.raises(ConnectFailed):
+        connect_to(script, tls_v1=True, tls_options={"cafile": tls_files["ca"]})
+
+
+@pytest.mark.parametrize("make", [ssl.create_default_context, create_default_context], ids=["ssl", "gevent"])
+def test_ready_made_context(connect_to, tls, tls_files, make):
+    assert connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=make(cafile=tls_files["ca"]))
+
+
+@pytest.mark.parametrize("options", [{"ca_file": "x"}, {"cafile": "/no/such/file"}, 7])
+def test_unusable_tls_options_are_a_config_error(connect_to, tls, options):
+    with pytest.raises(ConfigError):
+        connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=options)
+
+
+def test_server_that_does_not_speak_tls_after_all(connect_to):
+    def script(peer):
+        peer.handshake(tls_v1=True)
+        peer.ok()
+        peer.read_all()
+
+    refused(lambda: connect_to(script, tls_v1=True))
+
+
+class Collecting:
+    """A socket whose ``sendall`` only writes down."""
+
+    def __init__(self, sock, sent):
+        self._sock = sock
+        self._sent = sent
+
+    def sendall(self, data):
+        self._sent.append(bytes(data))
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("kind", ["snappy", "deflate"])
+def test_first_compressed_frame_in_one_read_with_the_reply(connect_to, kind):
+    sent = []
+
+    def script(peer):
+        sendall = peer.sock.sendall
+        peer.read_identify()
+        peer.sock = Collecting(peer.sock, sent)
+        peer.frame(0, b'{"%s":true}' % kind.encode())
+        getattr(peer, f"start_{kind}")()
+        peer.ok()
+        sendall(b"".join(sent))
+        peer.read_all()
+
+    assert connect_to(script, **{kind: True}).is_open
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+def test_deflate_bomb_takes_no_memory(connect_to, kind):
+    """In a message it is skipped; any other frame ends the connection at the limit."""
+
+    def script(peer):
+        peer.handshake(deflate=True)
+        peer.start_deflate()
+        peer.ok()
+        assert peer.read_line() == b"SUB t c"
+        peer.ok()
+        if kind == 0:
+            peer.frame(0, b"\0" * (32 << 20))
+        else:
+            peer.send(message(1, b"\0" * (32 << 20)) + message(2))
+        peer.read_all()
+
+    owner = RecordingOwner()
+    conn = connect_to(script, owner=owner, deflate=True, max_frame_size=1 << 20)
+    run(conn.subscribe("t", "c"))
+    if kind == 0:
+        assert isinstance(end := owner.wait_end(), RemoteProtocolError)
+        assert "max_frame_size=1048576" in str(end)
+        return
+    owner.wait(lambda: owner.messages)
+    ((skipped, error),) = owner.skipped
+    assert (skipped.body, skipped.is_truncated) == (b"", True)
+    assert "max_frame_size=1048576" in str(error)
+    assert owner.messages[0].body == b"body"
+
+
+PROGRAM = """
+import sys
+if sys.argv[1] == "before":
+    from gevent import monkey; monkey.patch_all()
+from nsq_fast import Producer
+if sys.argv[1] == "after":
+    from gevent import monkey; monkey.patch_all()
+import socket
+assert (socket.socket.__module__ != "socket") == (sys.argv[1] != "never")
+with Producer(sys.argv[2], tls_v1=True, snappy=True, tls_options={"cafile": sys.argv[3]}) as producer:
+    print(producer.publish("t", b"x"))
+"""
+
+
+@pytest.mark.parametrize("patched", ["never", "before", "after"])
+def test_patched_or_not(real_nsqd, tls_files, patched):
+    nsqd = real_nsqd(f"-tls-cert={tls_files['cert']}", f"-tls-key={tls_files['key']}")
+    run_it = [sys.executable, "-W", "ignore", "-c", PROGRAM, patched, str(nsqd.tcp_address), tls_files["ca"]]
+    done = subprocess.run(run_it, capture_output=True, text=True, timeout=PROCESS, cwd=Path(__file__).parents[2])
+    assert (done.stdout, done.stderr) == ("b'OK'\n", "")

@@ -1,0 +1,214 @@
+"""One scenario, written once as ``async def``, on every face of the client.
+
+A face that blocks takes the scenario to its end with a single ``send(None)``: what is asked of a face with ``await``
+blocks there, as the calls of its clients do. So nothing is awaited in a scenario but what a ``Face`` gives. A loop of
+asyncio runs in a thread of its own: servers of the test live in the hub of the thread that runs the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import gevent
+import pytest
+
+import nsq_fast
+from nsq_fast import aio, threads
+
+from .loops import LOOPS, run
+from .waiting import WAIT
+
+Scenario = Coroutine[Any, Any, Any]
+
+
+class Face:
+    """A face that blocks.
+
+    Args:
+        package: has Producer and Consumer.
+        spawn: begins a function elsewhere; what it returns has ``join(timeout)``.
+        has_threads: whether handlers run on native threads.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        package: Any,
+        sleep: Callable[[float], object],
+        spawn: Callable[..., Any],
+        has_threads: bool = False,
+    ) -> None:
+        self.name = name
+        self.package = package
+        self._has_threads = has_threads
+        self._sleep = sleep
+        self._spawn = spawn
+
+    def run(self, scenario: Scenario) -> Any:
+        """Take a scenario to its end."""
+        try:
+            scenario.send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a scenario awaited what no face gave it")
+
+    def taken(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options as consumers of this face take them: handlers are given as coroutine functions."""
+        handlers = {name: self._blocking(each) for name, each in options.items() if inspect.iscoroutinefunction(each)}
+        threads = {"handler_threads": options["concurrency"]} if self._has_threads and "concurrency" in options else {}
+        return options | handlers | threads
+
+    def _blocking(self, handler: Callable[[Any, Any], Scenario]) -> Any:
+        return lambda consumer, item: self.run(handler(consumer, item))
+
+    async def __call__(self, result: Any) -> Any:
+        """What a call of a client gives: ``await face(producer.publish(...))``."""
+        return result
+
+    async def result(self, promise: Any) -> Any:
+        """What a promise of ``publish_nowait`` gets."""
+        return promise.get(timeout=WAIT) if hasattr(promise, "get") else promise.result(WAIT)
+
+    async def sleep(self, seconds: float) -> None:  # sleep: of those who look again and again
+        """Let others run."""
+        self._sleep(seconds)  # sleep: as above
+
+    async def do(self, function: Callable[[], Any]) -> Any:
+        """Call what belongs to the thread of the test."""
+        return function()
+
+    async def until(self, probe: Callable[[], object], about: Callable[[], object] = str) -> None:
+        """Wait until it is so, while others run; it is asked in the thread of the test."""
+        end = time.monotonic() + WAIT
+        while not await self.do(probe):
+            assert time.monotonic() < end, about()
+            await self.sleep(0.005)  # sleep: looks again and again
+
+    async def begin(self, scenario: Callable[[], Scenario]) -> Callable[[], Scenario]:
+        """Have it run beside the caller; await a call of what this returns to have its result, or what it raised."""
+        ended: list[tuple[Any, BaseException | None]] = []
+
+        def work() -> None:
+            try:
+                ended.append((self.run(scenario()), None))
+            except BaseException as error:
+                ended.append((None, error))
+
+        job = self._spawn(work)
+
+        async def join() -> Any:
+            job.join(WAIT)
+            ((value, error),) = ended
+            if error is not None:
+                raise error
+            return value
+
+        return join
+
+    @asynccontextmanager
+    async def client(self, kind: str, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        """A ``Producer``, or a ``Consumer`` whose handlers are coroutine functions, that runs."""
+        with getattr(self.package, kind)(*arguments, **self.taken(options)) as client:
+            yield client
+
+    async def messages(self, consumer: Any) -> AsyncIterator[Any]:
+        """What a consumer gives to who iterates. Close it: ``contextlib.aclosing``."""
+        for message in consumer:
+            yield message
+
+
+class AsyncioFace(Face):
+    """A face of asyncio, on one kind of loop."""
+
+    def __init__(self, name: str, new_loop: Any) -> None:
+        super().__init__(name, aio, time.sleep, threading.Thread)
+        self._new_loop = new_loop
+        self._asked: deque[tuple[Callable[[], Any], list[Any]]] = deque()
+
+    def run(self, scenario: Scenario) -> Any:
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                run(scenario, self._new_loop)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = _start_thread(work)
+        while thread.is_alive():
+            while self._asked:
+                function, answer = self._asked.popleft()
+                try:
+                    answer.append((function(), None))
+                except BaseException as error:
+                    answer.append((None, error))
+            gevent.sleep(0.001)  # sleep: looks again and again
+        if raised:
+            raise raised[0]
+
+    async def do(self, function: Callable[[], Any]) -> Any:
+        answer: list[Any] = []
+        self._asked.append((function, answer))
+        while not answer:
+            await asyncio.sleep(0.001)  # sleep: looks again and again
+        value, error = answer[0]
+        if error is not None:
+            raise error
+        return value
+
+    def taken(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    async def __call__(self, result: Any) -> Any:
+        return await result if inspect.isawaitable(result) else result
+
+    async def result(self, promise: Any) -> Any:
+        return await asyncio.wait_for(promise, WAIT)
+
+    async def sleep(self, seconds: float) -> None:  # sleep: as above
+        await asyncio.sleep(seconds)  # sleep: as above
+
+    async def begin(self, scenario: Callable[[], Scenario]) -> Callable[[], Scenario]:
+        task = asyncio.create_task(scenario())
+
+        async def join() -> Any:
+            return await asyncio.wait_for(task, WAIT)
+
+        return join
+
+    @asynccontextmanager
+    async def client(self, kind: str, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        async with getattr(self.package, kind)(*arguments, **options) as client:
+            yield client
+
+    async def messages(self, consumer: Any) -> AsyncIterator[Any]:
+        async for message in consumer:
+            yield message
+
+
+def _sleep(seconds: float) -> None:  # sleep: as above
+    is_main = threading.current_thread() is threading.main_thread()  # where servers of the test live
+    (gevent.sleep if is_main else time.sleep)(seconds)
+
+
+def _start_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+FACES: list[Any] = [
+    Face("gevent", nsq_fast, gevent.sleep, gevent.spawn),
+    Face("threads", threads, _sleep, _start_thread, has_threads=True),
+    *(
+        pytest.param(AsyncioFace(str(loop.id), loop.values[0]), marks=loop.marks)  # type: ignore[attr-defined]
+        for loop in LOOPS
+    ),
+]
