@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -343,6 +344,7 @@ def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     return at
 
 
+@functools.lru_cache(maxsize=1024)
 def _name(name: bytes, code: str, what: str) -> str:
     decoded = text(name)
     if not is_valid_name(decoded):
