@@ -37,7 +37,7 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 _READ_AHEAD = 2000
-_MOST_LEFT_OUT = 100_000
+_MOST_LEFT_OUT = 20_000
 """A channel that leaves out more records fills its memory again when it leaves out fewer."""
 
 

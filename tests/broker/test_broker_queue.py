@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from support.wire import WireClient
 from nsq_fast.broker import NsqdServer
 from nsq_fast.broker.journal import Journal, Position
 from nsq_fast.broker.message import SnowflakeIds, encode_frames
+from nsq_fast.broker.queue import InFlight
 from nsq_fast.broker.store import Store
 
 IDS = SnowflakeIds(1)
@@ -100,6 +102,26 @@ def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
     other = WireClient(server.tcp_address)
     other.subscribe("t", "slow", rdy=50)
     assert consume(other, 200) == [b"%d" % n for n in range(200)]
+
+
+def test_what_a_channel_leaves_out_of_the_log_is_bounded(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages pass those on disk as long as there is room in memory, which is known of each."""
+    monkeypatch.setattr("nsq_fast.broker.channel._MOST_LEFT_OUT", 20)
+    monkeypatch.setattr("nsq_fast.broker.channel.random.getrandbits", lambda bits: 1)  # from memory
+    server = embedded(mem_queue_size=1)
+    topic = server.nsqd.get_topic("t")
+    channel = topic.get_channel("c")
+    client = SimpleNamespace(in_flight=InFlight(None, 60.0))
+    taken: list[int] = []
+    for n in range(100):
+        publish(server, "t", 2 * n, 2)
+        assert len(channel.backend.unread()) <= 21
+        taken += [int(frame[34:]) for frame in channel.deliver(client, 1)]
+    assert taken[:20] == list(range(0, 40, 2))
+    assert channel.depth == 100
+    taken += [int(frame[34:]) for frame in channel.deliver(client, 1000)]
+    assert sorted(taken) == list(range(200))
+    assert channel.depth == 0
 
 
 def test_paused_topic_holds_back_for_channels_that_are_behind_too(embedded: Any) -> None:
