@@ -20,7 +20,7 @@ import msgspec
 from nsq_fast.broker.client import TAG_KEY
 from nsq_fast.broker.go import decode_json_header, translate_glob
 from nsq_fast.broker.message import NotOwner
-from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, DueHeap
+from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel
 from nsq_fast.broker.redesigned.log import PartitionLog, Record
 from nsq_fast.log_events import BROKER_MESSAGE_TRACED
 
@@ -440,7 +440,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         *,
         is_kind: bool = False,
     ) -> None:
-        super().__init__(name, on_unused, DueHeap())
+        super().__init__(name, on_unused)
         self.is_ordered = is_ordered
         self.is_skipped = False
         self.confirmed = Confirmed(log.end)
