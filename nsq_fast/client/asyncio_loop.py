@@ -12,7 +12,7 @@ from contextlib import suppress
 from socket import socket
 from time import monotonic
 from typing import Any, TypeVar
-from weakref import WeakSet, ref
+from weakref import WeakSet, finalize, ref
 
 from nsq_fast.errors import NsqError, WrongThread
 
@@ -102,6 +102,7 @@ class LoopTask:
         self._task = loop.create_task(body, name=name)
         # Who closes a loop in the middle of it knows: there is nothing to tell.
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
+        finalize(self._task, body.close).atexit = False  # nor of what had not even begun
 
     def cancel(self) -> None:
         if not self.is_current():
