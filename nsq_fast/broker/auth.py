@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
@@ -23,14 +23,6 @@ from nsq_fast.names import parse_address
 from nsq_fast.printable import printable
 
 logger = logging.getLogger("nsq_fast.broker.auth")
-
-
-# --- the client of an auth server ------------------------------------------------------------------------------------
-# Asks it what the bearer of a secret may do.
-# nsqio/nsq: internal/auth/authorizations.go, QueryAnyAuthd.
-# ``query_auth`` is called by nsqd on AUTH, and again when an ``AuthState`` has expired. It blocks its greenlet for
-# ``timeout`` at most. Every answer is checked whole (permissions, regular expressions, ttl) before it counts: an auth
-# server that answers nonsense is one that did not answer.
 
 
 PUBLISH = "publish"
@@ -80,6 +72,9 @@ def query_auth(
 ) -> AuthState:
     """Ask the auth servers in turn, beginning anywhere, until one gives an answer.
 
+    nsqio/nsq: internal/auth/authorizations.go, QueryAnyAuthd. Every answer is checked whole (permissions, regular
+    expressions, ttl) before it counts: an auth server that answers nonsense is one that did not answer.
+
     Args:
         addresses: ``host:port`` (asked for ``/auth`` over HTTP), or full URLs.
         tls: whether the client's connection is encrypted; ``common_name`` is that of its certificate.
@@ -98,20 +93,11 @@ def query_auth(
     start = random.randrange(len(addresses)) if addresses else 0
     failures = []
     for address in [*addresses[start:], *addresses[:start]]:
-        answer = _try_query(address, arguments, method, timeout, tls_options)
-        if isinstance(answer, AuthState):
-            return answer
-        failures.append(f"failed to auth against {address.partition('?')[0]} - {_reason(answer)}")
+        try:
+            return _decode(_query(address, arguments, method, timeout, tls_options))
+        except (HttpError, ValueError) as error:  # noqa: PERF203
+            failures.append(f"failed to auth against {address.partition('?')[0]} - {_reason(error)}")
     raise AuthFailed("; ".join(failures) or "no auth server is configured")
-
-
-def _try_query(
-    address: str, arguments: dict[str, str], method: str, timeout: float, tls_options: Any
-) -> AuthState | Exception:
-    try:
-        return _decode(_query(address, arguments, method, timeout, tls_options))
-    except (HttpError, ValueError) as error:
-        return error
 
 
 def _reason(error: Exception) -> str:
@@ -164,32 +150,19 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-# --- AUTH, and what it permits ---------------------------------------------------------------------------------------
-# Asks the auth server, and again when its answer has expired.
-# nsqio/nsq: nsqd/protocol_v2.go, AUTH and CheckAuth.
+def authorize(conn: Connection, secret: bytes) -> bytes:
+    """Find out what the bearer of ``secret`` may do; the JSON to answer with. Raises FatalError.
 
-
-class Refusals(NamedTuple):
-    """The texts of what AUTH is refused with."""
-
-    again: str = "AUTH already set"
-    disabled: str = "AUTH disabled"
-    nothing: str = "AUTH no authorizations found"
-
-
-REFUSALS = Refusals()
-
-
-def authorize(conn: Connection, secret: bytes, refusals: Refusals) -> bytes:
-    """Find out what the bearer of ``secret`` may do; the JSON to answer with. Raises FatalError."""
+    nsqio/nsq: nsqd/protocol_v2.go, AUTH and CheckAuth.
+    """
     if _has_permissions(conn):
-        raise FatalError("E_INVALID", refusals.again)
+        raise _refusal(conn, "E_INVALID", "already set")
     if not _is_enabled(conn):
-        raise FatalError("E_AUTH_DISABLED", refusals.disabled)
+        raise _refusal(conn, "E_AUTH_DISABLED", "disabled")
     conn.auth_secret = secret.decode("utf-8", "replace")
     _ask(conn)
     if not _has_permissions(conn):
-        raise FatalError("E_UNAUTHORIZED", refusals.nothing)
+        raise _refusal(conn, "E_UNAUTHORIZED", "no authorizations found")
     return msgspec.json.encode(
         {
             "identity": conn.auth.identity,
@@ -197,6 +170,10 @@ def authorize(conn: Connection, secret: bytes, refusals: Refusals) -> bytes:
             "permission_count": len(conn.auth.authorizations),
         }
     )
+
+
+def _refusal(conn: Connection, code: str, text: str) -> FatalError:
+    return FatalError(code, f"AUTH {text.capitalize() if conn.capitalizes else text}")
 
 
 def require_permission(conn: Connection, command: str, topic: str, channel: str) -> None:

@@ -16,7 +16,7 @@ from gevent import Greenlet, spawn_later
 
 from nsq_fast.broker.journal import Journal, Position, read_all
 from nsq_fast.broker.message import Exiting, Message
-from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, DueHeap, InFlight, LatencyWindow
+from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, InFlight, LatencyWindow
 from nsq_fast.log_events import BROKER_READ_FAILED, BROKER_READ_RECOVERED
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 _READ_AHEAD = 2000
-_MOST_LEFT_OUT = 100_000
+_MOST_LEFT_OUT = 20_000
 """A channel that leaves out more records fills its memory again when it leaves out fewer."""
 
 
@@ -222,7 +222,7 @@ class Channel(BaseChannel[Message]):
         *,
         preserve_order: bool = False,
     ) -> None:
-        super().__init__(name, on_unused, DueHeap())
+        super().__init__(name, on_unused)
         self.memory: deque[Message] = deque()
         self.backend = BackendQueue(log, self._sort_out)
         self.log = log

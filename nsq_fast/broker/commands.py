@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from nsq_fast.broker.auth import REFUSALS, Refusals, authorize, require_permission
+from nsq_fast.broker.auth import authorize, require_permission
 from nsq_fast.broker.connection import (
     CLOSE_WAIT,
     OK,
@@ -22,7 +23,6 @@ from nsq_fast.broker.connection import (
 from nsq_fast.broker.go import decode_json, quote, text
 from nsq_fast.broker.identify import IdentifyError, Negotiation
 from nsq_fast.broker.message import ID_SIZE, Exiting, NotOwner
-from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.topic import Topic
 from nsq_fast.names import is_valid_name
 
@@ -67,7 +67,6 @@ class CommandSet:
         self._max_line = max_line
         self.has_binary_ids = has_binary_ids
         self._with_id = _WITH_ID if has_binary_ids else ()
-        self._fin_run = _fin_run if has_binary_ids else _fin_run_of_words
 
     def execute(self, conn: Connection, data: bytes) -> int:
         """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
@@ -75,7 +74,7 @@ class CommandSet:
         conn.needed = 0
         while at < end:
             if data.startswith(b"FIN ", at) and conn.channel is not None:
-                ids, stop = self._fin_run(data, at)
+                ids, stop = _fin_run(data, at, has_binary_ids=self.has_binary_ids)
                 if ids:
                     finish(conn, ids)
                     at = stop
@@ -109,28 +108,23 @@ class CommandSet:
         return handler
 
 
-def _fin_run(data: bytes, at: int) -> tuple[list[bytes], int]:
-    """The ids of the FINs that follow each other from ``at`` on, and where they end. None if the first is not whole."""
+def _fin_run(data: bytes, at: int, *, has_binary_ids: bool) -> tuple[list[bytes], int]:
+    """The ids of the FINs that follow each other from ``at`` on, and where they end. None if the first is not whole.
+
+    Without binary ids one ends at a space and at the end of the line.
+    """
     stop = data.rfind(b"\n", at) + 1
     ids = data[at + 4 : stop - 1].split(b"\nFIN ")
-    if len(ids) * _FIN_SIZE != stop - at or max(map(len, ids)) != ID_SIZE:
-        run = _FIN_RUN.match(data, at)
-        if run is None:
-            return [], at
-        stop = run.end()
-        ids = [data[n : n + ID_SIZE] for n in range(at + 4, stop, _FIN_SIZE)]
-    return ids, stop
-
-
-def _fin_run_of_words(data: bytes, at: int) -> tuple[list[bytes], int]:
-    """As ``_fin_run``, where an id ends at a space and at the end of the line."""
-    stop = data.rfind(b"\n", at) + 1
-    ids = data[at + 4 : stop - 1].split(b"\nFIN ")
-    # Ids that nsqd has given are alphanumeric: the only line ends are those behind them, one for each. When these are
-    # in their places, each id has its length.
-    if b"".join(ids).isalnum() and data[at + _FIN_SIZE - 1 : stop : _FIN_SIZE] == b"\n" * len(ids):
+    if has_binary_ids:
+        are_whole = len(ids) * _FIN_SIZE == stop - at and max(map(len, ids)) == ID_SIZE
+    else:
+        # Ids that nsqd has given are alphanumeric: the only line ends are those behind them, one for each. When these
+        # are in their places, each id has its length.
+        line_ends = data[at + _FIN_SIZE - 1 : stop : _FIN_SIZE]
+        are_whole = b"".join(ids).isalnum() and line_ends == b"\n" * len(ids)
+    if are_whole:
         return ids, stop
-    run = _FIN_RUN_OF_WORDS.match(data, at)
+    run = (_FIN_RUN if has_binary_ids else _FIN_RUN_OF_WORDS).match(data, at)
     if run is None:
         return [], at
     return [data[n : n + ID_SIZE] for n in range(at + 4, run.end(), _FIN_SIZE)], run.end()
@@ -174,6 +168,28 @@ def size_at(conn: Connection, data: bytes, at: int) -> int | None:
     return int.from_bytes(data[at : at + 4], "big", signed=True)
 
 
+def checked_size(
+    conn: Connection,
+    data: bytes,
+    at: int,
+    largest: int,
+    code: str,
+    name: str = "",
+    what: str = "body",
+    *,
+    invalid: str = "invalid body size",
+    too_big_code: str = "",
+) -> int | None:
+    """As ``size_at``; raises FatalError for one out of range, with the code and the words of the command."""
+    size = size_at(conn, data, at)
+    if size is None or 0 < size <= largest:
+        return size
+    prefix = f"{name} " if name else ""
+    if size <= 0:
+        raise FatalError(code, f"{prefix}{invalid} {size}")
+    raise FatalError(too_big_code or code, f"{prefix}{what} too big {size} > {largest}")
+
+
 def has(conn: Connection, data: bytes, end: int) -> bool:
     """Whether what ends at ``end`` has come whole."""
     if len(data) >= end:
@@ -198,7 +214,7 @@ def finish(conn: Connection, ids: list[bytes]) -> None:
     """FINs that follow each other, in one go."""
     conn.require_leader()
     channel: Any = conn.channel
-    is_refused = conn.server.faults.fail_fin
+    is_refused = conn.server.faults.tcp.fail_fin
     missing = ids if is_refused else channel.finish(conn, ids)
     conn.finish_count += len(ids) - len(missing)
     for id in missing:
@@ -268,10 +284,6 @@ def _channel(conn: Connection) -> Any:
     return conn.channel
 
 
-def _nsqd(conn: Connection) -> Nsqd:
-    return cast(Nsqd, conn.nsqd)
-
-
 # --- subscribing -----------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +292,7 @@ def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     require_permission(conn, "SUB", topic_name, channel_name)
     conn.in_flight.timeout = conn.profile.msg_timeout
     try:
-        channel = _nsqd(conn).get_topic(topic_name).get_channel(channel_name)
+        channel = conn.nsqd.get_topic(topic_name).get_channel(channel_name)
         channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
     except Exiting as error:
         raise FatalError("E_SUB_FAILED", f"SUB failed {error}") from error
@@ -332,6 +344,7 @@ def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     return at
 
 
+@functools.lru_cache(maxsize=1024)
 def _name(name: bytes, code: str, what: str) -> str:
     decoded = text(name)
     if not is_valid_name(decoded):
@@ -352,7 +365,8 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         return INCOMPLETE
     require_permission(conn, "PUB", topic_name, "")
     bodies = [data[at + 4 : end]]
-    end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
+    if end < len(data):
+        end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
     topic = _topic(conn, topic_name, "PUB")
     _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
     conn.send(OK * len(bodies))
@@ -401,14 +415,8 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
     require_permission(conn, "MPUB", topic_name, "")
     topic = _topic(conn, topic_name, "MPUB")
-    size = size_at(conn, data, at)
-    if size is None:
-        return INCOMPLETE
-    if size <= 0:
-        raise FatalError("E_BAD_BODY", f"MPUB invalid body size {size}")
-    if size > conn.nsqd.options.max_body_size:
-        raise FatalError("E_BAD_BODY", f"MPUB body too big {size} > {conn.nsqd.options.max_body_size}")
-    if mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
+    size = _body_size(conn, data, at, "MPUB")
+    if size is None or mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
         return INCOMPLETE
     bodies, end, fault = read_bodies(conn, data, at + 4)
     if fault is not None:
@@ -458,27 +466,25 @@ def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], in
 
 def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
-    size = size_at(conn, data, at)
-    if size is None:
-        return INCOMPLETE
-    if size <= 0:
-        raise FatalError("E_BAD_MESSAGE", f"{name} invalid message body size {size}")
-    if size > conn.nsqd.options.max_msg_size:
-        raise FatalError("E_BAD_MESSAGE", f"{name} message too big {size} > {conn.nsqd.options.max_msg_size}")
-    end = at + 4 + size
-    return end if has(conn, data, end) else INCOMPLETE
+    largest, invalid = conn.nsqd.options.max_msg_size, "invalid message body size"
+    size = checked_size(conn, data, at, largest, "E_BAD_MESSAGE", name, "message", invalid=invalid)
+    return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
+
+
+def _body_size(conn: Connection, data: bytes, at: int, name: str) -> int | None:
+    return checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", name)
 
 
 def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
     try:
-        return _nsqd(conn).get_topic(topic_name)
+        return conn.nsqd.get_topic(topic_name)
     except Exiting as error:
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
 
 
 def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
     try:
-        if conn.server.faults.refuse_publishes:
+        if conn.server.faults.tcp.refuse_publishes:
             raise Exiting("refused by the switch refuse_publishes")
         put()
     except Exiting as error:
@@ -524,7 +530,7 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
     return end
 
 
-def auth(conn: Connection, params: list[bytes], data: bytes, at: int, refusals: Refusals = REFUSALS) -> int:
+def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if conn.state != STATE_INIT:
         raise FatalError("E_INVALID", "cannot AUTH in current state")
     if len(params) != 1:
@@ -532,19 +538,13 @@ def auth(conn: Connection, params: list[bytes], data: bytes, at: int, refusals: 
     end = _body_end(conn, data, at, "AUTH")
     if end == INCOMPLETE:
         return INCOMPLETE
-    conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end], refusals)))
+    conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end])))
     return end
 
 
 def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
-    size = size_at(conn, data, at)
-    if size is None:
-        return INCOMPLETE
-    if size > conn.nsqd.options.max_body_size:
-        raise FatalError("E_BAD_BODY", f"{name} body too big {size} > {conn.nsqd.options.max_body_size}")
-    if size <= 0:
-        raise FatalError("E_BAD_BODY", f"{name} invalid body size {size}")
-    return at + 4 + size if has(conn, data, at + 4 + size) else INCOMPLETE
+    size = _body_size(conn, data, at, name)
+    return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
 
 
 COMMANDS = CommandSet(

@@ -24,7 +24,7 @@ from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSE
 from nsq_fast.printable import printable
 
 if TYPE_CHECKING:
-    from nsq_fast.broker.servers import NsqdTcp
+    from nsq_fast.broker.servers import NsqdServer
 
 logger = logging.getLogger("nsq_fast.broker.connection")
 
@@ -70,15 +70,12 @@ class Upgraded(Exception):
     """The stream was changed; what was read before belongs to the old one."""
 
 
-# --- when messages that a client's output buffer holds go out, although it is not full -------------------------------
-# At the ticks of a clock.
-# nsqio/nsq: nsqd/protocol_v2.go, messagePump, outputBufferTicker. Pure policy: the caller has the clock.
-
-
 class FlushTicker:
-    """A ticker as Go's ``time.Ticker`` is one: a tick that nobody takes waits, and those after it are dropped.
+    """Says when messages that a client's output buffer holds go out, although it is not full.
 
-    So the first message after a pause goes out at once, and those that follow it go out together with the next tick.
+    A ticker as Go's ``time.Ticker`` is one: a tick that nobody takes waits, and those after it are dropped (nsqio/nsq:
+    nsqd/protocol_v2.go, messagePump, outputBufferTicker). So the first message after a pause goes out at once, and
+    those that follow it go out together with the next tick.
 
     Args:
         period: seconds from tick to tick; 0: there are none.
@@ -101,20 +98,17 @@ class FlushTicker:
         return max(0.0, self._next - now) if self._period else None
 
 
-# --- what goes out on a connection -----------------------------------------------------------------------------------
-# Frames are gathered and written together.
-# Two greenlets send: the reader of commands and the pump. One of them writes at a time; frames that the other adds
-# during a write go out with the next write, so frames never mix. Messages may wait in the buffer; a reply takes them
-# along.
-
-
 _MAX_PENDING = 4096
 _LINGER = 0.25
 _DRAIN_SIZE = 128 * 1024
 
 
 class Output:
-    """The output of one connection.
+    """The output of one connection: frames are gathered and written together.
+
+    Two greenlets send: the reader of commands and the pump. One of them writes at a time; frames that the other adds
+    during a write go out with the next write, so frames never mix. Messages may wait in the buffer; a reply takes them
+    along.
 
     Args:
         stream: what is written to; replaced when a layer is put on.
@@ -194,63 +188,6 @@ class Output:
             pass
 
 
-# --- the figures of a client as /stats gives them --------------------------------------------------------------------
-# nsqio/nsq: nsqd/client_v2.go, ClientV2Stats
-
-
-def client_stats(client: Connection) -> dict[str, Any]:
-    profile = client.profile
-    stats: dict[str, Any] = {
-        "client_id": profile.client_id,
-        "hostname": profile.hostname,
-        "version": "V2",
-        "remote_address": client.remote_address,
-        "state": client.state,
-        "ready_count": client.rdy,
-        "in_flight_count": len(client.in_flight),
-        "message_count": client.message_count,
-        "finish_count": client.finish_count,
-        "requeue_count": client.requeue_count,
-        "connect_ts": int(client.connected_at),
-        "sample_rate": profile.sample_rate,
-        "deflate": client.upgrades.deflate,
-        "snappy": client.upgrades.snappy,
-        "user_agent": profile.user_agent,
-        "topology_zone": profile.topology_zone,
-        "topology_region": profile.topology_region,
-        "tls": client.upgrades.tls,
-    }
-    if client.auth is not None:
-        stats |= {
-            "authed": bool(client.auth.authorizations),
-            "auth_identity": client.auth.identity,
-            "auth_identity_url": client.auth.identity_url,
-        }
-    if client.pub_counts:
-        stats["pub_counts"] = [{"topic": topic, "count": count} for topic, count in client.pub_counts.items()]
-    return {**stats, **_tls_stats(client.tls_socket)}
-
-
-def _tls_stats(tls_socket: Any) -> dict[str, Any]:
-    cipher = tls_socket.cipher() if tls_socket is not None else None
-    protocol = (tls_socket.selected_alpn_protocol() or "") if cipher else ""
-    return {
-        "tls_cipher_suite": cipher[0] if cipher else "",
-        "tls_version": cipher[1].replace("v", "", 1) if cipher else "",
-        "tls_negotiated_protocol": protocol,
-        "tls_negotiated_protocol_is_mutual": bool(protocol),
-    }
-
-
-# --- one client of an nsqd over TCP ----------------------------------------------------------------------------------
-# A greenlet that reads commands, and one that delivers.
-# nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump.
-# The reader parses all that a read has brought in one go, and sends the replies together. The pump waits until the
-# client may have messages and there are some (or a heartbeat is due), and takes as many as it can at once. They wait
-# in the output buffer until it is full, the client may have no more, or the time for it has passed. Whoever finds the
-# connection not being written to writes; what is added meanwhile goes out with the next write, so frames never mix.
-
-
 STATE_INIT = 0
 STATE_SUBSCRIBED = 3
 STATE_CLOSING = 4
@@ -265,7 +202,12 @@ _GRACE = 0.01
 
 
 class Connection:
-    """One client.
+    """One client of an nsqd over TCP: a greenlet that reads commands, and one that delivers, the pump.
+
+    nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump. The reader parses all that a read has brought in one go, and
+    sends the replies together. The pump waits until the client may have messages and there are some (or a heartbeat is
+    due), and takes as many as it can at once. They wait in the output buffer until it is full, the client may have no
+    more, or the time for it has passed. Whoever finds the connection not being written to writes.
 
     Attributes:
         id: unique in the process.
@@ -279,6 +221,7 @@ class Connection:
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
         delays_messages: whether messages wait in the output buffer, as the client asked for.
+        capitalizes: whether what AUTH is refused with begins with a capital.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
         tls_socket: the socket inside TLS; None without.
         output: what goes out.
@@ -286,8 +229,9 @@ class Connection:
 
     silent_intervals = 2
     delays_messages = True
+    capitalizes = False
 
-    def __init__(self, server: NsqdTcp, id: int, stream: Any, address: Any) -> None:
+    def __init__(self, server: NsqdServer, id: int, stream: Any, address: Any) -> None:
         self.server = server
         self.nsqd = server.nsqd
         self.id = id
@@ -378,7 +322,9 @@ class Connection:
         return b"".join(chunks)
 
     def _recv(self) -> bytes:
-        self._stream.settimeout(None)  # a timeout would make a timer for each read
+        # A timeout would make a timer for each read. Inside TLS a write goes by the same one, and has to end some time.
+        is_plain = self.tls_socket is None or not self.profile.heartbeat_interval
+        self._stream.settimeout(None if is_plain else self.silence_limit)
         data: bytes = self._stream.recv(READ_SIZE)
         self._heard_at = time.monotonic()
         return data
@@ -479,11 +425,16 @@ class Connection:
             # Timers of the loop, for as long as the connection lasts: a wait with a timeout would make one per batch.
             self._timer = get_hub().loop.timer(interval, interval)
             self._timer.start(self._on_heartbeat)
-            self._await_word(self.silent_intervals * interval + _GRACE)
+            self._await_word()
 
-    def _await_word(self, limit: float) -> None:
-        """End the connection when nothing has come for so long."""
-        left = self._heard_at + limit - time.monotonic()
+    @property
+    def silence_limit(self) -> float:
+        """Seconds of silence that end the connection, where there are heartbeats."""
+        return self.silent_intervals * self.profile.heartbeat_interval + _GRACE
+
+    def _await_word(self) -> None:
+        """End the connection when nothing has come for too long."""
+        left = self._heard_at + self.silence_limit - time.monotonic()
         if left <= 0:
             logger.debug("%s: silent for too long", self.remote_address, extra=BROKER_CLIENT_DISCONNECTED)
             self.close()
@@ -491,7 +442,7 @@ class Connection:
         if self._silence is not None:
             self._silence.close()
         self._silence = get_hub().loop.timer(left)
-        self._silence.start(self._await_word, limit)
+        self._silence.start(self._await_word)
 
     def _stop_timers(self) -> None:
         for timer in (self._timer, self._silence):
@@ -512,7 +463,7 @@ class Connection:
             if upgrades.tls:
                 output.is_writing = True  # no heartbeat may come between
                 try:
-                    self._stream = upgrade_tls(self._stream, self.server.context, self.server.faults)
+                    self._stream = upgrade_tls(self._stream, self.server.context, self.server.faults.tcp)
                 finally:
                     output.is_writing = False
                 self.tls_socket = self._stream.sock
@@ -554,7 +505,45 @@ class Connection:
         self._stream.close()
 
     def stats(self) -> dict[str, Any]:
-        return client_stats(self)
+        """Figures under the original's JSON names (nsqio/nsq: nsqd/client_v2.go, ClientV2Stats)."""
+        profile = self.profile
+        stats: dict[str, Any] = {
+            "client_id": profile.client_id,
+            "hostname": profile.hostname,
+            "version": "V2",
+            "remote_address": self.remote_address,
+            "state": self.state,
+            "ready_count": self.rdy,
+            "in_flight_count": len(self.in_flight),
+            "message_count": self.message_count,
+            "finish_count": self.finish_count,
+            "requeue_count": self.requeue_count,
+            "connect_ts": int(self.connected_at),
+            "sample_rate": profile.sample_rate,
+            "deflate": self.upgrades.deflate,
+            "snappy": self.upgrades.snappy,
+            "user_agent": profile.user_agent,
+            "topology_zone": profile.topology_zone,
+            "topology_region": profile.topology_region,
+            "tls": self.upgrades.tls,
+        }
+        if self.auth is not None:
+            stats |= {
+                "authed": bool(self.auth.authorizations),
+                "auth_identity": self.auth.identity,
+                "auth_identity_url": self.auth.identity_url,
+            }
+        if self.pub_counts:
+            stats["pub_counts"] = [{"topic": topic, "count": count} for topic, count in self.pub_counts.items()]
+        cipher = self.tls_socket.cipher() if self.tls_socket is not None else None
+        protocol = (self.tls_socket.selected_alpn_protocol() or "") if cipher else ""
+        return {
+            **stats,
+            "tls_cipher_suite": cipher[0] if cipher else "",
+            "tls_version": cipher[1].replace("v", "", 1) if cipher else "",
+            "tls_negotiated_protocol": protocol,
+            "tls_negotiated_protocol_is_mutual": bool(protocol),
+        }
 
 
 def _leave_channel(conn: Connection) -> None:

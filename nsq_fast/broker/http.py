@@ -8,24 +8,24 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from io import BytesIO
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from gevent import GreenletExit
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from gevent.ssl import SSLContext
 
+from nsq_fast.broker.message import Exiting, NotFound
 from nsq_fast.broker.net import Faults, Listener
 from nsq_fast.errors import HttpError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
-from nsq_fast.names import Address, is_valid_name
+from nsq_fast.names import is_valid_name
 
 logger = logging.getLogger("nsq_fast.broker.http")
 
 
-# --- A tiny HTTP router on gevent.pywsgi -----------------------------------------------------------------------------
-# What the HTTP faces of nsqd and nsqlookupd have in common.
 # A handler takes a ``Request`` and returns text, bytes, None (an empty reply), or anything else, which goes out as
 # JSON; it refuses by raising ``request.refuse(status, text)``. How a result or a refusal looks on the wire is the
 # router's *style*: ``style_v1`` is what servers since 1.0 always do, ``style_negotiated`` what redesigned servers do
@@ -36,6 +36,9 @@ ACCEPT_V1 = "application/vnd.nsq; version=1.0"
 _NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
 _JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
 _TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
+_HEADER = re.compile(rb"([A-Za-z0-9-]+):[ \t]*([!-~](?:[ -~]*[!-~])?)[ \t]*\r\n\Z")
+_MOST_HEADERS = 100
+_LONGEST_HEADER = 65536
 _BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
 
 Headers = list[tuple[str, str]]
@@ -56,7 +59,7 @@ class Request:
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self._environ = environ
-        self._arguments: dict[str, list[str]] | None = None
+        self._arguments: dict[str, str] | None = None
         self.method: str = environ["REQUEST_METHOD"]
         self.path: str = environ["PATH_INFO"]
         self.argument = ""
@@ -67,14 +70,12 @@ class Request:
             query = self.query
             if _BAD_QUERY.search(query):
                 raise self.refuse(400, "INVALID_REQUEST")
-            self._arguments = parse_qs(query, keep_blank_values=True)
-        values = self._arguments.get(name)
-        return values[0] if values else None
-
-    def form_value(self, name: str) -> str:
-        """The first value of a query argument, or an empty string; what is malformed is left out, as Go does."""
-        pairs = (pair for pair in self.query.split("&") if not _BAD_QUERY.search(pair))
-        return parse_qs("&".join(pairs), keep_blank_values=True).get(name, [""])[0]
+            is_plain = "%" not in query and "+" not in query
+            plain = (pair.partition("=")[::2] for pair in query.split("&") if pair)
+            self._arguments = {}
+            for key, value in plain if is_plain else parse_qsl(query, keep_blank_values=True):
+                self._arguments.setdefault(key, value)
+        return self._arguments.get(name)
 
     @property
     def remote_address(self) -> str:
@@ -201,6 +202,10 @@ class Router:
             return route.style(request, 200, route.handler(request))
         except HttpError as error:
             return route.style(request, error.status or 500, error.text)
+        except NotFound as error:
+            return route.style(request, 404, str(error))
+        except Exiting:
+            return route.style(request, 503, "EXITING")
         except Exception:
             logger.exception("%s %s failed", request.method, request.path, extra=BROKER_INTERNAL_ERROR)
             return route.style(request, 500, "INTERNAL_ERROR")
@@ -243,8 +248,45 @@ class Router:
         return Reply(status, [allow, *headers], body)
 
 
+class _Headers(dict[str, str]):
+    """The headers of a request, as pywsgi asks for them: by their names in lower case."""
+
+    status = ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
+
+    getheader = get
+
+    @property
+    def headers(self) -> Iterable[str]:
+        return [f"{name}: {value}" for name, value in self.items()]
+
+    @property
+    def typeheader(self) -> str | None:
+        return super().get("content-type")
+
+
 class _Handler(WSGIHandler):
     """pywsgi's, without a traceback on stderr for a client that goes away, or makes no sense, in its request."""
+
+    def MessageClass(self, *arguments: Any) -> Any:
+        # pywsgi has a parser of mails read the headers, which takes a quarter of the time of a short request. It gets
+        # those that are in any way unusual.
+        headers = _Headers()
+        lines: list[bytes] = []
+        while len(lines) <= _MOST_HEADERS:
+            line = self.rfile.readline(_LONGEST_HEADER + 1)
+            lines.append(line)
+            if line == b"\r\n":
+                return headers
+            found = _HEADER.match(line)
+            if found is None or (name := found[1].decode("latin-1").lower()) in headers:
+                break
+            headers[name] = found[2].decode("latin-1")
+        while lines[-1] not in (b"\r\n", b"\n", b"") and len(lines) <= _MOST_HEADERS:
+            lines.append(self.rfile.readline(_LONGEST_HEADER + 1))
+        return super().MessageClass(BytesIO(b"".join(lines)))
 
     def read_request(self, raw_requestline: str) -> Any:
         try:
@@ -262,6 +304,26 @@ class _Handler(WSGIHandler):
             self.wsgi_input.content_length = 0
             raise
 
+    _reply: bytearray | None = None
+
+    def process_result(self) -> None:
+        # All of a reply in one write: pywsgi has one for the headers.
+        self._reply = reply = bytearray()
+        try:
+            super().process_result()
+        finally:
+            self._reply = None
+        self._sendall(reply)
+
+    def _sendall(self, data: Any) -> None:
+        if self._reply is None:
+            super()._sendall(data)  # type: ignore[misc]
+        else:
+            self._reply += data
+
+    def log_request(self) -> None:
+        """There is no access log; pywsgi would make the line all the same."""
+
     def handle_error(self, t: Any, v: Any, tb: Any) -> None:
         if issubclass(t, GreenletExit):
             self.close_connection = True  # else pywsgi waits for the next request, however it is killed
@@ -274,7 +336,7 @@ class _Handler(WSGIHandler):
         return False
 
 
-class HttpFace:
+class HttpFace(Listener):
     """A WSGI application on a bound socket, over HTTP, or over HTTPS when there is an SSL context.
 
     There is no access log. Faults act on its connections and on its replies.
@@ -288,12 +350,11 @@ class HttpFace:
         faults: Faults,
         ssl_context: SSLContext | None = None,
     ) -> None:
+        super().__init__(name, sock, self._serve_http, faults, ssl_context)
         self._application = application
-        self._faults = faults
-        self._listener = Listener(name, sock, self._handle, faults, ssl_context)
-        host, port = self._listener.address
+        host, port = self.address
         # Never started: it serves the connections that the listener accepts.
-        self._server = WSGIServer(
+        self._wsgi = WSGIServer(
             (host, port),
             self._answer,
             log=None,
@@ -302,22 +363,9 @@ class HttpFace:
             environ={"SERVER_NAME": host, "SERVER_PORT": str(port)},
         )
 
-    @property
-    def address(self) -> Address:
-        return self._listener.address
-
-    def start(self) -> None:
-        self._listener.start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def stop(self) -> None:
-        self._listener.stop()
-
-    def _handle(self, sock: Any, address: Any) -> None:
+    def _serve_http(self, sock: Any, address: Any) -> None:
         guarded: Any = self._faults.guard(sock, lies=False)
-        self._server.handle(guarded, address)
+        self._wsgi.handle(guarded, address)
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         faults = self._faults
@@ -331,8 +379,7 @@ class HttpFace:
         return [faults.lie]
 
 
-# --- query arguments of requests, and how a request is refused that lacks one ----------------------------------------
-# nsqio/nsq: internal/http_api/topic_channel_args.go, GetTopicChannelArgs.
+# --- query arguments of requests (nsqio/nsq: internal/http_api/topic_channel_args.go, GetTopicChannelArgs) -----------
 
 
 def required(request: Request, name: str) -> str:

@@ -28,20 +28,17 @@ from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
 logger = logging.getLogger("nsq_fast.broker.net")
 
 
-# --- switches that make a server of the broker misbehave, for tests of clients ---------------------------------------
-# Every face of a server (TCP, HTTP) has one ``Faults``. All switches are off to begin with, may be turned at any
-# time, and act on open connections too::
-#     broker.nsqd.faults.tcp.drop_replies = True       # mute: no reply, no message, no heartbeat leaves
-#     broker.lookupd.faults.http.lie = b"<html>"       # every HTTP reply has this body
-#     broker.nsqd.faults.tcp.clear()
-# They act on whole writes of a server, above its socket (and above TLS), so a frame is cut by ``close_after`` only.
-
-
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Faults:
-    """The switches of one face of a server.
+    """The switches of one face of a server, which make it misbehave. They may be turned at any time::
+
+        broker.nsqd.faults.tcp.drop_replies = True       # mute: no reply, no message, no heartbeat leaves
+        broker.lookupd.faults.http.lie = b"<html>"       # every HTTP reply has this body
+        broker.nsqd.faults.tcp.clear()
+
+    They act on whole writes of a server, above its socket (and above TLS), so a frame is cut by ``close_after`` only.
 
     Attributes:
         refuse_connections: connections are accepted and reset at once.
@@ -65,11 +62,17 @@ class Faults:
     fail_fin: bool = False
 
     SWITCHES = frozenset(
-        {
-            "refuse_connections", "drop_replies", "delay_replies", "close_after", "lie", "lie_status",
-            "refuse_publishes", "fail_fin",
-        }
-    )  # fmt: skip
+        [
+            "refuse_connections",
+            "drop_replies",
+            "delay_replies",
+            "close_after",
+            "lie",
+            "lie_status",
+            "refuse_publishes",
+            "fail_fin",
+        ]
+    )
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -138,7 +141,10 @@ class FaultySocket:
         if self._faults.active:
             data = self._distort(data)
         self._written += len(data)
-        sent = self._send(data)  # nearly always all of it, at half of what sendall costs
+        try:
+            sent = self._send(data, 0, 0.0)  # nearly always all of it, at half of what sendall costs
+        except BlockingIOError:
+            sent = 0
         if sent < len(data):
             self.sock.sendall(memoryview(data)[sent:])
 
@@ -184,15 +190,11 @@ def reset(sock: Any) -> None:
         os.close(sock.detach())
 
 
-# --- A TCP proxy that misbehaves on demand ---------------------------------------------------------------------------
-# Between a client and a server that behave.
-
-
 _GARBAGE = b"\xff" * 64
 
 
 class FaultyLink:
-    """A TCP proxy whose faults are switched while it runs.
+    """A TCP proxy between a client and a server that behave, whose faults are switched while it runs.
 
     Args:
         target: the server behind it.
@@ -363,14 +365,6 @@ def _let_go(held: dict[Address, int]) -> None:
         os.close(held.popitem()[1])
 
 
-# --- listening sockets of the broker's servers -----------------------------------------------------------------------
-# Listen, accept, hand each connection to its own greenlet.
-# In all that is spoken here the client speaks first, so a connection has a greenlet from its first bytes on: one that
-# is only open costs a socket. One ``Listener`` serves one address. It knows nothing of what is spoken there: nsqd's
-# TCP protocol, nsqlookupd's, HTTP and HTTPS all sit above it. Stopping it closes the listening socket at once, and
-# the connections that are still open.
-
-
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT = 10.0
 _READABLE = 1
@@ -379,7 +373,8 @@ _READABLE = 1
 class Listener:
     """Listen on a bound socket, accept connections and run ``handle(sock, address)`` for each in a greenlet.
 
-    The greenlet begins when the peer has sent something or has closed; with TLS at once, as the handshake is timed.
+    In all that is spoken here the client speaks first, so the greenlet begins when the peer has sent something or has
+    closed: a connection that is only open costs a socket. With TLS it begins at once, as the handshake is timed.
     It applies the switch ``refuse_connections`` of ``faults``; ``handle`` applies the others.
     The socket is closed when ``handle`` returns; an OSError that ends ``handle`` is only logged:
     peers come and go.

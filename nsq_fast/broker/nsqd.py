@@ -24,9 +24,7 @@ from gevent import Greenlet, get_hub, sleep, spawn
 
 from nsq_fast.broker.channel import Channel
 from nsq_fast.broker.journal import Journal, Trouble
-from nsq_fast.broker.message import Exiting as Exiting
-from nsq_fast.broker.message import NotFound as NotFound
-from nsq_fast.broker.message import SnowflakeIds
+from nsq_fast.broker.message import Exiting, NotFound, SnowflakeIds
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.queue import make_window
 from nsq_fast.broker.store import ChannelMetadata, Metadata, Store, TopicMetadata, restore
@@ -166,7 +164,7 @@ class Nsqd(Host):
     def existing_topic(self, name: str) -> Topic:
         topic = self.topics.get(name)
         if topic is None:
-            raise NotFound("topic does not exist")
+            raise NotFound("TOPIC_NOT_FOUND")
         return topic
 
     def delete_topic(self, name: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from nsq_fast.broker.http import Request, Router, required, style_text, topic_and_channel
-from nsq_fast.broker.message import Exiting, NotFound
 from nsq_fast.broker.nsqd import Host, Nsqd
 from nsq_fast.broker.stats import memory_stats, producer_stats, render_text, topic_stats
 from nsq_fast.broker.topic import Topic
@@ -135,22 +134,25 @@ class NsqdRoutes(HostRoutes):
     def router(self) -> Router:
         router = Router()
         router.add("GET", "/ping", self.ping, style_text)
-        router.add("GET", "/info", self.info)
-        router.add("GET", "/stats", self._stats)
-        router.add("POST", "/pub", self._pub)
-        router.add("POST", "/mpub", self._mpub)
-        router.add("POST", "/topic/create", self._create_topic)
-        router.add("POST", "/topic/delete", self._delete_topic)
-        router.add("POST", "/topic/empty", self._empty_topic)
-        router.add("POST", "/topic/pause", lambda request: self._any_topic(request).set_paused(True))
-        router.add("POST", "/topic/unpause", lambda request: self._any_topic(request).set_paused(False))
-        router.add("POST", "/channel/create", self._create_channel)
-        router.add("POST", "/channel/delete", self._delete_channel)
-        router.add("POST", "/channel/empty", lambda request: self._channel(request).empty())
-        router.add("POST", "/channel/pause", lambda request: self._channel(request).set_paused(True))
-        router.add("POST", "/channel/unpause", lambda request: self._channel(request).set_paused(False))
-        router.add("GET", "/config/*", self.get_config)
-        router.add("PUT", "/config/*", self.put_config)
+        for method, path, handler in (
+            ("GET", "/info", self.info),
+            ("GET", "/stats", self._stats),
+            ("POST", "/pub", self._pub),
+            ("POST", "/mpub", self._mpub),
+            ("POST", "/topic/create", self._create_topic),
+            ("POST", "/topic/delete", lambda request: self._nsqd.delete_topic(required(request, "topic"))),
+            ("POST", "/topic/empty", self._empty_topic),
+            ("POST", "/topic/pause", lambda request: self._any_topic(request).set_paused(True)),
+            ("POST", "/topic/unpause", lambda request: self._any_topic(request).set_paused(False)),
+            ("POST", "/channel/create", self._create_channel),
+            ("POST", "/channel/delete", self._delete_channel),
+            ("POST", "/channel/empty", lambda request: self._channel(request).empty()),
+            ("POST", "/channel/pause", lambda request: self._channel(request).set_paused(True)),
+            ("POST", "/channel/unpause", lambda request: self._channel(request).set_paused(False)),
+            ("GET", "/config/*", self.get_config),
+            ("PUT", "/config/*", self.put_config),
+        ):
+            router.add(method, path, handler)
         return router
 
     def _stats(self, request: Request) -> Any:
@@ -203,10 +205,9 @@ class NsqdRoutes(HostRoutes):
 
     @contextmanager
     def _publishing(self, request: Request) -> Iterator[None]:
-        """Refuse a publish that fails, for whatever reason, as nsqio/nsq does: nsqd/http.go, doPUB and doMPUB."""
+        """What the disk refuses is refused as what comes too late (nsqio/nsq: nsqd/http.go, doPUB and doMPUB)."""
         try:
-            with _refusing_when_exiting(request):
-                yield
+            yield
         except OSError as error:
             self._nsqd.error = error
             raise request.refuse(503, "EXITING") from error
@@ -214,10 +215,6 @@ class NsqdRoutes(HostRoutes):
 
     def _create_topic(self, request: Request) -> None:
         self._created_topic(request)
-
-    def _delete_topic(self, request: Request) -> None:
-        with _refusing_when_missing(request, "TOPIC_NOT_FOUND"):
-            self._nsqd.delete_topic(required(request, "topic"))
 
     def _empty_topic(self, request: Request) -> None:
         if not is_valid_name(required(request, "topic")):
@@ -230,26 +227,20 @@ class NsqdRoutes(HostRoutes):
 
     def _delete_channel(self, request: Request) -> None:
         _, channel = topic_and_channel(request)
-        topic = self._any_topic(request)
-        with _refusing_when_missing(request, "CHANNEL_NOT_FOUND"):
-            topic.delete_channel(channel)
+        self._any_topic(request).delete_channel(channel)
 
     def _created_topic(self, request: Request) -> Topic:
         topic = required(request, "topic")
         if not is_valid_name(topic):
             raise request.refuse(400, "INVALID_TOPIC")
-        with _refusing_when_exiting(request):
-            return self._nsqd.get_topic(topic)
+        return self._nsqd.get_topic(topic)
 
     def _any_topic(self, request: Request) -> Topic:
-        with _refusing_when_missing(request, "TOPIC_NOT_FOUND"):
-            return self._nsqd.existing_topic(required(request, "topic"))
+        return self._nsqd.existing_topic(required(request, "topic"))
 
     def _channel(self, request: Request) -> Any:
         _, channel = topic_and_channel(request)
-        topic = self._any_topic(request)
-        with _refusing_when_missing(request, "CHANNEL_NOT_FOUND"):
-            return topic.existing_channel(channel)
+        return self._any_topic(request).existing_channel(channel)
 
 
 def require_tls(https_port: int) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
@@ -266,19 +257,3 @@ def require_tls(https_port: int) -> Callable[[dict[str, Any], Callable[..., Any]
         return [body]
 
     return application
-
-
-@contextmanager
-def _refusing_when_missing(request: Request, text: str) -> Iterator[None]:
-    try:
-        yield
-    except NotFound as error:
-        raise request.refuse(404, text) from error
-
-
-@contextmanager
-def _refusing_when_exiting(request: Request) -> Iterator[None]:
-    try:
-        yield
-    except Exiting as error:
-        raise request.refuse(503, "EXITING") from error

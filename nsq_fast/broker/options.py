@@ -17,12 +17,6 @@ from nsq_fast.config import Config, option
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import parse_addresses
 
-# --- options of the embedded nsqd and nsqlookupd ---------------------------------------------------------------------
-# The original's flags, with underscores for dashes.
-# Durations are seconds as floats. Addresses to listen on are ``host:port``, where port 0 takes any free port; an
-# empty address leaves that face out.
-
-
 VERSION = "1.3.0"
 """What the broker reports as its version: that of the original nsqd whose behaviour it has."""
 
@@ -194,8 +188,7 @@ def _check_readable(name: str, addresses: str | tuple[str, ...]) -> None:
         raise ConfigError(f"{name}: {error}") from None
 
 
-# --- options of the redesigned cluster -------------------------------------------------------------------------------
-# Those of its nodes with the redesigned server's defaults, and its own.
+# --- options of the redesigned cluster: its own, and the defaults of its nodes ---------------------------------------
 
 
 CLUSTER_VERSION = "0.3.7-HA.1.13.0"

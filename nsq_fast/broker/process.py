@@ -1,4 +1,10 @@
-"""A broker, or a cluster, in a process of its own: it has its own core, and can be killed."""
+"""A broker, or a cluster, in a process of its own: it has its own core, and can be killed; or in a thread of its own.
+
+``BrokerProcess`` starts ``python -m nsq_fast.broker.process``. The child reads one JSON line with what to run, answers
+with one line of its addresses when they all listen, then takes one command a line (the fault switches, or a method to
+call) and answers each. It stops, saving its state, on SIGTERM, SIGINT or the end of its input; so it never outlives its
+parent.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +28,6 @@ from nsq_fast.broker.servers import NsqdServer, ServerGroup, Startable, serve
 from nsq_fast.errors import NotRunning, NsqError
 from nsq_fast.names import Address
 
-# --- A ``Broker`` in a process of its own ----------------------------------------------------------------------------
-# It has its own core, and can be killed.
-# ``BrokerProcess`` starts ``python -m nsq_fast.broker.process``. The child reads one JSON line with what to run,
-# answers with one line of its addresses when they all listen, then takes one command a line (the fault switches, or a
-# method to call) and answers each. It stops, saving its state, on SIGTERM, SIGINT or the end of its input; so it
-# never outlives its parent.
-
-
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
 
@@ -45,10 +43,6 @@ class ServerAddresses(msgspec.Struct, frozen=True):
 class _Addresses(msgspec.Struct):
     nsqds: list[ServerAddresses]
     lookupds: list[ServerAddresses]
-
-    @property
-    def lookupd(self) -> ServerAddresses | None:
-        return self.lookupds[0] if self.lookupds else None
 
     def all(self) -> Iterator[Address]:
         for server in (*self.nsqds, *self.lookupds):
@@ -93,9 +87,9 @@ class BrokerProcess(Startable):
     @property
     def lookupd(self) -> ServerAddresses:
         """The addresses of the nsqlookupd."""
-        if self._addresses.lookupd is None:
+        if not self._addresses.lookupds:
             raise NotRunning("the broker has no nsqlookupd")
-        return self._addresses.lookupd
+        return self._addresses.lookupds[0]
 
     @property
     def pid(self) -> int:
@@ -171,7 +165,7 @@ class BrokerProcess(Startable):
         """
         if isinstance(switches.get("lie"), bytes):
             switches["lie"] = switches["lie"].decode("latin-1")
-        self._call("set_faults", target, switches)
+        self._call("set_faults", target, **switches)
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> None:
         question = {"method": method, "arguments": arguments, "keywords": keywords}
@@ -218,22 +212,10 @@ def _run_commands(commands: Any, group: ServerGroup) -> None:
 
 def _execute(group: ServerGroup, method: str, arguments: list[Any], keywords: dict[str, Any]) -> str | None:
     try:
-        if method == "set_faults":
-            _set_faults(group, *arguments)
-        else:
-            getattr(group, method)(*arguments, **keywords)
+        getattr(group, method)(*arguments, **keywords)
     except NsqError as error:
         return str(error)
     return None
-
-
-def _set_faults(group: ServerGroup, target: str, switches: dict[str, Any]) -> None:
-    faults = group.faults.get(target)
-    if faults is None:
-        raise NsqError(f"no such target: {target}; there are {', '.join(group.faults)}")
-    if isinstance(switches.get("lie"), str):
-        switches["lie"] = switches["lie"].encode("latin-1")
-    faults.set(**switches)
 
 
 def _describe(group: ServerGroup) -> _Addresses:
@@ -248,9 +230,6 @@ def _describe(group: ServerGroup) -> _Addresses:
 
 def _write_line(answer: Any) -> None:
     os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
-
-
-# --- A ``RedesignedCluster`` in a process of its own -----------------------------------------------------------------
 
 
 def _remote(method: str) -> Callable[..., None]:

@@ -169,14 +169,14 @@ class BaseChannel(ABC, Generic[MessageT]):
         deferred: the messages that wait for their time.
     """
 
-    def __init__(self, name: str, on_unused: Callable[[], None], deferred: DueHeap[MessageT]) -> None:
+    def __init__(self, name: str, on_unused: Callable[[], None]) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
         self.is_paused = False
         self.clients: dict[int, Any] = {}
         self.requeue_count = 0
         self.timeout_count = 0
-        self.deferred = deferred
+        self.deferred: DueHeap[MessageT] = DueHeap()
         self._on_unused = on_unused
         self._waiting: dict[Any, None] = {}
         # Those of the clients, and of clients that have gone and left some behind.

@@ -18,18 +18,18 @@ from gevent import signal_handler, sleep
 from gevent.event import Event
 from gevent.ssl import SSLContext
 
-from nsq_fast.broker.commands import ORIGINAL, Dialect
+from nsq_fast.broker.commands import ORIGINAL
 from nsq_fast.broker.connection import ERROR, frame
 from nsq_fast.broker.http import HttpFace, Router
 from nsq_fast.broker.identify import server_context
 from nsq_fast.broker.lookup_peer import Registrar
 from nsq_fast.broker.lookupd import LookupDB, LookupdProtocol, LookupdRoutes
 from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
-from nsq_fast.broker.nsqd import Host, Nsqd
+from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
 from nsq_fast.broker.stats import StatsdPusher, key_prefix
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.names import Address
 
 T = TypeVar("T", bound="Startable")
@@ -65,145 +65,74 @@ class Startable(ABC):
         self.release_ports()
 
 
-class Faces:
-    """What listens for one server, by names: ``tcp``, ``http``, ``https``.
+class Server(Startable):
+    """A server with a TCP and an HTTP face, and perhaps one of HTTPS. Use it in a ``with``, or call its methods.
 
     Its ports are held while it is stopped, and taken again at the next start.
 
-    Args:
-        server: what the server is called in an error.
-        addresses: where each face is to listen, as ``host:port``; an empty one leaves it out.
+    Attributes:
+        faults: switches that make it misbehave.
+        is_running: whether it was started, and not stopped.
     """
 
-    def __init__(self, server: str, addresses: Mapping[str, str]) -> None:
-        self._server = server
-        self._addresses: dict[str, str | Address] = dict(addresses)
-        self._open: list[Listener | HttpFace] = []
+    _name: str
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.faults = ServerFaults()
+        self.is_running = False
+        # Where each face is to listen, as ``host:port``, and later where it does; an empty one leaves it out.
+        self._addresses: dict[str, str | Address] = {
+            face: getattr(options, f"{face}_address", "") for face in ("tcp", "http", "https")
+        }
+        self._open: list[Listener] = []
         self._ports = HeldPorts()
 
-    def is_wanted(self, name: str) -> bool:
-        return bool(self._addresses[name])
+    @property
+    def tcp_address(self) -> Address:
+        return self._known("tcp")
 
-    def known(self, name: str) -> Address:
+    @property
+    def http_address(self) -> Address:
+        return self._known("http")
+
+    def _known(self, face: str) -> Address:
         """Where a face listens, or has listened; raises NotRunning before its first start."""
-        address = self.optional(name)
+        address = self._optional(face)
         if address is None:
-            raise NotRunning(f"the {self._server} has no {name} address before it is started")
+            raise NotRunning(f"the {self._name} has no {face} address before it is started")
         return address
 
-    def optional(self, name: str) -> Address | None:
+    def _optional(self, face: str) -> Address | None:
         """Where a face listens, or has listened; None before its first start, or if there is none."""
-        address = self._addresses[name]
+        address = self._addresses[face]
         return address if isinstance(address, Address) else None
 
-    def open(self, name: str, make: Callable[[Any], Listener | HttpFace]) -> None:
-        """Listen for a face, if it is wanted: ``make`` gets a bound socket. Raises OSError when the port is in use."""
-        if self.is_wanted(name):
-            face = make(self._ports.take(self._addresses[name]))
-            self._addresses[name] = face.address
-            self._open.append(face)
+    def _listen(self, face: str, make: Callable[[str, Any], Listener]) -> None:
+        """Listen for a face, if it is wanted: ``make`` gets a name, and a bound socket. Raises OSError."""
+        if self._addresses[face]:
+            listener = make(f"{self._name} {face}", self._ports.take(self._addresses[face]))
+            self._addresses[face] = listener.address
+            self._open.append(listener)
 
-    def start(self) -> None:
-        for face in self._open:
-            face.start()
+    def _accept(self) -> None:
+        for listener in self._open:
+            listener.start()
 
-    def stop(self) -> None:
-        for face in self._open:
-            face.close()
-            self._ports.hold(face.address)  # before anything else runs: the end of connections takes its time
-        for face in self._open:
-            face.stop()
+    def _close_faces(self) -> None:
+        for listener in self._open:
+            listener.close()
+            self._ports.hold(listener.address)  # before anything else runs: the end of connections takes its time
+        for listener in self._open:
+            listener.stop()
         self._open = []
 
-    def release(self) -> None:
+    def release_ports(self) -> None:
         self._ports.let_go()
-
-
-# --- nsqd's TCP server: accepts connections that begin with the magic of V2 ------------------------------------------
-# nsqio/nsq: nsqd/tcp.go, Handle
 
 
 MAGIC_V2 = b"  V2"
 BAD_PROTOCOL = frame(ERROR, b"E_BAD_PROTOCOL")
-
-
-class NsqdTcp:
-    """Serves the clients of an nsqd.
-
-    Attributes:
-        dialect: how it speaks with them.
-        context: TLS, None where there is no certificate.
-    """
-
-    def __init__(
-        self, nsqd: Host, faults: Faults, context: SSLContext | None = None, dialect: Dialect = ORIGINAL
-    ) -> None:
-        self.nsqd = nsqd
-        self.faults = faults
-        self.dialect = dialect
-        self.context = context or server_context(nsqd.options)
-        self._ids = itertools.count(1)
-
-    def handle(self, sock: Any, address: Any) -> None:
-        """Serve one connection until it ends; the caller closes the socket."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        magic = _read_magic(sock)  # before there is anything else: a connection may stay silent
-        stream = self.faults.guard(sock)
-        if magic != MAGIC_V2:
-            if len(magic) == len(MAGIC_V2):
-                stream.sendall(BAD_PROTOCOL)
-            return
-        connection = self.dialect.connection(self, next(self._ids), stream, address)
-        self.nsqd.clients.add(connection)
-        try:
-            connection.serve()
-        finally:
-            self.nsqd.clients.discard(connection)
-
-    def close(self) -> None:
-        for connection in list(self.nsqd.clients):
-            connection.close()
-
-    def reset(self) -> None:
-        """See to it that every connection that is closed from now on is reset: how clients see a SIGKILL."""
-        for connection in list(self.nsqd.clients):
-            connection.reset_on_close()
-        # What closes them politely must not find them.
-        self.nsqd.clients.clear()
-
-
-def _read_magic(sock: Any) -> bytes:
-    magic = b""
-    while len(magic) < len(MAGIC_V2):
-        data = sock.recv(len(MAGIC_V2) - len(magic))
-        if not data:
-            break
-        magic += data
-    return magic
-
-
-class Server(Startable):
-    """A server with a TCP and an HTTP face. Use it in a ``with``, or call ``start`` and ``stop``.
-
-    Attributes:
-        faults: switches that make it misbehave.
-    """
-
-    _faces: Faces
-
-    def __init__(self) -> None:
-        self.faults = ServerFaults()
-
-    @property
-    def tcp_address(self) -> Address:
-        return self._faces.known("tcp")
-
-    @property
-    def http_address(self) -> Address:
-        return self._faces.known("http")
-
-    def release_ports(self) -> None:
-        self._faces.release()
 
 
 class NsqdServer(Server):
@@ -214,29 +143,25 @@ class NsqdServer(Server):
 
     Attributes:
         dialect: how its TCP face speaks.
+        context: TLS; None where there is no certificate.
         nsqd: its state, while it runs. Without a data path a new start begins empty.
         registrar: keeps it registered at its nsqlookupds, while it runs.
     """
 
+    _name = "nsqd"
     dialect = ORIGINAL
     nsqd: Nsqd
     registrar: Registrar
 
     def __init__(self, options: NsqdOptions | None = None) -> None:
-        self.options = options or NsqdOptions()
-        super().__init__()
-        addresses = {name: getattr(self.options, f"{name}_address") for name in ("tcp", "http", "https")}
-        self._faces = Faces("nsqd", addresses)
-        self._tcp: NsqdTcp | None = None
+        super().__init__(options or NsqdOptions())
+        self.context: SSLContext | None = None
+        self._ids = itertools.count(1)
         self._statsd: StatsdPusher | None = None
 
     @property
     def https_address(self) -> Address | None:
-        return self._faces.known("https") if self._faces.is_wanted("https") else None
-
-    @property
-    def is_running(self) -> bool:
-        return self._tcp is not None
+        return self._known("https") if self._addresses["https"] else None
 
     def start(self) -> None:
         """Load what was saved, listen, begin to register; a start after a stop takes the same ports again, held for it.
@@ -245,31 +170,33 @@ class NsqdServer(Server):
         """
         if self.is_running:
             return
-        context = server_context(self.options)
-        if self.options.https_address and context is None:
+        self.context = server_context(self.options)
+        if self.options.https_address and self.context is None:
             raise ConfigError("https_address: needs tls_cert and tls_key")
         self.nsqd = self._make_nsqd()
         self.registrar = Registrar(
             self.options.lookupd_tcp_addresses, self._identity, lambda: _registrations(self.nsqd)
         )
+        self.is_running = True
         try:
-            self._listen(context)
+            self._open_faces()
             self.nsqd.start()
             self._register()
             self._push_stats()
         except BaseException:
             self.kill()
             raise
-        self._faces.start()
+        self._accept()
 
     def stop(self) -> None:
         """End connections, save metadata and messages where there is a data path. It may be started again."""
-        if self._tcp is not None:
+        if self.is_running:
             self._leave()
             self.nsqd.close()
 
     def kill(self) -> None:
-        if self._tcp is not None:
+        """End as SIGKILL would: nothing more is written. It may be started again."""
+        if self.is_running:
             self._leave()
             self.nsqd.kill()
 
@@ -278,6 +205,7 @@ class NsqdServer(Server):
         self.start()
 
     def register_at(self, lookupd: Address) -> None:
+        """Register at one more nsqlookupd, from the next start on."""
         known = self.options.lookupd_tcp_addresses
         if str(lookupd) not in known:
             self.options = self.options.replace(lookupd_tcp_addresses=(*known, str(lookupd)))
@@ -286,17 +214,31 @@ class NsqdServer(Server):
         """Block until its nsqlookupds know all it has; False if ``timeout`` seconds passed first."""
         return self.registrar.wait_registered(timeout)
 
-    def _listen(self, context: Any) -> None:
-        faces, faults = self._faces, self.faults
-        self._tcp = tcp = NsqdTcp(self.nsqd, faults.tcp, context, self.dialect)
-        faces.open("tcp", lambda sock: Listener("nsqd tcp", sock, tcp.handle, faults.tcp))
-        routes = self._make_router()
-        faces.open("https", lambda sock: HttpFace("nsqd https", sock, routes, faults.http, context))
+    def _open_faces(self) -> None:
+        faults, routes = self.faults, self._make_router()
+        self._listen("tcp", lambda name, sock: Listener(name, sock, self._serve_client, faults.tcp))
+        self._listen("https", lambda name, sock: HttpFace(name, sock, routes, faults.http, self.context))
         plain: Any = routes
         if self.options.tls_required == "true":
-            https = faces.optional("https")
+            https = self._optional("https")
             plain = require_tls(https.port if https else 0)
-        faces.open("http", lambda sock: HttpFace("nsqd http", sock, plain, faults.http))
+        self._listen("http", lambda name, sock: HttpFace(name, sock, plain, faults.http))
+
+    def _serve_client(self, sock: Any, address: Any) -> None:
+        """Serve one connection, which begins with the magic of V2, until it ends (nsqio/nsq: nsqd/tcp.go, Handle)."""
+        magic = _read_magic(sock)  # before there is anything else: a connection may stay silent
+        stream = self.faults.tcp.guard(sock)
+        if magic != MAGIC_V2:
+            if len(magic) == len(MAGIC_V2):
+                stream.sendall(BAD_PROTOCOL)
+            return
+        connection = self.dialect.connection(self, next(self._ids), stream, address)
+        clients = self.nsqd.clients
+        clients.add(connection)
+        try:
+            connection.serve()
+        finally:
+            clients.discard(connection)
 
     def _make_nsqd(self) -> Nsqd:
         return Nsqd(self.options)
@@ -304,7 +246,7 @@ class NsqdServer(Server):
     def _make_router(self) -> Router:
         return NsqdRoutes(
             self.nsqd,
-            lambda: (self._faces.optional("tcp"), self._faces.optional("http")),
+            lambda: (self._optional("tcp"), self._optional("http")),
             lambda addresses: self.registrar.set_addresses(addresses),
         ).router()
 
@@ -312,10 +254,10 @@ class NsqdServer(Server):
         self.registrar.stop()
         if self._statsd is not None:
             self._statsd.stop()
-        if self._tcp is not None:
-            self._tcp.close()
-        self._faces.stop()
-        self._tcp = None
+        for connection in list(self.nsqd.clients):
+            connection.close()
+        self._close_faces()
+        self.is_running = False
 
     def _register(self) -> None:
         self.nsqd.subscribe(self._on_change)
@@ -327,7 +269,7 @@ class NsqdServer(Server):
         tell(topic, channel or "")
 
     def _identity(self) -> dict[str, Any]:
-        tcp, http = self._faces.optional("tcp"), self._faces.optional("http")
+        tcp, http = self._optional("tcp"), self._optional("http")
         return {
             "version": self.options.version,
             "tcp_port": self.options.broadcast_tcp_port or (tcp.port if tcp else 0),
@@ -339,13 +281,21 @@ class NsqdServer(Server):
         }
 
     def _push_stats(self) -> None:
-        if not self.options.statsd_address:
-            return
-        prefix = key_prefix(
-            self.options.statsd_prefix, self.options.broadcast_address, int(self._identity()["http_port"])
-        )
-        self._statsd = StatsdPusher(self.nsqd, prefix)
-        self._statsd.start()
+        options = self.options
+        if options.statsd_address:
+            prefix = key_prefix(options.statsd_prefix, options.broadcast_address, int(self._identity()["http_port"]))
+            self._statsd = StatsdPusher(self.nsqd, prefix)
+            self._statsd.start()
+
+
+def _read_magic(sock: Any) -> bytes:
+    magic = b""
+    while len(magic) < len(MAGIC_V2):
+        data = sock.recv(len(MAGIC_V2) - len(magic))
+        if not data:
+            break
+        magic += data
+    return magic
 
 
 def _registrations(nsqd: Nsqd) -> Iterator[tuple[str, str]]:
@@ -364,36 +314,31 @@ class LookupdServer(Server):
         db: what it knows. Empty again after each start, as it would be in a new process.
     """
 
-    def __init__(self, options: LookupdOptions | None = None) -> None:
-        self.options = options or LookupdOptions()
-        super().__init__()
-        self.db = LookupDB()
-        self._faces = Faces("nsqlookupd", {"tcp": self.options.tcp_address, "http": self.options.http_address})
-        self._is_running = False
+    _name = "nsqlookupd"
 
-    @property
-    def is_running(self) -> bool:
-        return self._is_running
+    def __init__(self, options: LookupdOptions | None = None) -> None:
+        super().__init__(options or LookupdOptions())
+        self.db = LookupDB()
 
     def start(self) -> None:
         """Listen; a start after a stop takes the same ports again, held for it. Raises OSError when one is in use."""
-        if self._is_running:
+        if self.is_running:
             return
         self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
-        protocol = LookupdProtocol(self.db, self._identity, self.faults.tcp)
-        faces, faults = self._faces, self.faults
+        protocol, faults = LookupdProtocol(self.db, self._identity, self.faults.tcp), self.faults
         try:
-            faces.open("tcp", lambda sock: Listener("nsqlookupd tcp", sock, protocol.handle, faults.tcp))
-            faces.open("http", lambda sock: HttpFace("nsqlookupd http", sock, self._make_router(), faults.http))
+            self._listen("tcp", lambda name, sock: Listener(name, sock, protocol.handle, faults.tcp))
+            self._listen("http", lambda name, sock: HttpFace(name, sock, self._make_router(), faults.http))
         except OSError:
             self.stop()
             raise
-        faces.start()
-        self._is_running = True
+        self._accept()
+        self.is_running = True
 
     def stop(self) -> None:
-        self._faces.stop()
-        self._is_running = False
+        """Stop listening and end every connection. It may be started again."""
+        self._close_faces()
+        self.is_running = False
 
     kill = stop
 
@@ -429,6 +374,15 @@ class ServerGroup(Startable):
             for name, server in self.servers.items()
             for face in ("tcp", "http")
         }
+
+    def set_faults(self, target: str, **switches: Any) -> None:
+        """Turn switches (see ``Faults``) of one of ``faults``. Raises NsqError when there is none, or no switch."""
+        faults = self.faults.get(target)
+        if faults is None:
+            raise NsqError(f"no such target: {target}; there are {', '.join(self.faults)}")
+        if isinstance(switches.get("lie"), str):
+            switches["lie"] = switches["lie"].encode("latin-1")
+        faults.set(**switches)
 
     def start(self) -> None:
         """Start all, and return when everything is known everywhere. Raises OSError when a port is in use."""

@@ -23,8 +23,7 @@ from nsq_fast.names import is_ephemeral
 logger = logging.getLogger("nsq_fast.broker.stats")
 
 
-# --- the figures of an nsqd as /stats gives them, as JSON and as text ------------------------------------------------
-# nsqio/nsq: nsqd/stats.go, TopicStats and ChannelStats; nsqd/http.go, printStats.
+# --- /stats, as JSON and as text (nsqio/nsq: nsqd/stats.go, TopicStats and ChannelStats; nsqd/http.go, printStats) ---
 
 
 def topic_stats(nsqd: Nsqd, topic: str, channel: str, include_clients: bool) -> list[dict[str, Any]] | None:
@@ -179,8 +178,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest:.9g}s" if minutes else f"{rest:.9g}s"
 
 
-# --- pushes an nsqd's figures to a statsd over UDP -------------------------------------------------------------------
-# nsqio/nsq: nsqd/statsd.go, statsdLoop
+# --- statsd ----------------------------------------------------------------------------------------------------------
 
 
 _CHANNEL_GAUGES = {
@@ -201,7 +199,7 @@ def key_prefix(prefix: str, address: str, port: int) -> str:
 
 
 class StatsdPusher:
-    """Pushes every ``statsd_interval`` seconds, in the background.
+    """Pushes over UDP every ``statsd_interval`` seconds, in the background (nsqio/nsq: nsqd/statsd.go, statsdLoop).
 
     Args:
         prefix: as ``key_prefix`` makes it.

@@ -279,11 +279,8 @@ class Store:
         if found and metadata is not None:
             logger.error(
                 "%s does not name the topics %s, which have messages in %s: they are there again, not paused",
-                self._path / _METADATA,
-                ", ".join(found),
-                self._path / _TOPICS,
-                extra=BROKER_METADATA_INVALID,
-            )
+                self._path / _METADATA, ", ".join(found), self._path / _TOPICS, extra=BROKER_METADATA_INVALID,
+            )  # fmt: skip
         return Metadata([*topics, *map(TopicMetadata, found)])
 
     def _topics_on_disk(self) -> list[str]:
@@ -320,11 +317,8 @@ class Store:
         except ValueError as error:
             logger.error(
                 "%s cannot be read: %s; every message of the topic comes again; %s",
-                path,
-                error,
-                set_aside(path),
-                extra=BROKER_METADATA_INVALID,
-            )
+                path, error, set_aside(path), extra=BROKER_METADATA_INVALID,
+            )  # fmt: skip
         return None
 
     def save_checkpoint(self, topic: Topic) -> None:
@@ -373,11 +367,8 @@ def _read_metadata(path: Path) -> Metadata | None:
         what = set_aside(path)
         logger.error(
             "failed to parse metadata in %s: %s; topics are found by their folders; %s",
-            path,
-            error,
-            what,
-            extra=BROKER_METADATA_INVALID,
-        )
+            path, error, what, extra=BROKER_METADATA_INVALID,
+        )  # fmt: skip
         return None
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import SERVERS, RealNsqd, find_server
 from support.wire import WireClient
 
-from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdOptions, NsqdServer, RedesignedCluster
 
 
 def flags(options: dict[str, Any]) -> list[str]:
@@ -34,27 +32,46 @@ def _text(value: Any) -> str:
 
 
 @pytest.fixture(params=["embedded", "original"])
-def start_nsqd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def start_nsqd(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Start an nsqd with options; it has ``tcp_address`` and ``http_address``."""
-    running: list[Any] = []
+    running: list[NsqdServer] = []
 
-    def start(**options: Any) -> Any:
-        server: Any
-        if request.param == "embedded":
-            server = NsqdServer(NsqdOptions(**options))
-            server.start()
-        elif find_server("nsqd") is None:
-            pytest.skip(f"no real nsqd below {SERVERS}")
-        else:
-            folder = tmp_path / f"nsqd{len(running)}"
-            folder.mkdir()
-            server = RealNsqd(folder, *flags(options))
+    def start(*, https: bool = False, **options: Any) -> Any:
+        if request.param == "original":
+            return request.getfixturevalue("real_nsqd")(*flags(options), https=https)
+        if https:
+            options["https_address"] = "127.0.0.1:0"
+        server = NsqdServer(NsqdOptions(**options))
+        server.start()
         running.append(server)
         return server
 
     yield start
     for server in running:
         server.kill()
+
+
+@pytest.fixture(params=["embedded", "original"])
+def make_lookupd(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A factory of nsqlookupds that takes the original's options in seconds."""
+    started: list[LookupdServer] = []
+
+    def make(**options: float) -> Any:
+        if request.param == "original":
+            return request.getfixturevalue("real_lookupd")(*flags(options))
+        server = LookupdServer(LookupdOptions(**options))
+        server.start()
+        started.append(server)
+        return server
+
+    yield make
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def lookupd(make_lookupd: Any) -> Any:
+    return make_lookupd()
 
 
 @pytest.fixture

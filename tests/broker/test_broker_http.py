@@ -16,40 +16,12 @@ from support.http import ask, exchange, parse, shape
 from support.waiting import promptly, until
 from support.wire import WireClient
 
-from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
-
-BIG = b"x" * 100
-
-
-def flag(name: str, value: Any) -> str:
-    shown = f"{value}s" if isinstance(value, float) else value
-    return f"-{name.replace('_', '-')}={shown}"
-
-
-@pytest.fixture(params=["embedded", "real"])
-def make_nsqd(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A factory of nsqds, ours or the original's, that takes the original's options; floats are seconds."""
-    started: list[NsqdServer] = []
-
-    def make(*, https: bool = False, **options: Any) -> Any:
-        if request.param == "real":
-            flags = [flag(name, value) for name, value in options.items()]
-            return request.getfixturevalue("real_nsqd")(*flags, https=https)
-        if https:
-            options["https_address"] = "127.0.0.1:0"
-        server = NsqdServer(NsqdOptions(**options))
-        server.start()
-        started.append(server)
-        return server
-
-    yield make
-    for server in started:
-        server.stop()
+from nsq_fast.broker import LookupdServer, NsqdServer
 
 
 @pytest.fixture
-def served(make_nsqd: Any) -> Any:
-    return make_nsqd()
+def served(start_nsqd: Any) -> Any:
+    return start_nsqd()
 
 
 @pytest.fixture
@@ -79,6 +51,11 @@ def stats(served: Any, query: str = "") -> Any:
 
 def channel_of(served: Any, topic: str = "t", channel: str = "c") -> Any:
     return stats(served, f"&topic={topic}&channel={channel}")["topics"][0]["channels"][0]
+
+
+def typed(**keys: str) -> dict[str, Any]:
+    """The shape of a mapping: its keys by the types of their values."""
+    return {key: kind for kind, names in keys.items() for key in names.split()}
 
 
 ROUTES = [
@@ -171,21 +148,21 @@ def test_status_and_body_of_every_route(served: Any) -> None:
         ("/mpub?topic=t&binary=1", b"\0\0\0\x08", 413, b'{"message":"BAD_BODY"}'),
     ],
 )
-def test_size_limits(make_nsqd: Any, path: str, body: bytes, status: int, reply: bytes) -> None:
-    served = make_nsqd(max_msg_size=10, max_body_size=40)
+def test_size_limits(start_nsqd: Any, path: str, body: bytes, status: int, reply: bytes) -> None:
+    served = start_nsqd(max_msg_size=10, max_body_size=40)
     answer = ask(served.http_address, "POST", path, body)
     assert (answer.status, answer.body) == (status, reply)
 
 
-def test_a_body_that_says_it_is_too_big_is_refused_before_it_is_sent(make_nsqd: Any) -> None:
-    served = make_nsqd(max_msg_size=10)
+def test_a_body_that_says_it_is_too_big_is_refused_before_it_is_sent(start_nsqd: Any) -> None:
+    served = start_nsqd(max_msg_size=10)
     with socket.create_connection(served.http_address) as sock, Timeout(10):
         sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_chunked_body(make_nsqd: Any) -> None:
-    served = make_nsqd(max_msg_size=10)
+def test_a_chunked_body(start_nsqd: Any) -> None:
+    served = start_nsqd(max_msg_size=10)
     head = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     assert parse(exchange(served.http_address, head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).status == 200
     answer = parse(exchange(served.http_address, head + b"b\r\n0123456789a\r\n0\r\n\r\n"))
@@ -245,88 +222,42 @@ def test_nsqlookupds_may_be_changed_while_it_runs(served: Any) -> None:
 
 def test_info(served: Any) -> None:
     info = ask(served.http_address, "GET", "/info").json
-    assert shape(info) == {
-        "version": "str",
-        "broadcast_address": "str",
-        "hostname": "str",
-        "http_port": "int",
-        "tcp_port": "int",
-        "start_time": "int",
-        "max_heartbeat_interval": "int",
-        "max_output_buffer_size": "int",
-        "max_output_buffer_timeout": "int",
-        "max_deflate_level": "int",
-        "topology_zone": "str",
-        "topology_region": "str",
-    }
+    assert shape(info) == typed(
+        str="version broadcast_address hostname topology_zone topology_region",
+        int="http_port tcp_port start_time max_heartbeat_interval max_output_buffer_size max_output_buffer_timeout"
+        " max_deflate_level",
+    )
     assert (info["tcp_port"], info["http_port"]) == (served.tcp_address.port, served.http_address.port)
     assert (info["max_heartbeat_interval"], info["max_deflate_level"]) == (60_000_000_000, 6)
 
 
 LATENCY = {"count": "int", "percentiles": "NoneType"}
-CLIENT = {
-    "client_id": "str",
-    "hostname": "str",
-    "version": "str",
-    "remote_address": "str",
-    "state": "int",
-    "ready_count": "int",
-    "in_flight_count": "int",
-    "message_count": "int",
-    "finish_count": "int",
-    "requeue_count": "int",
-    "connect_ts": "int",
-    "sample_rate": "int",
-    "deflate": "bool",
-    "snappy": "bool",
-    "user_agent": "str",
-    "topology_zone": "str",
-    "topology_region": "str",
-    "tls": "bool",
-    "tls_cipher_suite": "str",
-    "tls_version": "str",
-    "tls_negotiated_protocol": "str",
-    "tls_negotiated_protocol_is_mutual": "bool",
-}
+CLIENT = typed(
+    str="client_id hostname version remote_address user_agent topology_zone topology_region tls_cipher_suite"
+    " tls_version tls_negotiated_protocol",
+    int="state ready_count in_flight_count message_count finish_count requeue_count connect_ts sample_rate",
+    bool="deflate snappy tls tls_negotiated_protocol_is_mutual",
+)
 CHANNEL = {
-    "channel_name": "str",
-    "depth": "int",
-    "backend_depth": "int",
-    "in_flight_count": "int",
-    "deferred_count": "int",
-    "message_count": "int",
-    "requeue_count": "int",
-    "timeout_count": "int",
-    "client_count": "int",
+    **typed(
+        str="channel_name",
+        int="depth backend_depth in_flight_count deferred_count message_count requeue_count timeout_count client_count",
+        bool="paused",
+    ),
     "clients": [CLIENT],
-    "paused": "bool",
     "e2e_processing_latency": LATENCY,
 }
 TOPIC = {
-    "topic_name": "str",
+    **typed(str="topic_name", int="depth backend_depth message_count message_bytes", bool="paused"),
     "channels": [CHANNEL],
-    "depth": "int",
-    "backend_depth": "int",
-    "message_count": "int",
-    "message_bytes": "int",
-    "paused": "bool",
     "e2e_processing_latency": LATENCY,
 }
-MEMORY = {
-    "heap_objects": "int",
-    "heap_idle_bytes": "int",
-    "heap_in_use_bytes": "int",
-    "heap_released_bytes": "int",
-    "gc_pause_usec_100": "int",
-    "gc_pause_usec_99": "int",
-    "gc_pause_usec_95": "int",
-    "next_gc_bytes": "int",
-    "gc_total_runs": "int",
-}
+MEMORY = typed(
+    int="heap_objects heap_idle_bytes heap_in_use_bytes heap_released_bytes gc_pause_usec_100 gc_pause_usec_99"
+    " gc_pause_usec_95 next_gc_bytes gc_total_runs"
+)
 STATS = {
-    "version": "str",
-    "health": "str",
-    "start_time": "int",
+    **typed(str="version health", int="start_time"),
     "topics": [TOPIC],
     "memory": MEMORY,
     "producers": [{**CLIENT, "pub_counts": [{"topic": "str", "count": "int"}]}],
@@ -483,17 +414,17 @@ def certificate(tmp_path: Path) -> tuple[Path, Path, SSLContext]:
     return cert, key, context
 
 
-def test_https(make_nsqd: Any, certificate: Any) -> None:
+def test_https(start_nsqd: Any, certificate: Any) -> None:
     cert, key, context = certificate
-    served = make_nsqd(https=True, tls_cert=str(cert), tls_key=str(key))
+    served = start_nsqd(https=True, tls_cert=str(cert), tls_key=str(key))
     answer = ask(served.https_address, "POST", "/pub?topic=t", b"x", ssl_context=context)
     assert (answer.status, answer.body) == (200, b"OK")
     assert ask(served.http_address, "GET", "/ping").status == 200
 
 
-def test_plain_http_is_refused_where_tls_is_required(make_nsqd: Any, certificate: Any) -> None:
+def test_plain_http_is_refused_where_tls_is_required(start_nsqd: Any, certificate: Any) -> None:
     cert, key, context = certificate
-    served = make_nsqd(https=True, tls_cert=str(cert), tls_key=str(key), tls_required="true")
+    served = start_nsqd(https=True, tls_cert=str(cert), tls_key=str(key), tls_required="true")
     answer = ask(served.http_address, "GET", "/ping")
     assert (answer.status, answer.json) == (
         403,

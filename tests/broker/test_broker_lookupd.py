@@ -25,34 +25,6 @@ IDENTITY = {
 }
 
 
-@pytest.fixture(params=["embedded", "real"])
-def make_lookupd(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A factory of nsqlookupds, ours or the original's, that takes the original's options in seconds."""
-    started = []
-
-    def make(**options: float) -> Any:
-        if request.param == "real":
-            flags = [f"-{name.replace('_', '-')}={value}s" for name, value in options.items()]
-            return request.getfixturevalue("real_lookupd")(*flags)
-        server = LookupdServer(
-            LookupdOptions(
-                tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="127.0.0.1", **options
-            )
-        )
-        server.start()
-        started.append(server)
-        return server
-
-    yield make
-    for server in started:
-        server.stop()
-
-
-@pytest.fixture
-def lookupd(make_lookupd: Any) -> Any:
-    return make_lookupd()
-
-
 class Nsqd:
     """The nsqd side of the TCP protocol, by hand."""
 

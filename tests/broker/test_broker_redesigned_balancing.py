@@ -42,10 +42,6 @@ def balanced(placements: list[Placement], nodes: list[str], leaving: tuple[str, 
     raise AssertionError(f"no end after {MOST_MOVES} moves")
 
 
-def spread(counts: Counter[str], nodes: list[str]) -> int:
-    return max(counts[node] for node in nodes) - min(counts[node] for node in nodes)
-
-
 def leaders(placements: list[Placement]) -> Counter[str]:
     return Counter(each.nodes[0] for each in placements)
 
@@ -95,13 +91,6 @@ def test_partitions_stand_on_a_ring_as_on_the_real_server() -> None:
     for number, found in enumerate(placed):
         assert found == tuple(nodes[(first + number + step) % 4] for step in range(3))
     assert ring("orders", 0, 5, nodes) == ()
-
-
-def test_a_new_node_gets_its_share() -> None:
-    before = [Placement("t", number, ("a", "b") if number % 2 else ("b", "a"), may_share=True) for number in range(12)]
-    after = balanced(before, ["a", "b", "c"])
-    assert leaders(after) == {"a": 4, "b": 4, "c": 4}
-    assert replicas(after) == {"a": 8, "b": 8, "c": 8}
 
 
 def test_topics_that_do_not_share_nodes_are_spread_by_numbers() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -189,64 +188,6 @@ def test_a_partition_without_a_live_replica_waits(cluster: RedesignedCluster) ->
     consumer = Consumer(node, "SUB ext ch 0", extend_support=True)
     assert consumer.receive().data.endswith(b"kept")
     consumer.close()
-
-
-class Publisher:
-    """Publishes numbers to a partition wherever it is; knows which were answered OK, and which may be there."""
-
-    def __init__(self, cluster: RedesignedCluster, number: int) -> None:
-        self.cluster = cluster
-        self.number = number
-        self.confirmed: list[bytes] = []
-        self.is_stopped = False
-
-    def run(self) -> None:
-        for value in itertools.count():
-            while not self.is_stopped and not self._publish(b"%d" % value):
-                sleep(0.002)  # sleep: publishes again and again
-            if self.is_stopped:
-                return
-
-    def _publish(self, body: bytes) -> bool:
-        try:
-            client = WireClient(self.cluster.leader_of("ord", self.number).tcp_address)
-            reply = client.command(f"PUB ord {self.number}\n".encode() + sized(body))
-            client.close()
-        except Exception:
-            return False
-        if reply == b"OK":
-            self.confirmed.append(body)
-        return reply == b"OK"
-
-
-def everything(cluster: RedesignedCluster, number: int) -> Iterator[bytes]:
-    """All messages of a partition, in order."""
-    consumer = Consumer(cluster.leader_of("ord", number), f"SUB_ORDERED ord ch {number}")
-    for _ in range(cluster.partition("ord", number).channel("ch").depth):
-        frame = consumer.receive()
-        yield detail(frame)[2]
-        consumer.finish(frame)
-    consumer.close()
-
-
-def test_nothing_that_was_confirmed_is_lost(cluster: RedesignedCluster) -> None:
-    publishers = [Publisher(cluster, number) for number in range(3)]
-    greenlets = [spawn(publisher.run) for publisher in publishers]
-    for turn in range(3):
-        sleep(0.05)  # sleep: trouble that is spread over the publishes
-        cluster.move_leader("ord", turn)
-        node = cluster.leader_of("ord", turn)
-        cluster.kill_node(node)
-        sleep(0.1)  # sleep: a node that is away for a time
-        cluster.restart_node(node)
-    for publisher in publishers:
-        publisher.is_stopped = True
-    for greenlet, publisher in zip(greenlets, publishers, strict=True):
-        greenlet.get()
-        # A publish without an answer is made again, so a number may come twice; it never comes late.
-        stored = list(everything(cluster, publisher.number))
-        assert [body for body, _ in itertools.groupby(stored)][: len(publisher.confirmed)] == publisher.confirmed
-        assert publisher.confirmed
 
 
 def test_lookupds_share_what_they_know(cluster: RedesignedCluster) -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from nsq_fast.broker import ClusterProcess, RedesignedCluster
 from nsq_fast.broker.journal import OPEN_FILES
 from nsq_fast.broker.message import DataPathError
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog
-
-Start = Callable[..., RedesignedCluster]
 
 
 def start(path: Path, **options: Any) -> RedesignedCluster:

@@ -35,12 +35,6 @@ def filtered(node: Any, kind: int, pattern: str) -> Consumer:
     return Consumer(node, "SUB ext ch 0", extend_support=True, ext_filter=ext_filter)
 
 
-def take(consumer: Consumer) -> str:
-    frame = consumer.receive()
-    consumer.finish(frame)
-    return frame.data[-2:].decode()
-
-
 def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
     consumer = filtered(node, 3, "a{")
     publish(node, "a")

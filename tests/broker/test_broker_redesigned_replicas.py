@@ -15,6 +15,7 @@ from support.waiting import WAIT, until
 from support.wire import WireClient
 
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.redesigned.coordinator import ClusterError
 
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 NOT_LEADER, NOT_WRITABLE = b"E_FAILED_ON_NOT_LEADER ", b"E_FAILED_ON_NOT_WRITABLE "
@@ -185,6 +186,9 @@ def test_nothing_that_was_confirmed_is_lost_whatever_happens(seed: int) -> None:
             elif len(down) < 3:
                 dice.choice((cluster.kill_node, cluster.isolate_node))(node)
                 down.add(node)
+            if dice.random() < 0.2:
+                with contextlib.suppress(ClusterError):  # it may be unstable
+                    cluster.move_leader("t", 0)
             for other in cluster.nsqds:
                 if other.is_running:
                     client = client_of(other)

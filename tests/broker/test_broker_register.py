@@ -24,15 +24,6 @@ IDENTITY = {
 }
 
 
-@pytest.fixture(params=["embedded", "real"])
-def lookupd(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "real":
-        yield request.getfixturevalue("real_lookupd")()
-        return
-    with LookupdServer() as server:
-        yield server
-
-
 class FakeNsqd:
     """Topics and channels, and a registrar that tells of them."""
 

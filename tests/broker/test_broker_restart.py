@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gevent import sleep, spawn
 from support.http import ask
 from support.waiting import until
 from support.wire import WireClient
 
-from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
+from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.broker.journal import OPEN_FILES
 from nsq_fast.broker.message import DataPathError
 from nsq_fast.broker.nsqd import Nsqd
@@ -82,50 +79,12 @@ def test_metadata_is_what_the_original_writes(server: NsqdServer, tmp_path: Path
 
 
 @pytest.mark.parametrize("again", [stop, kill])
-@pytest.mark.parametrize("count", [5, 100])
-def test_messages_that_wait_come_back_in_order(server: NsqdServer, again: Any, count: int) -> None:
-    server.nsqd.get_topic("t").get_channel("c")
-    publish(server, "t", 0, count)
-    again(server)
-    publish(server, "t", count, 5)
-    assert server.nsqd.topics["t"].channels["c"].depth == count + 5
-    assert consume(subscribe(server), count + 5) == list(range(count + 5))
-
-
-@pytest.mark.parametrize("again", [stop, kill])
 def test_messages_of_a_topic_without_channel_come_back(server: NsqdServer, again: Any) -> None:
     publish(server, "t", 0, 50)
     again(server)
     publish(server, "t", 50, 5)
     assert server.nsqd.topics["t"].depth == 55
     assert consume(subscribe(server), 55) == list(range(55))
-
-
-def test_after_a_stop_only_what_was_not_finished_comes_back(server: NsqdServer) -> None:
-    publish(server, "t", 0, 60)
-    client = subscribe(server, rdy=5)
-    held = [client.frame() for _ in range(5)]
-    client.send(b"FIN " + held[0].id + b"\nREQ " + held[1].id + b" 3600000\n")
-    more = [client.frame(), client.frame()]
-    client.send(b"FIN " + more[0].id + b"\n")
-    until(lambda: len(server.nsqd.topics["t"].channels["c"].deferred) == 1)
-    client.frame()
-    stop(server)
-    channel = server.nsqd.topics["t"].channels["c"]
-    assert (channel.depth, len(channel.deferred)) == (57, 1)
-    client = subscribe(server, rdy=100)
-    frames = [client.message() for _ in range(57)]
-    assert sorted(int(frame.body) for frame in frames) == [n for n in range(60) if n not in (0, 1, 5)]
-    assert {int(frame.body) for frame in frames if frame.attempts == 2} == {2, 3, 4, 6, 7}
-
-
-def test_after_a_kill_nothing_unfinished_is_missing(server: NsqdServer) -> None:
-    publish(server, "t", 0, 60)
-    client = subscribe(server, rdy=60)
-    finished = set(consume(client, 30))
-    kill(server)
-    back = consume(subscribe(server, rdy=60), server.nsqd.topics["t"].channels["c"].depth)
-    assert set(back) | finished == set(range(60))
 
 
 def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None:
@@ -141,21 +100,6 @@ def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None
         until(lambda: json.loads(path.read_text().splitlines()[0])["channels"]["c"][1:] == [[[done, 500]], []])
         kill(server)
         assert consume(subscribe(server), 500 - done) == list(range(done, 500))
-
-
-def test_deferred_messages_keep_their_time(server: NsqdServer) -> None:
-    topic = server.nsqd.get_topic("t")
-    topic.get_channel("c")
-    topic.put(b"1", 400)
-    topic.put(b"2", 3600_000)
-    kill(server)
-    channel = server.nsqd.topics["t"].channels["c"]
-    client = subscribe(server)
-    assert consume(client, 1) == [1]
-    until(lambda: channel.in_flight_count == 0)
-    stop(server)
-    channel = server.nsqd.topics["t"].channels["c"]
-    assert (channel.depth, len(channel.deferred)) == (0, 1)
 
 
 @pytest.mark.parametrize("again", [stop, kill])
@@ -248,45 +192,6 @@ def test_messages_are_synced_before_ok_whenever_sync_every_is_reached(
         for n in range(5):
             client.publish("t", b"%d" % n)
         assert len(synced) == expected
-
-
-def test_sigkill_loses_nothing_that_was_answered(tmp_path: Path) -> None:
-    with BrokerProcess(nsqds=1, lookupd=False, data_path=tmp_path, mem_queue_size=100, sync_timeout=0.1) as broker:
-        address = broker.nsqd.tcp
-        consumer = WireClient(address)
-        consumer.subscribe("t", "c", rdy=50)
-        finished: set[bytes] = set()
-        answered: list[bytes] = []
-
-        def consume_all(client: WireClient) -> None:
-            while True:
-                finished.add(client.message().body)
-
-        def publish_all() -> None:
-            client = WireClient(address)
-            for batch in range(10_000):
-                bodies = [b"%d.%d" % (batch, n) for n in range(20)]
-                inner = struct.pack(">i", 20) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
-                if client.command(b"MPUB t\n" + struct.pack(">i", len(inner)) + inner) == b"OK":
-                    answered.extend(bodies)
-                sleep(0)
-
-        greenlets = [spawn(_until_lost, publish_all), spawn(_until_lost, consume_all, consumer)]
-        until(lambda: len(answered) > 3000 and len(finished) > 500)
-        broker.kill()
-        for greenlet in greenlets:
-            greenlet.join()
-        broker.start()
-        again = WireClient(broker.nsqd.tcp)
-        again.subscribe("t", "c", rdy=50)
-        reader = spawn(_until_lost, consume_all, again)
-        until(lambda: finished >= set(answered), timeout=20)
-        reader.kill()
-
-
-def _until_lost(work: Any, *arguments: Any) -> None:
-    with contextlib.suppress(OSError, struct.error):
-        work(*arguments)
 
 
 def open_files(folder: Path) -> int:

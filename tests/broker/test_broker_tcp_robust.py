@@ -1,17 +1,21 @@
-"""Clients that behave badly hurt nobody else: garbage, half commands, ends at any place, clients that never read."""
+"""Clients that misbehave, and silent ones."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from gevent import Timeout, socket
+from gevent.event import Event
 from support.http import ask
-from support.waiting import until
+from support.waiting import WAIT, until
 from support.wire import WireClient
+
+from nsq_fast.broker.net import Faults, Listener, bind
 
 SEED = 20240607
 WORDS = [
@@ -141,3 +145,46 @@ def test_stats_of_clients_have_the_names_of_the_original(start_nsqd: Any) -> Non
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": False,
     }
+
+
+class Served:
+    """A server that reads once from each connection: ``reads`` has what came, in the order of its coming."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.reads: list[bytes] = []
+        self.may_end = Event()
+        self.faults = Faults()
+        self.listener = Listener("test", bind("127.0.0.1:0"), self._handle, self.faults)
+        self.listener.start()
+
+    def _handle(self, sock: Any, _address: Any) -> None:
+        self.begun += 1
+        self.reads.append(sock.recv(100))
+        self.may_end.wait()
+
+    def connect(self, count: int) -> list[Any]:
+        """Connections that it has accepted."""
+        opened = [socket.create_connection(self.listener.address, timeout=WAIT) for _ in range(count)]
+        until(lambda: self.faults.accepted == count)
+        return opened
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served()
+    yield server
+    server.may_end.set()
+    server.listener.stop()
+
+
+def test_a_connection_is_served_from_its_first_bytes_on(served: Served) -> None:
+    silent, speaking, closing = served.connect(3)
+    assert served.begun == 0
+    speaking.sendall(b"hello")
+    until(lambda: served.reads == [b"hello"])
+    closing.close()
+    until(lambda: served.reads == [b"hello", b""])
+    assert served.begun == 2
+    silent.close()
+    speaking.close()

@@ -20,7 +20,7 @@ import msgspec
 from nsq_fast.broker.client import TAG_KEY
 from nsq_fast.broker.go import decode_json_header, translate_glob
 from nsq_fast.broker.message import NotOwner
-from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, DueHeap
+from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel
 from nsq_fast.broker.redesigned.log import PartitionLog, Record
 from nsq_fast.log_events import BROKER_MESSAGE_TRACED
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from nsq_fast.broker.redesigned.commands import NodeConnection
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
-
-
-# --- what comes next in a channel of a partition, and what is done ---------------------------------------------------
-# A ``DeliveryQueue`` reads the log as far as clients ask. ``Confirmed`` is where the channel would go on after a
-# change of leader (youzan/nsq: nsqd/channel.go, ConfirmBackendQueue).
 
 
 _SORT_BATCH = 256
@@ -51,7 +46,7 @@ class Delivery:
 
 
 class Confirmed:
-    """Which records of the log are done.
+    """Which records of the log are done (youzan/nsq: nsqd/channel.go, ConfirmBackendQueue).
 
     Attributes:
         position: sequence of the first record that is not done.
@@ -412,17 +407,6 @@ def _write(line: str) -> None:
     logger.info("[TRACE] %s", line, extra=BROKER_MESSAGE_TRACED)
 
 
-# --- A channel of one partition --------------------------------------------------------------------------------------
-# Where it is in the log, what is in flight, and the clients that share it.
-# youzan/nsq: nsqd/channel.go.
-# The channel reads the log as clients ask. ``confirmed`` is where it would go on after a change of leader: everything
-# before it is done. An *ordered* channel has one message in flight at most, over all its clients. On an ext topic
-# messages with a tag go to clients with that tag while there are any, and clients may have a filter: what it keeps
-# out is done for the whole channel.
-# What a channel is done with is known to every replica in sync, so that it belongs to the partition here, not to a
-# node; ``interrupt`` is what a change of leader does to it.
-
-
 MAX_ATTEMPTS = 4000
 _MAX_REQUEUES = 2000
 _MANY_REQUEUES = 100
@@ -430,7 +414,13 @@ _REQUEUE_PAUSE = 0.1
 
 
 class PartitionChannel(BaseChannel[Delivery]):
-    """One channel of a partition. It begins at the end of the log.
+    """One channel of a partition, which reads the log as clients ask, from the end on.
+
+    youzan/nsq: nsqd/channel.go. ``confirmed`` is where it would go on after a change of leader: everything before it is
+    done. An *ordered* channel has one message in flight at most, over all its clients. On an ext topic messages with a
+    tag go to clients with that tag while there are any, and clients may have a filter: what it keeps out is done for
+    the whole channel. What a channel is done with is known to every replica in sync, so that it belongs to the
+    partition here, not to a node; ``interrupt`` is what a change of leader does to it.
 
     Attributes:
         confirmed: which records are done.
@@ -450,7 +440,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         *,
         is_kind: bool = False,
     ) -> None:
-        super().__init__(name, on_unused, DueHeap())
+        super().__init__(name, on_unused)
         self.is_ordered = is_ordered
         self.is_skipped = False
         self.confirmed = Confirmed(log.end)

@@ -56,8 +56,10 @@ class NodeServer(NsqdServer):
         }
 
     def kill(self) -> None:
-        if self._tcp is not None:
-            self._tcp.reset()
+        if self.is_running:
+            for connection in list(self.nsqd.clients):
+                connection.reset_on_close()
+            self.nsqd.clients.clear()  # what closes them politely must not find them
         super().kill()
 
     def _make_nsqd(self) -> Any:

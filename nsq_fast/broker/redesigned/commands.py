@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from nsq_fast.broker.auth import Refusals, require_permission
+from nsq_fast.broker.auth import require_permission
 from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.commands import (
     INCOMPLETE,
@@ -18,6 +17,7 @@ from nsq_fast.broker.commands import (
     Dialect,
     Handler,
     auth,
+    checked_size,
     cls,
     fin,
     has,
@@ -27,7 +27,6 @@ from nsq_fast.broker.commands import (
     rdy,
     read_bodies,
     req,
-    size_at,
     sub_names,
     touch,
 )
@@ -38,7 +37,6 @@ from nsq_fast.broker.message import Exiting
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.redesigned.channel import (
     FilterRequest,
-    PartitionChannel,
     decode_header,
     make_filter,
     missing_package,
@@ -55,8 +53,6 @@ from nsq_fast.errors import (
     TraceIdInvalid,
 )
 from nsq_fast.names import is_valid_name
-
-# --- parameters of commands, read as the server reads them -----------------------------------------------------------
 
 
 def parse_partition(data: bytes) -> int:
@@ -117,8 +113,7 @@ def sequence_of(position: Position, log: PartitionLog) -> int:
     return log.at_offset(value) if kind == OFFSET else max(0, min(value - 1, log.end))
 
 
-# --- IDENTIFY of the redesigned dialect ------------------------------------------------------------------------------
-# Ext support, tags and filters, and other limits.
+# --- IDENTIFY: ext support, tags and filters, and other limits -------------------------------------------------------
 # youzan/nsq: nsqd/client_v2.go, Identify; nsqdserver/protocol_v2.go, IDENTIFY.
 
 
@@ -183,15 +178,11 @@ class NodeNegotiation(Negotiation):
         )
 
 
-# --- one client of a node of the cluster -----------------------------------------------------------------------------
-# What it has beyond a client of the original.
-
-
 DEFAULT_LIMITED_RDY = 50000  # youzan/nsq: nsqd/client_v2.go, defaultLimitedRdy
 
 
 class NodeConnection(Connection):
-    """One client.
+    """One client of a node, with what it has beyond a client of the original.
 
     Attributes:
         partition: the one it has subscribed to.
@@ -203,6 +194,7 @@ class NodeConnection(Connection):
 
     silent_intervals = 3
     delays_messages = False
+    capitalizes = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -216,10 +208,6 @@ class NodeConnection(Connection):
     @property
     def node(self) -> Node:
         return cast(Node, self.nsqd)
-
-    @property
-    def partition_channel(self) -> PartitionChannel:
-        return cast(PartitionChannel, self.channel)
 
     @property
     def node_profile(self) -> NodeProfile:
@@ -298,7 +286,8 @@ def _one(make: MakeDraft, reply: MakeReply) -> Handler:
 
     def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         conn = cast(NodeConnection, conn)
-        size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_msg_size, "E_BAD_MESSAGE", "message")
+        largest = conn.nsqd.options.max_msg_size
+        size, partition = _prepare(conn, params, data, at, largest, "message", "E_BAD_MESSAGE")
         end = at + 4 + size
         if partition is None or not has(conn, data, end):
             return INCOMPLETE
@@ -323,7 +312,8 @@ def _several(make: MakeDraft, reply: MakeReply) -> Handler:
 
     def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         conn = cast(NodeConnection, conn)
-        size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "body")
+        largest = conn.nsqd.options.max_body_size
+        size, partition = _prepare(conn, params, data, at, largest, "body", "E_BAD_BODY")
         if partition is None or mpub_count(conn, data, at + 4) is None:
             return INCOMPLETE
         bodies, end, fault = read_bodies(conn, data, at + 4)
@@ -347,20 +337,16 @@ def _several(make: MakeDraft, reply: MakeReply) -> Handler:
 
 
 def _prepare(
-    conn: NodeConnection, params: list[bytes], data: bytes, at: int, largest: int, too_big: str, what: str
+    conn: NodeConnection, params: list[bytes], data: bytes, at: int, largest: int, what: str, too_big_code: str
 ) -> tuple[int, Partition | None]:
     """The size of the body, and the partition; None for it when the size has not come yet. Raises FatalError."""
     if len(params) < 2:
         raise FatalError("E_INVALID", "insufficient number of parameters")
     # Exactly three words: with more of them the partition is not looked at, as on the real server.
     number = parse_partition(params[2]) if len(params) == 3 else NO_PARTITION
-    size = size_at(conn, data, at)
+    size = checked_size(conn, data, at, largest, "E_BAD_BODY", "", what, too_big_code=too_big_code)
     if size is None:
         return 0, None
-    if size <= 0:
-        raise FatalError("E_BAD_BODY", f"invalid body size {size}")
-    if size > largest:
-        raise FatalError(too_big, f"{what} too big {size} > {largest}")
     topic = text(params[1])
     try:
         partition = _find_partition(conn.node, topic, number)
@@ -380,7 +366,7 @@ def _find_partition(node: Node, topic: str, number: int) -> Partition:
 
 
 def _store(conn: NodeConnection, partition: Partition, drafts: Sequence[Draft]) -> list[Record]:
-    if conn.server.faults.refuse_publishes:
+    if conn.server.faults.tcp.refuse_publishes:
         raise NotWritable
     records = conn.node.publish(partition, drafts)
     conn.pub_counts[partition.topic] = conn.pub_counts.get(partition.topic, 0) + len(drafts)
@@ -493,7 +479,6 @@ PUBLISHING: dict[bytes, Handler] = {
 
 
 MAX_LINE = 4 * 1024
-_REFUSALS = Refusals("AUTH Already set", "AUTH Disabled", "AUTH No authorizations found")
 
 
 def _subscribing(*, detail: bool = False, ordered: bool = False, has_start: bool = False) -> Handler:
@@ -596,7 +581,7 @@ def _show_words(params: list[bytes]) -> str:
 COMMANDS = CommandSet(
     {
         b"IDENTIFY": identify,
-        b"AUTH": functools.partial(auth, refusals=_REFUSALS),
+        b"AUTH": auth,
         b"SUB": _subscribing(),
         b"SUB_ADVANCED": _subscribing(detail=True, has_start=True),
         b"SUB_ORDERED": _subscribing(detail=True, ordered=True),

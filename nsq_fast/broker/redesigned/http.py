@@ -157,11 +157,8 @@ class NodeRoutes(HostRoutes):
         return {**self.vitals(), "server_pub_failed": sum(each.failed_count for each in self._host.partitions)}
 
     def _coordinator_stats(self, request: Request) -> Any:
-        topic, number = request.get("topic"), request.get("partition")
-        try:
-            wanted = parse_integer(number.encode()) if number else NO_PARTITION
-        except ValueError as error:
-            raise request.refuse(400, "INVALID_REQUEST") from error
+        topic = request.get("topic")
+        wanted = _integer(request, "partition", "INVALID_REQUEST") if request.get("partition") else NO_PARTITION
         return {
             "rpc_stats": _NO_RPCS,
             "ErrStats": _NO_ERRORS,
@@ -270,13 +267,8 @@ class NodeRoutes(HostRoutes):
 
     def _get_message(self, request: Request) -> dict[str, Any]:
         mode = request.get("search_mode") or ""
-        try:
-            value = parse_integer((request.get("search_pos") or "").encode(), "ParseInt")
-            number = (
-                value >> PARTITION_SHIFT if mode == "id" else parse_integer((request.get("partition") or "").encode())
-            )
-        except ValueError as error:
-            raise request.refuse(400, str(error)) from error
+        value = _integer(request, "search_pos", function="ParseInt")
+        number = value >> PARTITION_SHIFT if mode == "id" else _integer(request, "partition")
         try:
             partition = self._host.find(request.get("topic") or "", number)
         except ServerError as error:
@@ -295,10 +287,7 @@ class NodeRoutes(HostRoutes):
 
     def _finish_message(self, request: Request) -> None:
         partition, channel = self._channel(request, is_led=False)
-        try:
-            internal_id = parse_integer((request.get("msgid") or "").encode(), "ParseInt")
-        except ValueError as error:
-            raise request.refuse(400, "INVALID_REQUEST") from error
+        internal_id = _integer(request, "msgid", "INVALID_REQUEST", function="ParseInt")
         self._require_leader(request, partition)
         if not channel.finish_anywhere(internal_id):
             raise request.refuse(500, "ErrType:7 ErrCode:0 : Message ID not in flight")
@@ -315,12 +304,9 @@ class NodeRoutes(HostRoutes):
                 (names.add if is_on else names.discard)(str(channel))
 
     def _back_up_delayed(self, request: Request) -> None:
-        try:
-            self._host.find(request.get("topic") or "", parse_integer((request.get("partition") or "").encode()))
-        except ValueError as error:
-            raise request.refuse(400, "INVALID_REQUEST") from error
-        except ServerError as error:
-            raise request.refuse(404, error.code) from error
+        number = _integer(request, "partition", "INVALID_REQUEST")
+        with _refusing(request, status=404):
+            self._host.find(request.get("topic") or "", number)
         raise request.refuse(400, "No delayed queue on this topic")
 
     # --- channels ----------------------------------------------------------------------------------------------------
@@ -378,12 +364,12 @@ class NodeRoutes(HostRoutes):
     def _limit_rate(self, request: Request) -> None:
         """The limit is checked, and has no effect."""
         self._channel(request, is_led=False)
-        _integer(request, "ratekilobytes")
+        _integer(request, "ratekilobytes", "INVALID_OPTION")
 
     def _limit_clients(self, request: Request) -> None:
         """Of the clients that are there now (youzan/nsq: nsqd/channel.go, SetClientLimitedRdy)."""
         _, channel = self._channel(request, is_led=False)
-        channel.limit_clients(request.get("client_prefix") or "", _integer(request, "ready"))
+        channel.limit_clients(request.get("client_prefix") or "", _integer(request, "ready", "INVALID_OPTION"))
 
 
 @contextmanager
@@ -414,17 +400,15 @@ def _name_of(request: Request, kind: str) -> str:
 
 
 def _number_of(request: Request) -> int:
-    try:
-        return parse_integer((request.get("partition") or str(NO_PARTITION)).encode())
-    except ValueError as error:
-        raise request.refuse(400, str(error)) from error
+    return _integer(request, "partition") if request.get("partition") else NO_PARTITION
 
 
-def _integer(request: Request, name: str) -> int:
+def _integer(request: Request, name: str, text: str = "", *, function: str = "Atoi") -> int:
+    """A whole number; refuses the request with a text, or with what is wrong."""
     try:
-        return parse_integer((request.get(name) or "").encode())
+        return parse_integer((request.get(name) or "").encode(), function)
     except ValueError as error:
-        raise request.refuse(400, "INVALID_OPTION") from error
+        raise request.refuse(400, text or str(error)) from error
 
 
 def _check_query(request: Request) -> None:

@@ -179,12 +179,8 @@ class DiskKeeper(Keeper):
             if not replicas:
                 logger.error(
                     "topic %s is left out: partition %d stood on the nodes %s, and there are only %d",
-                    name,
-                    number,
-                    stored.replicas,
-                    len(ids),
-                    extra=BROKER_METADATA_INVALID,
-                )
+                    name, number, stored.replicas, len(ids), extra=BROKER_METADATA_INVALID,
+                )  # fmt: skip
                 return []
             leader = ids[stored.leader] if stored.leader is not None and stored.leader < len(ids) else None
             last = Decision(stored.epoch, leader, tuple(ids[node] for node in stored.isr if node < len(ids)))

@@ -1,9 +1,4 @@
-"""Sequences that a real nsqd and nsqlookupd have answered: the embedded ones answer as they did.
-
-``original_sequences.jsonl`` holds the steps, and what was answered: of those in which they differed once, and of some
-in which every command and route is used. More of them are found by tests/servers/test_original_judge.py, which has
-random sequences performed on both.
-"""
+"""Conversations, lookups and random sequences that were recorded with the real servers: ours answer the same."""
 
 from __future__ import annotations
 
@@ -13,9 +8,29 @@ from typing import Any
 
 import pytest
 from support.original_stage import Stage, embedded_stage
-from support.replay import DATA
+from support.replay import DATA, Replay, conversations
 from support.transcripts import Transcript, differences, perform
 from support.waiting import WAIT
+
+
+@pytest.fixture
+def replay(address: Any) -> Iterator[Replay]:
+    """A conversation with an nsqd that holds what the recorded one held."""
+    publisher = Replay(address)
+    publisher.sock.sendall(b"  V2")
+    for body in (b"one", b"two", b"three"):
+        publisher.sock.sendall(b"PUB r2\n" + len(body).to_bytes(4, "big") + body)
+        assert publisher.frame()[8:] == b"OK"
+    conversation = Replay(address)
+    yield conversation
+    conversation.sock.close()
+    publisher.sock.close()
+
+
+@pytest.mark.parametrize("conversation", conversations("original.jsonl"), ids=lambda conversation: conversation["name"])
+def test_conversation(replay: Replay, conversation: dict[str, Any]) -> None:
+    replay.play(conversation)
+
 
 CORPUS = [json.loads(line) for line in (DATA / "original_sequences.jsonl").open()]
 

@@ -1,20 +1,22 @@
-"""End-to-end processing latency: the window alone, and the figures of ours and of the original's."""
+"""Figures: latency quantiles, and what is pushed to statsd."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from gevent import Timeout, socket
 from support.http import ask
 from support.waiting import until
 from support.wire import WireClient
 
-from nsq_fast.broker import NsqdOptions
+from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.broker.executable import parse_flags
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.queue import ACCURACY, LatencyWindow, latency_stats
-from nsq_fast.broker.stats import StatsdPusher
+from nsq_fast.broker.stats import StatsdPusher, key_prefix, packets
 from nsq_fast.errors import ConfigError
 
 
@@ -29,13 +31,6 @@ def quantiles(*windows: LatencyWindow | None) -> list[float]:
     return [each["value"] for each in latency_stats(windows)["percentiles"]]
 
 
-def test_quantiles_are_near_the_true_ones() -> None:
-    window = LatencyWindow((0.99, 0.5), 600.0)
-    for n in range(1, 1001):
-        window.add(n * 1_000_000)
-    assert quantiles(window) == pytest.approx([990e6, 500e6], rel=ACCURACY)
-
-
 def test_what_is_older_than_the_window_does_not_count() -> None:
     clock = Clock()
     window = LatencyWindow((1.0,), 60.0, clock)
@@ -48,16 +43,6 @@ def test_what_is_older_than_the_window_does_not_count() -> None:
     assert quantiles(window) == pytest.approx([2000], rel=ACCURACY)
     clock.now += 1000
     assert latency_stats([window]) == {"count": 0, "percentiles": [{"quantile": 1.0, "value": 0.0}]}
-
-
-def test_windows_count_together_and_stay_as_they_were() -> None:
-    one, other = LatencyWindow((0.5,), 60.0), LatencyWindow((0.5,), 60.0)
-    for n in range(100):
-        one.add(1000 + n)
-        other.add(9000 + n)
-    assert latency_stats([one, None, other])["count"] == 200
-    assert latency_stats([one])["count"] == 100
-    assert latency_stats([None]) == latency_stats([]) == {"count": 0, "percentiles": None}
 
 
 @pytest.mark.parametrize("run", [True, False], ids=["a run of FINs", "one FIN"])
@@ -128,3 +113,108 @@ def test_flags() -> None:
     assert options.e2e_processing_latency_window_time == 30.0
     with pytest.raises(ConfigError):
         parse_flags("nsqd", ["-e2e-processing-latency-percentile=high"])
+
+
+@pytest.fixture
+def statsd() -> Iterator[Any]:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    yield sock
+    sock.close()
+
+
+def pushed(statsd: Any, last: str) -> list[str]:
+    """The lines that arrive, up to the one whose key ends in ``last``."""
+    lines: list[str] = []
+    with Timeout(20, TimeoutError(f"no {last} in {lines}")):
+        while not any(line.split(":")[0].endswith(last) for line in lines):
+            lines += statsd.recv(65536).decode().splitlines()
+    return lines
+
+
+METRICS = [
+    "topic.t.message_count:3|c",
+    "topic.t.message_bytes:5|c",
+    "topic.t.depth:0|g",
+    "topic.t.backend_depth:0|g",
+    "topic.t.channel.c.message_count:3|c",
+    "topic.t.channel.c.depth:3|g",
+    "topic.t.channel.c.backend_depth:0|g",
+    "topic.t.channel.c.in_flight_count:0|g",
+    "topic.t.channel.c.deferred_count:0|g",
+    "topic.t.channel.c.requeue_count:0|c",
+    "topic.t.channel.c.timeout_count:0|c",
+    "topic.t.channel.c.clients:0|g",
+]
+MEMORY = [
+    "mem.heap_objects|g",
+    "mem.heap_idle_bytes|g",
+    "mem.heap_in_use_bytes|g",
+    "mem.heap_released_bytes|g",
+    "mem.gc_pause_usec_100|g",
+    "mem.gc_pause_usec_99|g",
+    "mem.gc_pause_usec_95|g",
+    "mem.next_gc_bytes|g",
+    "mem.gc_runs|c",
+]
+
+
+@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.slow)])
+def pushing_nsqd(request: pytest.FixtureRequest, statsd: Any) -> Iterator[Any]:
+    host, port = statsd.getsockname()
+    if request.param == "real":  # it divides by its interval less one second
+        yield request.getfixturevalue("real_nsqd")(f"-statsd-address={host}:{port}", "-statsd-interval=1100ms")
+        return
+    with NsqdServer(NsqdOptions(statsd_address=f"{host}:{port}", statsd_interval=0.2)) as server:
+        yield server
+
+
+def test_figures_are_pushed(pushing_nsqd: Any, statsd: Any) -> None:
+    address = pushing_nsqd.http_address
+    ask(address, "POST", "/topic/create?topic=t")
+    ask(address, "POST", "/channel/create?topic=t&channel=c")
+    ask(address, "POST", "/mpub?topic=t", b"a\nbb\ncc")
+    lines = pushed(statsd, "mem.gc_runs")
+    prefix = f"nsq.127_0_0_1_{address.port}."
+    assert all(line.startswith(prefix) for line in lines)
+    bare = [line.removeprefix(prefix) for line in lines]
+    assert sorted(line for line in bare if line.startswith("topic")) == sorted(METRICS)
+    assert [re.sub(r":\d+", "", line) for line in bare if line.startswith("mem")] == MEMORY
+
+
+def test_counters_count_from_the_push_before() -> None:
+    with NsqdServer(NsqdOptions(statsd_mem_stats=False)) as server:
+        pusher = StatsdPusher(server.nsqd, "p.")
+        server.nsqd.get_topic("t").put(b"12345")
+        assert "p.topic.t.message_count:1|c" in pusher.metrics()
+        server.nsqd.get_topic("t").put(b"12345")
+        server.nsqd.get_topic("t").put(b"12345")
+        assert pusher.metrics()[:3] == [
+            "p.topic.t.message_count:2|c",
+            "p.topic.t.message_bytes:10|c",
+            "p.topic.t.depth:3|g",
+        ]
+
+
+def test_what_is_ephemeral_can_be_left_out() -> None:
+    with NsqdServer(NsqdOptions(statsd_mem_stats=False, statsd_exclude_ephemeral=True)) as server:
+        server.nsqd.get_topic("e#ephemeral")
+        server.nsqd.get_topic("t").get_channel("c#ephemeral")
+        keys = {line.split(":")[0] for line in StatsdPusher(server.nsqd, "").metrics()}
+        assert keys == {"topic.t.message_count", "topic.t.message_bytes", "topic.t.depth", "topic.t.backend_depth"}
+
+
+def test_prefix() -> None:
+    assert key_prefix("nsq.%s", "a.example", 4151) == "nsq.a_example_4151."
+    assert key_prefix("mine.", "a", 1) == "mine."
+    assert key_prefix("%s", "::1", 1) == "[__1]_1."
+    assert key_prefix("", "a", 1) == ""
+
+
+def test_no_line_is_cut_and_no_packet_too_long() -> None:
+    lines = [f"key{number}:1|c" for number in range(100)]
+    made = list(packets(lines, 64))
+    assert all(len(packet) <= 64 and packet.endswith(b"\n") for packet in made)
+    assert b"".join(made).decode().splitlines() == lines
+    assert list(packets(["x" * 100], 64)) == [b"x" * 100 + b"\n"]
+    assert list(packets([], 64)) == []
