@@ -498,7 +498,7 @@ def publish_failed(
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     stored = "; it may have been stored all the same" if possibly_stored else ""
     failed = publish_failed_class(error)(
-        f"publish to {topic!r} failed after {times}: {error}{note}{stored}",
+        f"publish to {topic!r} failed after {times}: {str(error) or repr(error)}{note}{stored}",
         attempts=attempts,
         possibly_stored=possibly_stored,
     )

@@ -123,6 +123,23 @@ def test_without_drain_nobody_waits_for_handlers(nsqd, consume):
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
 
+def test_messages_that_nobody_can_answer_any_more_hold_nothing_up(nsqd, consume):
+    touched = []
+
+    def drop(consumer, message):
+        message.enable_async()
+        message.touch()
+        touched.append(message.id)
+
+    consumer = consume(drop)
+    conn = nsqd.connection()
+    conn.push(1, 2, 3)
+    until(lambda: len(touched) == 3)
+    with promptly():
+        consumer.close()
+    assert sorted(conn.answered(b"REQ")) == [1, 2, 3]
+
+
 def test_close_inside_a_handler_or_a_loop_does_not_wait_for_itself(nsqd, consume):
     def iterate():
         for _ in looped:

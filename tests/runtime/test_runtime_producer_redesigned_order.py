@@ -11,6 +11,7 @@ from support.publishing import REDESIGNED, EndOfPeer, agree, refuse, stay_mute
 from support.waiting import WAIT, until
 
 from nsq_fast import errors
+from nsq_fast.protocol import publishing
 from nsq_fast.protocol.topology import Nsqd, Topology
 
 NOT_LEADER = b"E_FAILED_ON_NOT_LEADER "
@@ -52,6 +53,27 @@ def numbers(count):
 def one(nsqd):
     """A topic of one partition."""
     return topology({0: nsqd})
+
+
+@pytest.mark.parametrize("options", GATHERING)
+@pytest.mark.parametrize("encode", ["pub", "mpub"])
+def test_want_of_memory_fails_those_that_were_to_be_sent_and_no_later_ones(leading, monkeypatch, options, encode):
+    nsqd, sender, _ = leading(**options)
+    assert sender.publish("t", b"before", partition=0) == b"OK"
+    right, failures = getattr(publishing._codec, encode), [MemoryError()]
+    monkeypatch.setattr(publishing._codec, encode, lambda *args: right(*args) if not failures else fail(failures))
+    results = [sender.publish_nowait("t", body, partition=0) for body in numbers(5)]
+    gevent.joinall(results, timeout=WAIT)
+    for body, result in zip(numbers(5), results, strict=True):
+        assert (body in nsqd.bodies) == result.successful()
+        assert result.successful() or (not result.exception.possibly_stored and "MemoryError" in str(result.exception))
+    failures.clear()  # it was not asked where all left in one command, or each in one
+    assert sender.publish("t", b"after", partition=0, timeout=WAIT) == b"OK"
+    assert sender.stats()["pending"] == sender.stats()["held"] == 0
+
+
+def fail(failures):
+    raise failures.pop()
 
 
 @pytest.mark.parametrize("options", GATHERING)
