@@ -21,7 +21,15 @@ from nsq_fast import _codec
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.connection import Connection
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import BadTopic, ConnectFailed, ConnectionClosed, ConnectionLost, HeartbeatMissed, NsqError
+from nsq_fast.errors import (
+    BadTopic,
+    ConnectFailed,
+    ConnectionClosed,
+    ConnectionLost,
+    HeartbeatMissed,
+    LocalProtocolError,
+    NsqError,
+)
 from nsq_fast.names import Address, parse_address
 
 BLOCK = bytes(1 << 20)
@@ -257,6 +265,25 @@ def test_closing_while_it_connects_ends_that(on_loop: Any, peer: Callable[..., P
         loop.call_later(0.05, conn.close)
         with pytest.raises(ConnectFailed, match="closed by us"):
             await conn.open()
+
+    on_loop(test)
+
+
+def test_what_is_dropped_does_not_connect(on_loop: Any, peer: Callable[..., Peer], closed_port: int) -> None:
+    """As where the loop of a consumer ends: nobody waits for it to be connected, and nobody would close it then."""
+    reason = ConnectionClosed("the loop has ended")
+
+    async def test(loop: Any) -> None:
+        owner = Owner(loop)
+        conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), owner, loop)
+        loop.call_later(0.05, conn.drop, reason)
+        with pytest.raises(ConnectFailed, match="the connection was closed"):
+            await conn.open()
+        conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), owner, loop)
+        conn.drop(reason)
+        with pytest.raises(LocalProtocolError, match="called already"):
+            await conn.open()
+        assert not owner.ends
 
     on_loop(test)
 

@@ -101,6 +101,12 @@ def test_a_busy_connection_gives_others_a_turn_in_the_end():
     assert counts(shares).index(1) != first
 
 
+def test_who_waits_goes_before_who_has_had_a_turn_for_longer():
+    holding = Share(rdy=1, turn_at=1.0, active_at=39.0)
+    waiting = Share(turn_at=5.0)
+    assert rdy.Sharing(10.0, chance.random).targets([holding, waiting], 1, 40.0) == [0, 1]
+
+
 @given(st.integers(2, 12), st.integers(1, 11), st.randoms())
 def test_no_connection_sticks_at_zero(connections, limit, luck):
     shares = [Share() for _ in range(connections)]

@@ -235,6 +235,21 @@ def test_unstarted_messages_of_a_lost_connection_are_not_handled(servers, consum
     assert consumer.stats().totals.answers_lost == 1
 
 
+def test_answers_that_were_queued_when_their_connection_ended_are_counted_as_lost(servers, consume):
+    server, taken = servers(), []
+    consumer = consume(lambda c, m: (m.enable_async(), taken.append(m)), server, max_reconnect_delay=0.05)
+    server.connection().push(1, 2, 3)
+    until(lambda: len(taken) == 3)
+    taken[0].finish()
+    for message in taken[1:]:
+        message.requeue(0)
+    taken[0].responder.close(ConnectionLost("before they were sent, in the same turn of the loop"))
+    totals = consumer.stats().totals
+    assert (totals.answers_lost, totals.finished, totals.requeued) == (3, 0, 0)
+    server.connection(1).wait_rdy(10)
+    assert not {b"FIN", b"REQ"}.intersection(server.connections[0].words())
+
+
 # Lookup
 
 

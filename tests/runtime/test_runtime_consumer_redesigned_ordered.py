@@ -156,6 +156,23 @@ def test_closing_gives_held_messages_back(nsqd, consume):
     assert answers(connection, b"REQ") == [1]
 
 
+def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsqd, consume):
+    after = PartitionNsqd()
+    try:
+        handler = Recorder(1)
+        consumer = consume(handler, found=topology({0: nsqd, 1: nsqd}), requeue_delay=60_000)
+        moving, staying = nsqd.subscriber(0), nsqd.subscriber(1)
+        push(moving, 1)
+        push(staying, 1)
+        until(lambda: handler.seen == [1, 1])
+        consumer._subscriptions.lookup.tell(topology({0: after, 1: nsqd}))
+        wait_answers(moving, b"REQ", [1])
+        after.subscriber(0)
+        holds(lambda: not answers(staying, b"REQ"))
+    finally:
+        after.stop()
+
+
 def test_max_tries_skips_nothing(nsqd, consume):
     handler = Recorder()
     consume(handler, found=topology({0: nsqd}), max_tries=2)

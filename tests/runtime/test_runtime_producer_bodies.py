@@ -10,13 +10,15 @@ from urllib.request import Request, urlopen
 import gevent
 import pytest
 from support.partitions import topology
-from support.publishing import agree, receipt, stay_mute
+from support.publishing import REDESIGNED, agree, receipt, stay_mute
 from support.waiting import WAIT, until
 from support.wire import WireClient
 
 from nsq_fast import Producer, Receipt, errors
 from nsq_fast._codec import Message
 from nsq_fast.client.subscription import decompressed
+from nsq_fast.names import Address
+from nsq_fast.protocol.topology import Nsqd, Topology
 
 BODY = b"a body that repeats itself, " * 100
 CODECS = {"gzip": "1", "snappy": "2", "lz4": "3"}
@@ -184,6 +186,58 @@ def test_a_topic_that_does_not_exist_is_an_error_long_before_the_timeout(cluster
     assert producer.stats()["held"] == producer.stats()["waiting"] == 0
     cluster.create_topic("absent", 2, 1, channels=["c"])
     until(is_stored)
+
+
+UNKNOWN = Topology(problem="TOPIC_NOT_FOUND")
+SOME_NODE = Nsqd(Address("127.0.0.1", 1), version=REDESIGNED)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [((), UNKNOWN), ((SOME_NODE,), Topology()), ((SOME_NODE,), Topology(problem="Topic has no channel"))],
+    ids=["no nsqd is there yet", "lookup says nothing", "it exists"],
+)
+def test_what_may_be_possible_soon_is_waited_for(lookup_producer, monkeypatch, caplog, nodes, said):
+    monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", 0.0)
+    sender, lookup = lookup_producer()
+    result = sender.publish_nowait("t", b"x", timeout=LONG)
+    lookup.listed_nodes = nodes
+    lookup.tell(said, "t")
+    until(lambda: "publishes to topic t wait for an nsqd" in caplog.text)
+    assert not result.ready()
+    lookup.listed_nodes = (SOME_NODE,)
+    lookup.tell(UNKNOWN, "t")
+    with pytest.raises(errors.NoNsqd, match="'t' does not exist"):
+        result.get(timeout=WAIT)
+
+
+def test_a_topic_that_nobody_has_yet_goes_to_original_nsqds_and_no_lack_is_told(lookup_producer, publish_nsqd, caplog):
+    nsqd = publish_nsqd()
+    sender, lookup = lookup_producer()
+    lookup.listed_nodes = (Nsqd(nsqd.address, version="1.3.0"), SOME_NODE)
+    result = sender.publish_nowait("t", b"x", timeout=LONG)
+    lookup.tell(UNKNOWN, "t")
+    assert result.get(timeout=WAIT) == b"OK"
+    assert "wait for an nsqd" not in caplog.text
+    assert sender.stats()["connected"] == [str(nsqd.address)]
+
+
+def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(leading, monkeypatch):
+    def move_once(peer, command):
+        is_first = [each.topic for each in nsqd.commands].count(command.topic) == 1
+        peer.frame(1, b"E_FAILED_ON_NOT_LEADER ") if is_first else peer.ok()
+
+    monkeypatch.setattr("nsq_fast.client.routing.MAX_TOPICS", 10)  # a tenth of that is kept in any case
+    nsqd, sender, lookup = leading(move_once)
+    for topic in ("a", "b"):
+        assert sender.publish(topic, b"x", key="k") == b"OK"
+    for _ in range(3):  # the first answer says nothing: they were used since the one before
+        for topic in set(lookup.added):
+            lookup.tell(lookup.answer, topic)
+    assert len(lookup.added) == 1
+    for topic in ("a", "b"):
+        assert sender.publish(topic, b"y", key="k") == b"OK"
+    assert sorted(lookup.added) == ["a", "b"]
 
 
 def test_a_topic_without_a_channel_is_named_and_waited_for(cluster, producer_of, caplog):

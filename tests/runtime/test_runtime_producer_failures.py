@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 
 import gevent
@@ -74,6 +75,7 @@ def test_what_may_succeed_later_is_tried_again(publish_nsqd, new_producer, error
     server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
     assert new_producer(server).publish("t", b"x") == b"OK"
     assert server.bodies == [b"x"] * 3
+    assert len(server.peers) == (3 if error == b"E_TOPIC_NOT_EXIST " else 1), "it does not wait for a new connection"
 
 
 def test_attempts_are_limited_and_counted(publishing):
@@ -300,6 +302,16 @@ def test_a_late_ok_ends_a_publish_that_waits_elsewhere(stalling):
     until(lambda: sender.stats()["held"] == 0 and not sender.stats()["stalled"])
 
 
+def test_a_server_whose_late_reply_has_come_has_its_turn_again(publish_nsqd, new_producer):
+    slow, good = publish_nsqd(stay_mute), publish_nsqd()
+    sender = new_producer(slow, good, attempt_timeout=60.0)
+    connected_to_all(sender, slow, good)
+    results = [sender.publish_nowait("t", body, timeout=0.2) for body in numbers(2)]
+    gevent.joinall(results, timeout=WAIT)
+    wake(slow)
+    until(lambda: sender.publish("t", b"later") and b"later" in slow.bodies)
+
+
 def test_with_nowhere_else_to_go_it_waits_and_sends_nothing_twice(nsq_link, publish_nsqd, new_producer):
     nsqd = publish_nsqd()
     link = nsq_link(nsqd.address)
@@ -339,6 +351,20 @@ def test_a_silent_connection_is_given_up_once_a_new_one_to_the_same_nsqd_works(p
     assert sender.publish("t", b"later") == b"OK"
     stats = sender.stats()
     assert (stats["stalled"], stats["disconnected"], stats["held"]) == ([], {}, 0)
+
+
+def test_one_attempt_is_left_where_new_connections_work_and_no_reply_comes(publishing):
+    """What the second connection owes is waited for there: a third works as well, and is closed again."""
+    nsqd, sender = publishing(stay_mute, attempt_timeout=LIMIT, publish_timeout=60.0)
+    result = sender.publish_nowait("t", b"x")
+    until(lambda: len(nsqd.peers) >= 4)  # the fourth comes for want of the third
+    assert nsqd.bodies == [b"x", b"x"]
+    for peer in nsqd.peers:
+        with suppress(OSError):  # all but one are closed
+            peer.ok()
+    assert result.get(timeout=WAIT) == b"OK"
+    assert nsqd.bodies == [b"x", b"x"]
+    assert sender.stats()["held"] == 0
 
 
 def test_a_time_in_which_this_process_did_not_run_does_not_count(publishing):

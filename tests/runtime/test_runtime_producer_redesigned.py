@@ -275,7 +275,8 @@ def test_headers_are_refused_when_lookup_was_asked_once_more(leading, extras):
     assert sender.stats()["held"] == sender.stats()["pending"] == 0
 
 
-def test_headers_wait_for_lookup_no_longer_than_their_publish_and_keep_the_order(leading):
+def test_headers_wait_for_lookup_no_longer_than_their_publish_and_keep_the_order(leading, monkeypatch):
+    monkeypatch.setattr("nsq_fast.client.routing.LONGEST_DOUBT", 600.0)  # it is its answer that ends the doubt
     nsqd, sender, lookup = leading()
     sender.publish("t", b"first")
     lookup.answer = None  # it says nothing from now on

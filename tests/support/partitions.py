@@ -106,7 +106,7 @@ class ScriptedLookup:
         self.listener = listener
         self.refreshed = 0
         self.pauses: list[float] = []
-        self.nodes_asked = 0
+        self.listed_nodes: tuple[Nsqd, ...] = ()
         self.errors = 0
         self.answer: Topology | None = None
         self.topic = ""
@@ -130,8 +130,7 @@ class ScriptedLookup:
         return self.listing
 
     def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
-        self.nodes_asked += 1
-        return ()
+        return self.listed_nodes
 
     def failure(self) -> str:
         return ""

@@ -34,8 +34,12 @@ def test_whoever_waits_for_a_hub_thread_that_fails_is_told_and_the_next_call_has
         f"""
 import threading
 import gevent
+import nsq_fast
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.threads import Consumer, Producer
+of_this_thread = nsq_fast.Producer({nsqd_process.address!r})  # which has a hub of its own
+of_this_thread.start()
+of_this_thread.publish("w", b"0")
 told = []
 def wait_in_vain(function, error):
     try:
@@ -82,6 +86,8 @@ with Consumer("v", "c", {nsqd_process.address!r}) as another:
             break
 assert sorted(bodies) == [b"0", b"1", b"2"]
 producer.close()
+assert of_this_thread.publish("w", b"1") == b"OK"
+of_this_thread.close()
 print("done")
 """
     )
