@@ -46,7 +46,8 @@ def watched(consume):
     return start
 
 
-def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched):
+def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched, monkeypatch, caplog):
+    monkeypatch.setattr("nsq_fast.client.deadlines.LOG_PAUSE", 600.0)
     server, keep = servers(QUICK), Keep()
     consumer = watched(keep, server)
     conn = server.connection()
@@ -66,6 +67,7 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
     with promptly():
         consumer.close(timeout=30)  # it waits for nothing that has expired
     assert expired_of[consumer] == list(range(11))
+    assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
 
 
 def test_no_handler_gets_a_message_whose_time_is_over(servers, watched):
