@@ -383,9 +383,12 @@ class Connection:
         if channel is None:
             return False
         count = self.max_in_flight - len(self.in_flight)
-        if channel.is_paused or count <= 0:
+        faults = self.server.faults.tcp
+        if channel.is_paused or count <= 0 or faults.hold_messages:
             if self.output.buffered:
                 self.output.is_urgent = True
+            if faults.hold_messages:
+                faults.on_release(self.wake)
             channel.notify()
             return False
         frames = channel.deliver(self, min(count, self._batch), self.profile.sample_rate)
