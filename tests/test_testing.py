@@ -1,22 +1,30 @@
 """The plugin's fixtures serve programs of every kind, and misbehave as they are told."""
 
 import asyncio
+import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
 import urllib.request
+from pathlib import Path
 
 import gevent
 import pytest
+import yaml
 from gevent import socket
 from gevent.server import StreamServer
 from support.redesigned import sized
+from support.waiting import PROCESS
 from support.wire import WireClient
 
 import nsq_fast.aio
 import nsq_fast.threads
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.errors import ConfigError, NsqError
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -287,3 +295,25 @@ def test_servers_in_a_process_of_their_own_answer_the_same_questions(make, tmp_p
             servers.restart()  # and the new process has no fault to end
         servers.wait_empty("none")
         client.close()
+
+
+def test_the_workflow_of_the_page_tests_a_program_that_reads_its_environment(tmp_path):
+    page = (ROOT / "docs" / "testing.md").read_text()
+    (workflow,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    run = yaml.safe_load(workflow)["steps"][-1]["run"]
+    (tmp_path / "test_orders.py").write_text(
+        "import os\n"
+        "from nsq_fast import NsqdHTTPClient\n"
+        "from nsq_fast.threads import Producer\n"
+        "def test_an_order_is_published():\n"
+        "    with Producer(lookupd_http_addresses=os.environ['NSQ_LOOKUPD_HTTP_ADDRESSES']) as producer:\n"
+        "        producer.publish('orders', b'a book')\n"
+        "    with NsqdHTTPClient.from_url(os.environ['NSQD_HTTP_ADDRESSES']) as client:\n"
+        "        channels = client.stats()['topics'][0]['channels']\n"
+        "    assert [(each['channel_name'], each['depth']) for each in channels] == [('billing', 1)]\n"
+    )
+    here = {"nsq-fast": [sys.executable, "-m", "nsq_fast"], "python": [sys.executable]}
+    command = [part for word in shlex.split(run) for part in here.get(word, [word])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROCESS)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
