@@ -190,6 +190,32 @@ def test_heartbeats_are_answered(on_loop: Any, nsqd_address: Address) -> None:
     on_loop(test)
 
 
+def test_rdy_is_sent_when_it_is_another_one_and_not_after_cls(on_loop: Any, peer: Callable[..., Peer]) -> None:
+    received = bytearray()
+
+    def take_all(sock: socket.socket) -> None:
+        received.extend(sock.recv(1 << 16))
+        sock.sendall(frame(b"OK"))
+        while data := sock.recv(1 << 16):
+            received.extend(data)
+
+    async def test(loop: Any) -> None:
+        server = peer(take_all)
+        conn = Connection(server.address, ConnectionConfig(), Owner(loop), loop)
+        await conn.open()
+        await conn.subscribe("t", "c")
+        for count in (5, 5, 7):
+            conn.set_rdy(count)
+        conn.start_close()
+        conn.set_rdy(9)
+        conn.close(timeout=0.1)
+        await conn.closed()
+        server.stop()
+        assert bytes(received) == b"SUB t c\nRDY 5\nRDY 7\nCLS\n"
+
+    on_loop(test)
+
+
 class Peer:
     """A server in a thread that takes one connection, answers IDENTIFY, and then does what a test says."""
 

@@ -304,7 +304,7 @@ def test_a_late_ok_ends_a_publish_that_waits_elsewhere(stalling):
 
 def test_a_server_whose_late_reply_has_come_has_its_turn_again(publish_nsqd, new_producer):
     slow, good = publish_nsqd(stay_mute), publish_nsqd()
-    sender = new_producer(slow, good, attempt_timeout=60.0)
+    sender = new_producer(slow, good, attempt_timeout=2 * WAIT, heartbeat_interval=60.0)  # nothing else makes it new
     connected_to_all(sender, slow, good)
     results = [sender.publish_nowait("t", body, timeout=0.2) for body in numbers(2)]
     gevent.joinall(results, timeout=WAIT)

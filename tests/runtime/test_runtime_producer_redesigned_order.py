@@ -178,12 +178,16 @@ def test_what_waited_for_a_reply_does_not_linger_besides_and_close_sends_the_res
 
 
 @pytest.mark.parametrize("options", GATHERING)
-def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(leading, options):
+@pytest.mark.parametrize("is_over", [True, False], ids=["the connection ends", "it stays open"])
+def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(leading, options, is_over):
     def answer(peer, command):
-        if b"3" in command.bodies:
+        if b"3" not in command.bodies:
+            stored.extend(command.bodies)
+            peer.ok()
+        elif is_over:
             refuse(peer, b"E_BAD_MESSAGE no")
-        stored.extend(command.bodies)
-        peer.ok()
+        else:
+            peer.frame(1, b"E_%s_FAILED invalid message write size 9" % command.name.encode())
 
     stored = []
     _, sender, _ = leading(answer, **options)
