@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.servers import RealNsqd, find_server
-from support.waiting import WAIT
+from support.waiting import PROMPT, WAIT, promptly
 
 from nsq_fast import _codec
 from nsq_fast.broker import BrokerProcess
@@ -153,8 +153,9 @@ def test_publishes_and_consumes(
         second.set_rdy(500)
         await again.until(lambda: again.messages)
         assert [message.body for message in again.messages] == [b"last"]
-        second.close()
-        await second.closed()
+        with promptly():  # the server consents at once
+            second.close(timeout=2 * PROMPT)
+            await second.closed()
 
     on_loop(test)
 
