@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from nsq_fast import Message
+from nsq_fast.cli import main
 from nsq_fast.client.give_up import WriteToFolder
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +50,11 @@ def test_every_page_is_in_the_navigation_and_in_llms_txt() -> None:
     pages = {path.name for path in DOCS.glob("*.md")}
     assert pages | GENERATED == set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert pages == set(re.findall(r"\(docs/([\w-]+\.md)\)", (ROOT / "llms.txt").read_text()))
+
+
+def test_the_overview_has_every_command() -> None:
+    table = (DOCS / "overview.md").read_text().partition("## Command line")[2]
+    assert set(re.findall(r"`nsq-fast ([\w-]+)", table)) == set(main.list_commands(click.Context(main)))
 
 
 def test_what_one_is_told_to_open_is_there() -> None:
