@@ -222,10 +222,10 @@ def _lack(
 ) -> tuple[Reason, str] | None:
     """Why lookup names nobody for a topic, or for a part of it; ``is_reached``: there is a connection all the same."""
     topology, failure = lookup.topology(topic), lookup.failure()
-    if not is_reached and (topology is None or (failure and not lookup.answering())):
-        return "lookup_failing", failure or "no nsqlookupd has answered yet"
+    if not is_reached and failure and not lookup.answering():
+        return "lookup_failing", failure
     if topology is None:
-        return None
+        return None if is_reached else ("not_connected", "no nsqlookupd has answered yet")
     if topology.meta is not None and not is_complete(topology, chosen):
         return "no_leader", f"partitions without a leader: {_missing(topology, chosen)}"
     if not topology.is_empty or is_reached:

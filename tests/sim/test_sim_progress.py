@@ -167,7 +167,7 @@ async def lookup_failing(loop: SimLoop, reason: str) -> None:
     lookupd = ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
     lookupd.change_mood("error")
     async with consumer_by_lookup() as consumer:
-        await asyncio.sleep(0.5)
+        assert consumer.progress().detail == "no nsqlookupd has answered yet"
         assert "500" in (await named(loop, consumer, reason)).detail
         lookupd.change_mood("")
         await named(loop, consumer, "idle", 20.0)
