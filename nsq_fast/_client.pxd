@@ -42,6 +42,7 @@ cdef class ConnectionPath:
     cdef public bint is_scheduled
     cdef public bint is_prompt
     cdef public bint reads_all
+    cdef public bint reads_later
     cdef public TransportPath _transport
     cdef public SpinReader _spin              # of replies; None: nobody but the loop reads
     cdef public SpinReader _message_spin      # of the next message of an ordered partition; None as above

@@ -42,6 +42,7 @@ class ConnectionPath:
     is_scheduled: bool
     is_prompt: bool
     reads_all: bool
+    reads_later: bool
     _transport: Any
     _spin: Any
     _message_spin: Any

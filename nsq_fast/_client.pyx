@@ -317,6 +317,7 @@ cdef class ConnectionPath:
         write_error: what broke writing; None while it works.
         is_scheduled: something waits for the end of the turn.
         reads_all: the loop need not call again for what was left unread, see ``loop.Loop``.
+        reads_later: it will read on by itself, after others had their turn.
         is_prompt: send at once what is appended, not at the end of the turn: for a peer that sends its next message
             only when it has our answer.
     """
@@ -332,6 +333,8 @@ cdef class ConnectionPath:
         cdef TransportPath transport = self._transport
         cdef Py_ssize_t left = YIELD_BYTES, size
         cdef bytes data
+        if self.reads_later:
+            return  # else each call would add one that reads on, and they would take ever more of a turn
         try:
             while True:
                 data = transport.recv(READ)

@@ -1,20 +1,30 @@
 """The plugin's fixtures serve programs of every kind, and misbehave as they are told."""
 
 import asyncio
+import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
 import urllib.request
+from pathlib import Path
 
 import gevent
 import pytest
+import yaml
 from gevent import socket
 from gevent.server import StreamServer
+from support.redesigned import sized
+from support.waiting import PROCESS
 from support.wire import WireClient
 
 import nsq_fast.aio
 import nsq_fast.threads
-from nsq_fast.errors import ConfigError
+from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.errors import ConfigError, NsqError
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -194,15 +204,116 @@ def test_faults_have_names(nsq_broker):
         silent.send(publish)
         nsq_broker.nsqd.faults.tcp.clear()
         assert silent.command(publish) == b"OK"
-    with nsq_broker.fault("pause"):
-        paused = client()
-        paused.subscribe("t", "c", 1)
-        with gevent.Timeout(0.05, False):
-            paused.frame()
-            pytest.fail("a message was delivered")
-    assert paused.message().body == b"x"
     with nsq_broker.fault("kill"), pytest.raises(ConnectionRefusedError):
         client().command(publish)
     assert client().command(publish) == b"OK"
     with pytest.raises(ConfigError, match="is no fault; there are"), nsq_broker.fault("nothing"):
         pass
+
+
+@pytest.mark.parametrize("subscribes", ["before", "meanwhile"])
+def test_a_pause_holds_every_message_and_leaves_channels_as_they_are(nsq_broker, subscribes):
+    nsqd = nsq_broker.nsqd
+    publisher, consumer, other = (WireClient(nsqd.tcp_address) for _ in range(3))
+    other.subscribe("t", "paused", 1)
+    nsqd.nsqd.existing_topic("t").existing_channel("paused").set_paused(True)
+    if subscribes == "before":
+        consumer.subscribe("t", "c", 1)
+    with nsq_broker.fault("pause"):
+        if subscribes == "meanwhile":
+            consumer.subscribe("t", "c", 1)
+        publisher.publish("t", b"x")
+        for client in (consumer, other):
+            with gevent.Timeout(0.05, False):
+                client.frame()
+                pytest.fail("a message was delivered")
+    assert consumer.message().body == b"x"
+    with gevent.Timeout(0.05, False):
+        other.frame()
+        pytest.fail("a channel that was paused delivers")
+    for client in (publisher, consumer, other):
+        client.close()
+
+
+def test_a_kill_starts_no_server_that_was_stopped_before(nsq_broker):
+    nsq_broker.nsqd.stop()
+    with nsq_broker.fault("kill"):
+        pass
+    assert not nsq_broker.nsqd.is_running
+
+
+@pytest.mark.nsq_cluster(nodes=1, lookupds=1, kind=True)
+def test_faults_of_a_cluster_have_the_same_names(nsq_cluster):
+    nsq_cluster.create_topic("t", channels=["ch"])
+    address = nsq_cluster.nsqds[0].tcp_address
+    publish = b"PUB t 0\n\x00\x00\x00\x01x"
+    client, consumer = WireClient(address), WireClient(address)
+    assert client.command(publish) == b"OK"
+    assert consumer.command(b"SUB t ch 0\n") == b"OK"
+    with nsq_cluster.fault("pause"):
+        consumer.send(b"RDY 1\n")
+        with gevent.Timeout(0.05, False):
+            consumer.frame()
+            pytest.fail("a message was delivered")
+    id = consumer.frame().id
+    with nsq_cluster.fault("fail_fin"):
+        assert b"refused by the switch fail_fin" in consumer.command(b"FIN " + id + b"\n")
+    with nsq_cluster.fault("delay", 0.01):
+        assert client.command(publish) == b"OK"
+    with nsq_cluster.fault("drop"):
+        silent = WireClient(address)
+        silent.send(publish)
+        nsq_cluster.nsqds[0].faults.tcp.clear()
+        assert silent.command(publish) == b"OK"
+    for each in (client, consumer, silent):
+        each.close()
+    with nsq_cluster.fault("kill"), pytest.raises(ConnectionRefusedError):
+        WireClient(address).command(publish)
+    assert nsq_cluster.depth("t", "ch") >= 3
+
+
+@pytest.mark.parametrize("make", [BrokerProcess, ClusterProcess])
+def test_servers_in_a_process_of_their_own_answer_the_same_questions(make, tmp_path):
+    options = {} if make is BrokerProcess else {"nodes": 1, "lookupds": 1, "kind": True}
+    with make(data_path=tmp_path, **options) as servers:
+        command = b"PUB t\n" if make is BrokerProcess else b"PUB t 0\n"
+        if make is ClusterProcess:
+            servers.create_topic("t", channels=["c"])
+        client = WireClient(servers.nsqds[0].tcp)
+        with servers.fault("refuse_publishes"):
+            assert client.command(command + sized(b"x")).startswith(b"E_")
+        client = WireClient(servers.nsqds[0].tcp)
+        assert client.command(command + sized(b"\xff")) == b"OK"
+        assert (servers.messages("t"), servers.depth("t"), servers.depth("none")) == ([b"\xff"], 1, 0)
+        with pytest.raises(TimeoutError, match="1 messages of t are not finished"):
+            servers.wait_empty("t", timeout=0.0)
+        with servers.fault("kill"), pytest.raises(ConnectionRefusedError):
+            WireClient(servers.nsqds[0].tcp).command(command)
+        with pytest.raises(NsqError, match="is no fault; there are"), servers.fault("nothing"):
+            pass
+        with servers.fault("pause"):
+            servers.restart()  # and the new process has no fault to end
+        servers.wait_empty("none")
+        client.close()
+
+
+def test_the_workflow_of_the_page_tests_a_program_that_reads_its_environment(tmp_path):
+    page = (ROOT / "docs" / "testing.md").read_text()
+    (workflow,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    run = yaml.safe_load(workflow)["steps"][-1]["run"]
+    (tmp_path / "test_orders.py").write_text(
+        "import os\n"
+        "from nsq_fast import NsqdHTTPClient\n"
+        "from nsq_fast.threads import Producer\n"
+        "def test_an_order_is_published():\n"
+        "    with Producer(lookupd_http_addresses=os.environ['NSQ_LOOKUPD_HTTP_ADDRESSES']) as producer:\n"
+        "        producer.publish('orders', b'a book')\n"
+        "    with NsqdHTTPClient.from_url(os.environ['NSQD_HTTP_ADDRESSES']) as client:\n"
+        "        channels = client.stats()['topics'][0]['channels']\n"
+        "    assert [(each['channel_name'], each['depth']) for each in channels] == [('billing', 1)]\n"
+    )
+    here = {"nsq-fast": [sys.executable, "-m", "nsq_fast"], "python": [sys.executable]}
+    command = [part for word in shlex.split(run) for part in here.get(word, [word])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROCESS)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr

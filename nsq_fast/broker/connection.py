@@ -255,6 +255,7 @@ class Connection:
         self.common_name = ""
         self.tls_socket: Any = None
         self._wake = Event()
+        self._faults = server.faults.tcp
         self._stream = stream
         self.output = Output(stream, self._wake.set)
         self._batch = _FIRST_BATCH
@@ -383,9 +384,11 @@ class Connection:
         if channel is None:
             return False
         count = self.max_in_flight - len(self.in_flight)
-        if channel.is_paused or count <= 0:
+        if channel.is_paused or count <= 0 or self._faults.hold_messages:
             if self.output.buffered:
                 self.output.is_urgent = True
+            if self._faults.hold_messages:
+                self._faults.on_release(self.wake)
             channel.notify()
             return False
         frames = channel.deliver(self, min(count, self._batch), self.profile.sample_rate)

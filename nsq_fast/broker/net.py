@@ -47,6 +47,7 @@ class Faults:
         close_after: a connection is reset once so many bytes were written to it.
         lie: bytes written in place of what the server meant to write; over HTTP the body of every reply.
         lie_status: the status of an HTTP reply that lies.
+        hold_messages: an nsqd delivers nothing, on no channel; replies and heartbeats leave.
         refuse_publishes: an nsqd refuses what is published over TCP, as where its disk is full.
         fail_fin: an nsqd refuses every FIN; the message stays in flight until it times out.
         accepted: connections accepted so far, the refused ones included. Not a switch.
@@ -58,6 +59,7 @@ class Faults:
     close_after: int | None = None
     lie: bytes | None = None
     lie_status: int = 200
+    hold_messages: bool = False
     refuse_publishes: bool = False
     fail_fin: bool = False
 
@@ -69,6 +71,7 @@ class Faults:
             "close_after",
             "lie",
             "lie_status",
+            "hold_messages",
             "refuse_publishes",
             "fail_fin",
         ]
@@ -115,6 +118,10 @@ class Faults:
         """Block while ``drop_replies`` is on."""
         while self.drop_replies:
             self._cleared.wait()
+
+    def on_release(self, callback: Callable[[], object]) -> None:
+        """Call back once, when a switch is turned and ``hold_messages`` may be off."""
+        self._cleared.rawlink(lambda _: callback())
 
 
 class FaultySocket:

@@ -1,9 +1,8 @@
 """A broker, or a cluster, in a process of its own: it has its own core, and can be killed; or in a thread of its own.
 
 ``BrokerProcess`` starts ``python -m nsq_fast.broker.process``. The child reads one JSON line with what to run, answers
-with one line of its addresses when they all listen, then takes one command a line (the fault switches, or a method to
-call) and answers each. It stops, saving its state, on SIGTERM, SIGINT or the end of its input; so it never outlives its
-parent.
+with one line of its addresses when they all listen, then takes one command a line, a method to call, and answers each.
+It stops, saving its state, on SIGTERM, SIGINT or the end of its input; so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ import msgspec
 from gevent import Greenlet, Timeout, get_hub, spawn
 from gevent.event import Event
 from gevent.fileobject import FileObjectPosix
+from gevent.lock import Semaphore
 from gevent.monkey import get_original
 
 from nsq_fast.broker.net import HeldPorts
-from nsq_fast.broker.servers import NsqdServer, ServerGroup, Startable, serve
+from nsq_fast.broker.servers import NsqdServer, ServerGroup, Watched, serve
 from nsq_fast.errors import NotRunning, NsqError
 from nsq_fast.names import Address
 
@@ -49,7 +49,14 @@ class _Addresses(msgspec.Struct):
             yield from filter(None, (server.tcp, server.http, server.https))
 
 
-class BrokerProcess(Startable):
+class _Answer(msgspec.Struct):
+    """What a method returns, or the text of the error that it raises."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: str | None = None
+
+
+class BrokerProcess(Watched):
     """A broker as a child process. Use it in a ``with``, or call ``start`` and ``stop``.
 
     Args:
@@ -74,6 +81,7 @@ class BrokerProcess(Startable):
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
         self._ports = HeldPorts()
+        self._turn = Semaphore()  # of those who ask the child
 
     @property
     def nsqds(self) -> list[ServerAddresses]:
@@ -167,11 +175,29 @@ class BrokerProcess(Startable):
             switches["lie"] = switches["lie"].decode("latin-1")
         self._call("set_faults", target, **switches)
 
-    def _call(self, method: str, *arguments: Any, **keywords: Any) -> None:
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        return msgspec.json.decode(self._call("messages", topic, channel), type=list[bytes])
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        return msgspec.json.decode(self._call("depth", topic, channel), type=int)
+
+    @contextlib.contextmanager
+    def fault(self, name: str, value: Any = None) -> Iterator[None]:
+        self._call("begin_fault", name, value)
+        process = self._process
+        try:
+            yield
+        finally:
+            if self._process is process:  # one that was killed, or restarted, has no fault any more
+                self._call("end_fault")
+
+    def _call(self, method: str, *arguments: Any, **keywords: Any) -> msgspec.Raw:
+        """What a method returns, as JSON. Raises NsqError with the text of its error."""
         question = {"method": method, "arguments": arguments, "keywords": keywords}
-        answer = msgspec.json.decode(self._request(question, STOP_TIMEOUT))
-        if answer is not None:
-            raise NsqError(answer)
+        answer = msgspec.json.decode(self._request(question, STOP_TIMEOUT), type=_Answer)
+        if answer.error is not None:
+            raise NsqError(answer.error)
+        return answer.value
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -181,9 +207,9 @@ class BrokerProcess(Startable):
     def _request(self, question: Any, timeout: float) -> bytes:
         process = self._running()
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(question) + b"\n")
-        process.stdin.flush()
-        with Timeout(timeout, TimeoutError("the broker process does not answer")):
+        with self._turn, Timeout(timeout, TimeoutError("the broker process does not answer")):
+            process.stdin.write(msgspec.json.encode(question) + b"\n")
+            process.stdin.flush()
             answer: bytes = self._output.readline()
         if not answer:
             raise NsqError(f"the broker process ended, with status {process.wait()}")
@@ -205,17 +231,35 @@ def run(make: Callable[..., ServerGroup]) -> None:
 
 
 def _run_commands(commands: Any, group: ServerGroup) -> None:
+    faults = _Faults(group)
     for line in commands:
-        command = msgspec.json.decode(line)
-        _write_line(_execute(group, **command))
+        _write_line(_execute(group, faults, **msgspec.json.decode(line)))
 
 
-def _execute(group: ServerGroup, method: str, arguments: list[Any], keywords: dict[str, Any]) -> str | None:
+def _execute(
+    group: ServerGroup, faults: _Faults, method: str, arguments: list[Any], keywords: dict[str, Any]
+) -> _Answer:
+    function = getattr(faults if hasattr(faults, method) else group, method)
     try:
-        getattr(group, method)(*arguments, **keywords)
+        return _Answer(msgspec.Raw(msgspec.json.encode(function(*arguments, **keywords))))
     except NsqError as error:
-        return str(error)
-    return None
+        return _Answer(error=str(error))
+
+
+class _Faults:
+    """Faults by name that have begun, and end when their parent says so: the last one first."""
+
+    def __init__(self, group: ServerGroup) -> None:
+        self._group = group
+        self._begun: list[contextlib.AbstractContextManager[None]] = []
+
+    def begin_fault(self, name: str, value: Any) -> None:
+        fault = self._group.fault(name, value)
+        fault.__enter__()
+        self._begun.append(fault)
+
+    def end_fault(self) -> None:
+        self._begun.pop().__exit__(None, None, None)
 
 
 def _describe(group: ServerGroup) -> _Addresses:

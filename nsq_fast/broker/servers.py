@@ -65,6 +65,46 @@ class Startable(ABC):
         self.release_ports()
 
 
+class Watched(Startable):
+    """Servers whose messages a test looks at, here or in another process."""
+
+    @abstractmethod
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """The bodies of the messages that a channel has not finished: those that wait, are deferred, or in flight.
+
+        Without a channel those that some channel has not finished, each once, and those that no channel has got yet.
+        """
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """How many."""
+        return len(self.messages(topic, channel))
+
+    def wait_empty(self, topic: str, channel: str | None = None, timeout: float = 10.0) -> None:
+        """Return when every message is finished; raises TimeoutError when that takes longer."""
+        give_up_at = time.monotonic() + timeout
+        while left := self.depth(topic, channel):
+            if time.monotonic() >= give_up_at:
+                where = topic if channel is None else f"{topic}/{channel}"
+                raise TimeoutError(f"{left} messages of {where} are not finished after {timeout:g} s")
+            sleep(_POLL)
+
+    @abstractmethod
+    def fault(self, name: str, value: Any = None) -> contextlib.AbstractContextManager[None]:
+        """Let every nsqd misbehave while in the ``with``.
+
+        Args:
+            name: ``refuse_publishes``: as where a disk is full. ``fail_fin``: FIN is refused, and messages come again
+                when they time out. ``delay``: every reply waits ``value`` seconds, 0.1 by default. ``drop``: no reply,
+                message or heartbeat leaves. ``pause``: nothing is delivered. ``kill``: they are gone, as by SIGKILL,
+                and those that ran start again on their ports at the end.
+
+        Raises NsqError for a name that does not exist.
+        """
+
+
+_POLL = 0.005
+
+
 class Server(Startable):
     """A server with a TCP and an HTTP face, and perhaps one of HTTPS. Use it in a ``with``, or call its methods.
 
@@ -355,7 +395,7 @@ class LookupdServer(Server):
         }
 
 
-class ServerGroup(Startable):
+class ServerGroup(Watched):
     """Servers that are started and stopped together. Use it in a ``with``, or call ``start`` and ``stop``."""
 
     def __init__(self) -> None:
@@ -423,66 +463,35 @@ class ServerGroup(Startable):
         """The id and the body of every message that a channel, or some channel, has not finished."""
         yield from ()
 
-    def pause_delivery(self, is_paused: bool) -> None:
-        """Pause every channel there is, or go on."""
-
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """The bodies of the messages that a channel has not finished: those that wait, are deferred, or in flight.
-
-        Without a channel those that some channel has not finished, each once, and those that no channel has got yet.
-        """
         return list(dict(self.unfinished(topic, channel)).values())
-
-    def depth(self, topic: str, channel: str | None = None) -> int:
-        return len(self.messages(topic, channel))
-
-    def wait_empty(self, topic: str, channel: str | None = None, timeout: float = 10.0) -> None:
-        """Return when every message is finished; raises TimeoutError when that takes longer."""
-        give_up_at = time.monotonic() + timeout
-        while left := self.depth(topic, channel):
-            if time.monotonic() >= give_up_at:
-                where = topic if channel is None else f"{topic}/{channel}"
-                raise TimeoutError(f"{left} messages of {where} are not finished after {timeout:g} s")
-            sleep(_POLL)
 
     @contextlib.contextmanager
     def fault(self, name: str, value: Any = None) -> Iterator[None]:
-        """Let every nsqd misbehave while in the ``with``. Raises ConfigError for a name that does not exist.
-
-        Args:
-            name: ``refuse_publishes``: as where a disk is full. ``fail_fin``: FIN is refused, and messages come again
-                when they time out. ``delay``: every reply waits ``value`` seconds, 0.1 by default. ``drop``: no reply,
-                message or heartbeat leaves. ``pause``: nothing is delivered. ``kill``: they are gone, as by SIGKILL,
-                and start again on their ports at the end.
-        """
         nsqds = [server for server in self.servers.values() if isinstance(server, NsqdServer)]
         switches: dict[str, dict[str, Any]] = {
             "refuse_publishes": {"refuse_publishes": True},
             "fail_fin": {"fail_fin": True},
             "delay": {"delay_replies": 0.1 if value is None else value},
             "drop": {"drop_replies": True},
+            "pause": {"hold_messages": True},
+            "kill": {},
         }
-        if name not in switches and name not in ("pause", "kill"):
-            raise ConfigError(f"{name!r} is no fault; there are {', '.join([*switches, 'pause', 'kill'])}")
-        before = [{each: getattr(nsqd.faults.tcp, each) for each in switches.get(name, ())} for nsqd in nsqds]
+        if name not in switches:
+            raise ConfigError(f"{name!r} is no fault; there are {', '.join(switches)}")
+        before = [{each: getattr(nsqd.faults.tcp, each) for each in switches[name]} for nsqd in nsqds]
+        killed = [nsqd for nsqd in nsqds if name == "kill" and nsqd.is_running]
         for nsqd in nsqds:
-            nsqd.faults.tcp.set(**switches.get(name, {}))
-            if name == "kill":
-                nsqd.kill()
-        if name == "pause":
-            self.pause_delivery(True)
+            nsqd.faults.tcp.set(**switches[name])
+        for nsqd in killed:
+            nsqd.kill()
         try:
             yield
         finally:
             for nsqd, switched in zip(nsqds, before, strict=True):
                 nsqd.faults.tcp.set(**switched)
-                if name == "kill":
-                    nsqd.start()
-            if name == "pause":
-                self.pause_delivery(False)
-
-
-_POLL = 0.005
+            for nsqd in killed:
+                nsqd.start()
 
 
 def serve(group: ServerGroup, ready: Callable[[], object]) -> None:
@@ -588,12 +597,6 @@ class Broker(ServerGroup):
                 channels = [each for each in found.channels.values() if channel in (None, each.name)]
                 messages = [message for each in channels for message in each.unfinished()]
                 yield from ((each.id, each.body) for each in (*messages, *(found.unfinished() if not channel else ())))
-
-    def pause_delivery(self, is_paused: bool) -> None:
-        for nsqd in self.nsqds:
-            for topic in nsqd.nsqd.topics.values() if nsqd.is_running else ():
-                for channel in topic.channels.values():
-                    channel.set_paused(is_paused)
 
     def _nsqd_options(self, number: int, data_path: str | None, options: Mapping[str, Any]) -> NsqdOptions:
         base = NsqdOptions.of({**options, "data_path": data_path})

@@ -19,6 +19,7 @@ from nsq_fast.errors import ConfigError, NameInvalid, NsqError
 COMMANDS = {
     "demo": "demo",
     "broker": "broker",
+    "with-broker": "broker:with_broker_command",
     "nsqd": "broker:nsqd_command",
     "nsqlookupd": "broker:nsqlookupd_command",
     "pub": "pub",

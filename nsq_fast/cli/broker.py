@@ -1,5 +1,6 @@
 """`nsq-fast broker`: run the embedded nsqd and nsqlookupd, together or apart, or a redesigned cluster, until Ctrl-C;
-`nsq-fast nsqd` and `nsq-fast nsqlookupd`: one of them with the original's command line.
+`nsq-fast with-broker`: the same for as long as a program runs; `nsq-fast nsqd` and `nsq-fast nsqlookupd`: one of them
+with the original's command line.
 
 Every option of ``NsqdOptions`` is a flag with the original's name.
 """
@@ -7,26 +8,31 @@ Every option of ``NsqdOptions`` is a flag with the original's name.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from gevent import subprocess
+from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
 from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions
-from nsq_fast.broker.servers import NsqdServer, ServerGroup
+from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
 from . import options
-from .options import stop_signals
+from .options import on_signals, stop_signals
 
 _DEFAULTS = {"tcp_address": "127.0.0.1:4150", "http_address": "127.0.0.1:4151"}
 _LOOKUPD_DEFAULTS = {"tcp_address": "127.0.0.1:4160", "http_address": "127.0.0.1:4161"}
+_FREE = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
 _LOOKUPD_FLAGS = ("inactive_producer_timeout", "tombstone_lifetime")
 _LISTEN = "lookupd_listen_"
 # What is called in the plural as an option, and given one by one as a flag.
@@ -88,29 +94,33 @@ _NOT_REDESIGNED = (
 )
 
 
+def _server_options(nsqd: dict[str, str], lookupd: dict[str, str]) -> Callable[..., Any]:
+    """A decorator that adds the options of ``_group``; ``nsqd``, ``lookupd``: where they listen by default."""
+    decorators = (
+        options.number("--nsqds", default=1, least=0, most=64, help="How many nsqds; 0: none."),
+        click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd."),
+        click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ."),
+        options.number("--nodes", default=3, most=64, help="nsqds of the cluster."),
+        options.number("--lookupds", default=1, most=16, help="nsqlookupds of the cluster."),
+        _flags(ClusterOptions, _CLUSTER_FLAGS, {}),
+        _flags(LookupdOptions, ("tcp_address", "http_address"), lookupd, _LISTEN),
+        _flags(LookupdOptions, _LOOKUPD_FLAGS, {}),
+        _flags(NsqdOptions, _NSQD_FLAGS, nsqd),
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
 @click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")
-@options.number("--nsqds", default=1, least=0, most=64, help="How many nsqds; 0: none.")
-@click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd.")
-@click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ.")
-@options.number("--nodes", default=3, most=64, help="nsqds of the cluster.")
-@options.number("--lookupds", default=1, most=16, help="nsqlookupds of the cluster.")
-@_flags(ClusterOptions, _CLUSTER_FLAGS, {})
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one line of JSON.")
-@_flags(LookupdOptions, ("tcp_address", "http_address"), _LOOKUPD_DEFAULTS, _LISTEN)
-@_flags(LookupdOptions, _LOOKUPD_FLAGS, {})
-@_flags(NsqdOptions, _NSQD_FLAGS, _DEFAULTS)
+@_server_options(_DEFAULTS, _LOOKUPD_DEFAULTS)
 @click.pass_context
-def command(
-    context: click.Context,
-    /,
-    nsqds: int,
-    lookupd: bool,
-    redesigned: bool,
-    nodes: int,
-    lookupds: int,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+def command(context: click.Context, /, as_json: bool, **servers: Any) -> None:
     """Run nsqd and nsqlookupd in this process until Ctrl-C or SIGTERM. The nsqds register with the nsqlookupd.
 
     With --nsqds above 1, all but the first listen on free ports. Port 0 is a free port. Without --data-path nothing
@@ -119,6 +129,104 @@ def command(
     With --redesigned it is a cluster of --nodes nsqds and --lookupds nsqlookupds. Topics are created there before they
     are used: POST /topic/create of the first nsqlookupd.
     """
+    with stop_signals() as stop, _running(_group(context, **servers)) as group:
+        described = _describe(group)
+        click.echo(json.dumps(described) if as_json else _shown(described, servers["redesigned"]))
+        stop.wait()
+
+
+def _topic(text: str) -> tuple[str, str]:
+    topic, slash, channel = text.partition("/")
+    return options.topic(topic), options.channel(channel) if slash else ""
+
+
+@click.command(
+    "with-broker",
+    short_help="Run a program on an embedded broker of its own.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "--topic", "topics", type=_topic, multiple=True, metavar="TOPIC[/CHANNEL]",
+    help="Make a topic, and a channel, before the program starts (repeatable).",
+)  # fmt: skip
+@_server_options(_FREE, _FREE)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def with_broker_command(
+    context: click.Context, /, program: tuple[str, ...], topics: Sequence[tuple[str, str]], **servers: Any
+) -> None:
+    """Run PROGRAM, with its arguments, on the servers of `nsq-fast broker`, which end when it ends.
+
+    They listen on free ports, or where the options say: a program that has an address of its own on this machine in its
+    source runs unchanged with, say, --tcp-address 127.0.0.1:4150. Others read the addresses, with commas between them,
+    from NSQ_LOOKUPD_HTTP_ADDRESSES, NSQD_TCP_ADDRESSES and NSQD_HTTP_ADDRESSES, as the other commands do. Handlers
+    that `nsq-fast run` runs use these servers and no others, whatever addresses they declare.
+
+    The exit code is PROGRAM's; 128 and more when a signal ended it, 127 when there is no such program. SIGTERM is
+    passed on to it; Ctrl-C reaches it as it is.
+    """
+    with _running(_group(context, **servers)) as group:
+        _make_topics(group, topics)
+        status = _run(program, {**os.environ, **_environment(_describe(group))})
+    context.exit(status)
+
+
+def _make_topics(group: ServerGroup, topics: Iterable[tuple[str, str]]) -> None:
+    """Make topics with their channels, on every nsqd; lookups know them."""
+    channels: dict[str, list[str]] = {}
+    for topic, channel in topics:
+        channels.setdefault(topic, []).extend([channel] if channel else [])
+    if isinstance(group, RedesignedCluster):
+        for topic, names in channels.items():
+            group.create_topic(topic, len(group.nsqds), channels=names)
+    elif isinstance(group, Broker):
+        for nsqd in group.nsqds:
+            for topic, names in channels.items():
+                made = nsqd.nsqd.get_topic(topic)
+                for name in names:
+                    made.get_channel(name)
+        for nsqd in group.nsqds:
+            nsqd.wait_registered(REGISTER_TIMEOUT)
+
+
+def _environment(servers: Mapping[str, Any]) -> dict[str, str]:
+    """What a program is told. One that `nsq-fast run` runs gets nsqds by lookup, soon after they have its topics."""
+    tcp, http = (",".join(nsqd[face] for nsqd in servers["nsqds"]) for face in ("tcp", "http"))
+    lookupds = ",".join(lookupd["http"] for lookupd in servers["lookupds"])
+    return {
+        "NSQD_TCP_ADDRESSES": tcp,
+        "NSQD_HTTP_ADDRESSES": http,
+        "NSQ_LOOKUPD_HTTP_ADDRESSES": lookupds,
+        "NSQ_FAST_NSQD_TCP_ADDRESSES": "" if lookupds else tcp,
+        "NSQ_FAST_LOOKUPD_HTTP_ADDRESSES": lookupds,
+        "NSQ_FAST_LOOKUPD_POLL_INTERVAL": os.environ.get("NSQ_FAST_LOOKUPD_POLL_INTERVAL", "1"),
+    }
+
+
+def _run(program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program to its end; its exit code, as a shell has it."""
+    is_there = Event()
+
+    def pass_on(number: int) -> None:
+        if number == signal.SIGTERM:  # of Ctrl-C a terminal tells both
+            is_there.wait()
+            process.terminate()
+
+    with on_signals(pass_on):
+        try:
+            process = subprocess.Popen(program, env=environment)
+        except OSError as error:
+            click.echo(f"Error: cannot run {program[0]}: {error.strerror}", err=True)
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        is_there.set()
+        status: int = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _group(
+    context: click.Context, nsqds: int, lookupd: bool, redesigned: bool, nodes: int, lookupds: int, **flags: Any
+) -> ServerGroup:
+    """The servers that the options of a command ask for. Raises UsageError."""
     _refuse_mixture(context, redesigned)
     if not nsqds and not lookupd:
         raise click.UsageError("--nsqds 0 with --no-lookupd leaves nothing to run")
@@ -126,13 +234,8 @@ def command(
     lookupd_flags |= {name: flags.pop(name) for name in _LOOKUPD_FLAGS}
     if redesigned:
         given = {name: value for name, value in flags.items() if name in _DEFAULTS or _is_given(context, name)}
-        group: ServerGroup = _cluster(nodes, lookupds, given, lookupd_flags)
-    else:
-        group = _broker(nsqds, lookupd, {name: flags[name] for name in _NSQD_FLAGS}, lookupd_flags)
-    with stop_signals() as stop, _running(group):
-        servers = _describe(group)
-        click.echo(json.dumps(servers) if as_json else _shown(servers, redesigned))
-        stop.wait()
+        return _cluster(nodes, lookupds, given, lookupd_flags)
+    return _broker(nsqds, lookupd, {name: flags[name] for name in _NSQD_FLAGS}, lookupd_flags)
 
 
 def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
@@ -170,13 +273,13 @@ def _broker(nsqds: int, lookupd: bool, nsqd_flags: dict[str, Any], lookupd_flags
 
 
 @contextmanager
-def _running(group: ServerGroup) -> Iterator[None]:
+def _running(group: ServerGroup) -> Iterator[ServerGroup]:
     try:
         group.start()
     except OSError as error:
         raise click.ClickException(f"cannot start: {error}") from error
     try:
-        yield
+        yield group
     finally:
         group.stop()
 

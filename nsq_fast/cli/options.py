@@ -253,13 +253,14 @@ def find_servers(
         raise click.UsageError("give --nsqd or --lookupd, not both")
     if nsqds or lookupds:
         return Servers(nsqds, lookupds)
-    for kind in (LOOKUPD, nsqd):
-        if kind is not None and (found := _from_environment(kind) or _answering_here(kind)):
-            if not quiet:
-                where = ", ".join(map(str, found.values))
-                click.echo(f"{kind.what} {where} ({found.origin}); {kind.option} names another", err=True)
-            return Servers([], found.values) if kind is LOOKUPD else Servers(found.values, [])
     kinds = [kind for kind in (nsqd, LOOKUPD) if kind is not None]
+    for look in (_from_environment, _answering_here):
+        for kind in reversed(kinds):
+            if found := look(kind):
+                if not quiet:
+                    where = ", ".join(map(str, found.values))
+                    click.echo(f"{kind.what} {where} ({found.origin}); {kind.option} names another", err=True)
+                return Servers([], found.values) if kind is LOOKUPD else Servers(found.values, [])
     raise click.UsageError(
         f"say where the servers are: {' or '.join(f'{kind.option} HOST:PORT' for kind in kinds)}. "
         f"{' and '.join(kind.variable for kind in kinds)} {'is' if len(kinds) == 1 else 'are'} not set, "
@@ -334,11 +335,18 @@ def stop_signals() -> Iterator[Event]:
             os._exit(128 + number)
         stop.set()
 
+    with on_signals(on_signal):
+        yield stop
+
+
+@contextmanager
+def on_signals(handle: Callable[[int], object]) -> Iterator[None]:
+    """Call ``handle`` for each SIGINT and SIGTERM, instead of what was to happen."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    watchers = [signal_handler(number, on_signal, number) for number in numbers]
+    watchers = [signal_handler(number, handle, number) for number in numbers]
     try:
-        yield stop
+        yield
     finally:
         for number, watcher, handler in zip(numbers, watchers, before, strict=True):
             watcher.cancel()

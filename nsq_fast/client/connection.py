@@ -402,9 +402,11 @@ class Connection(ConnectionPath):
         self._end(self.closed_error)
 
     def _read_on_later(self) -> None:
+        self.reads_later = True
         self.loop.call_later(0, self._read_on)
 
     def _read_on(self) -> None:
+        self.reads_later = False
         if not self._is_ended:
             self.readable()
 

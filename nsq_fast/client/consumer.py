@@ -400,7 +400,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     # 1. make no connection any more: pauses between attempts end, lookup is stopped;
     # 2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no handler
     #    has begun with, also for what still arrives: other consumers get it at once;
-    # 3. wait for CLOSE_WAIT, behind which nothing can arrive;
+    # 3. wait for CLOSE_WAIT, behind which nothing arrives but what nsqd was sending just then;
     # 4. let running handlers finish, and wait for the answers of messages handled asynchronously: FIN and REQ are
     #    still accepted;
     # 5. flush the last FINs and close the connections;

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from .consumer import AnyConsumer
     from .subscriptions import Subscriber
 
+STRAGGLER_TIME = 0.01
+"""Seconds after CLOSE_WAIT within which comes what nsqd was sending just then, beside its reader of commands
+(nsqio/nsq: nsqd/protocol_v2.go, messagePump). Not given back it would stay there until its timeout, of a minute."""
+
 LEADER_HEARTBEAT = 14.0
 """Longest interval, in seconds, of the heartbeats of a partition's leader. One that is late says that the leader hangs:
 that is to be known before the cluster names another, 18 s after it heard of the old one at the earliest.
@@ -152,6 +156,7 @@ class Subscription:
         self.is_ending = False
         self.is_ordered = False
         self.is_awaiting_close = False
+        self._silent_at = 0.0  # when nothing more can come
         self.overdue_since: float | None = None
         self.dropped_at = 0.0
         self._subscriber = subscriber
@@ -378,11 +383,13 @@ class Subscription:
             self._consumer.ordered.release(self.connection)
 
     async def wait_for_end(self, deadline: float | None) -> bool:
-        """Wait for CLOSE_WAIT, behind which no message arrives, and until every message is answered or expired.
+        """Wait until no message can come any more, and until every message is answered or expired.
 
         False if that is not so by ``deadline`` (monotonic).
         """
         is_last = await self.changes.wait_while(lambda: self.is_live and self.is_awaiting_close, deadline)
+        if is_last and self.is_live and (left := self._silent_at - monotonic()) > 0:
+            await self._consumer.loop.sleep(left)
         self.give_back_abandoned()
         return (
             await self.changes.wait_while(lambda: self.is_live and self.connection.in_flight > 0, deadline) and is_last
@@ -421,6 +428,7 @@ class Subscription:
 
     def on_close_wait(self, conn: Connection) -> None:
         self.is_awaiting_close = False
+        self._silent_at = monotonic() + STRAGGLER_TIME
         self.changes.set()
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:

@@ -255,5 +255,7 @@ def test_servers_that_answer_on_this_machine_are_used_and_named(
         monkeypatch.setattr(options, "LOOKUPD", options.LOOKUPD._replace(port=server.getsockname()[1]))
         nsqds, lookupds = options.find_servers([], [])
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-    assert (list(nsqds), list(map(str, lookupds))) == ([], [address])
-    assert f"nsqlookupd {address} (it answers here); --lookupd names another" in capsys.readouterr().err
+        assert (list(nsqds), list(map(str, lookupds))) == ([], [address])
+        assert f"nsqlookupd {address} (it answers here); --lookupd names another" in capsys.readouterr().err
+        monkeypatch.setenv("NSQD_TCP_ADDRESSES", "one")
+        assert options.find_servers([], []) == ([Address("one", 4150)], [])  # what is named comes before what is found

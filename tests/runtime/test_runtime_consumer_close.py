@@ -78,6 +78,22 @@ def test_messages_that_arrive_before_close_wait_go_back(servers, consume):
     assert not handled
 
 
+def test_a_message_that_was_being_sent_when_cls_came_goes_back(servers, consume):
+    """It comes behind CLOSE_WAIT: nsqd delivers beside its reader of commands."""
+
+    def cls(conn, command):
+        conn.send(b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+        gevent.spawn_later(0.001, conn.push, 7)
+
+    nsqd, handled = servers(replies={b"CLS": cls}), []
+    consumer = consume(lambda c, m: handled.append(m), nsqd)
+    conn = nsqd.connection()
+    consumer.close()
+    conn.wait_for(lambda: not conn.is_open)
+    assert conn.answered(b"REQ") == [7]
+    assert not handled
+
+
 def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog):
     kept = []
     consumer = consume(lambda c, m: (m.enable_async(), kept.append(m)))

@@ -214,11 +214,6 @@ class RedesignedCluster(ServerGroup):
                 if any(each.confirmed.lacks(record.sequence) for each in channels) or not partition.channels:
                     yield record.id, record.body
 
-    def pause_delivery(self, is_paused: bool) -> None:
-        for partition in self.state.all_partitions():
-            for channel in partition.channels.values():
-                channel.set_paused(is_paused)
-
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, number: int) -> NodeServer:
