@@ -43,6 +43,7 @@ PAGES = [
     "tls",
     "testing",
     "metrics",
+    "progress",
     "production",
     "logs",
     "tuning",

@@ -171,6 +171,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
     feeding = loop.create_task(_feed(world, seconds))
     while not feeding.done():
         await asyncio.sleep(0.5)
+        consumer.progress()  # which changes nothing
         if chance.happens(0.03):
             new = chance.choice((1, 3, 50))
             watched.limit = max(watched.limit, new)
