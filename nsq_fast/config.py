@@ -627,6 +627,12 @@ class WorkerConfig(Config, frozen=True):
     alive_timeout: float = option(
         60.0, "a process whose event loop has not turned for so long is not alive", unit="s", minimum=5.0
     )
+    stall_after: float | None = option(
+        None,
+        "readiness ends when a consumer has had something to do for so long and has done nothing; 0: never;"
+        " None: twice its msg_timeout",
+        unit="s", kind=float, minimum=0.0,
+    )  # fmt: skip
     restart_delay: float = option(
         1.0, "pause before a process that has ended is started again; doubles", unit="s", minimum=0.0
     )

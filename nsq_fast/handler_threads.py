@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+from types import FrameType
 from typing import Any
 
 from gevent import get_hub
@@ -28,9 +29,9 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
-from nsq_fast.client.greenlets import OwnerThread, tell_forks
+from nsq_fast.client.greenlets import OwnerThread, get_ident, tell_forks
 from nsq_fast.client.handlers import Sample, refuse_deferred
-from nsq_fast.client.workers import SLICE, Pool, Worker
+from nsq_fast.client.workers import SLICE, Pool, Worker, thread_frames
 from nsq_fast.errors import NotRunning
 from nsq_fast.log_events import INTERNAL_ERROR
 
@@ -57,9 +58,10 @@ class Batch:
         is_done: whether nothing of it runs any more.
         sample: times the handler of the first item; None: none is timed.
         ended: set then.
+        thread: the number of the native thread in which it runs; 0 before.
     """
 
-    __slots__ = ("begins", "current", "ended", "handle", "is_done", "items", "outcomes", "sample")
+    __slots__ = ("begins", "current", "ended", "handle", "is_done", "items", "outcomes", "sample", "thread")
 
     def __init__(self, handle: Callable[[Any], object], begins: Callable[[Any], bool], items: deque[Any]) -> None:
         self.handle = handle
@@ -70,6 +72,7 @@ class Batch:
         self.is_done = False
         self.sample: Sample | None = None
         self.ended = Event()
+        self.thread = 0
 
     def take(self) -> Any:
         """Begin with the next item; None when there is none, or the others were taken back."""
@@ -178,12 +181,17 @@ class OutsideHandlers:
 class OutsideWorker(Worker):
     """A worker greenlet whose messages are handled elsewhere."""
 
-    __slots__ = ("_outside", "_size")
+    __slots__ = ("_batch", "_outside", "_size")
 
     def __init__(self, pool: Pool, outside: OutsideHandlers) -> None:
         super().__init__(pool)
         self._outside = outside
         self._size = 1  # how many messages the next batch may hold
+        self._batch: Batch | None = None
+
+    def frames(self) -> list[FrameType]:
+        batch = self._batch
+        return [] if batch is None else thread_frames(batch.thread)
 
     def calling(self, handler: Callable[[Any, Any], object], sample: Sample | None) -> Callable[[Any, Any], object]:
         return partial(self._call, handler, sample)
@@ -192,9 +200,10 @@ class OutsideWorker(Worker):
         self, handler: Callable[[Any, Any], object], sample: Sample | None, consumer: object, item: Any
     ) -> object:
         """Have a handler called elsewhere with one message, or one list, and timed. Raises what it raises."""
-        batch = Batch(partial(handler, consumer), lambda item: True, deque((item,)))
+        batch = self._batch = Batch(partial(handler, consumer), lambda item: True, deque((item,)))
         batch.sample = sample
         self._outside.run(batch, lambda: None)
+        self._batch = None
         errors = [error for _, error in batch.outcomes]
         if not errors:
             raise NotRunning("the consumer is closed: its handlers run no more")
@@ -213,7 +222,8 @@ class OutsideWorker(Worker):
             return
         returned = acknowledger.slice_of(inbound).returned
         began = monotonic()
-        batch = Batch(partial(acknowledger.present_handler(), acknowledger.consumer), self._begins, handed)
+        handle = partial(acknowledger.present_handler(), acknowledger.consumer)
+        batch = self._batch = Batch(handle, self._begins, handed)
         batch.sample = sample
 
         def finish_some() -> None:
@@ -242,6 +252,7 @@ class OutsideWorker(Worker):
             self._outside.run(batch, on_slow)
             finish_some()
         finally:
+            self._batch = None
             inbound.handed.remove(handed)
             take_back()
         self._size = min(2 * self._size, self._outside.max_batch) if monotonic() - began < QUICK else 1
@@ -314,6 +325,7 @@ class HandlerThreads(OutsideHandlers):
                 self._loop.run_callback_threadsafe(self._all_ended.set)
 
     def _serve_batch(self, batch: Batch) -> None:
+        batch.thread = get_ident()
         try:
             with self._owner.served_by(self.call):
                 _run(batch)

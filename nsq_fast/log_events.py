@@ -34,6 +34,9 @@ SERVER_ERROR = _event("server_error", "an nsqd sent an error that belongs to no 
 SUBSCRIBED = _event("subscribed", "a connection is subscribed to its channel")
 SUBSCRIPTION_FAILED = _event("subscription_failed", "a consumer cannot connect, or subscribe; an ERROR is final")
 SUBSCRIPTION_LOST = _event("subscription_lost", "a consumer's connection has ended without its wish")
+SUBSCRIPTION_RENEWED = _event(
+    "subscription_renewed", "an nsqd says that messages wait and sends none: it is subscribed to anew"
+)
 SUBSCRIPTION_MODE = _event("subscription_mode", "how a topic of a redesigned cluster is subscribed to")
 OPTION_IDLE = _event("option_idle", "an option of a consumer has no effect on a topic, whose messages have no headers")
 

@@ -17,6 +17,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -193,12 +194,25 @@ class ClientCollector:
 
     def describe(self) -> Iterable[Metric]:
         """The metrics, without values: what a registry compares with those it has."""
-        return [*self._consumers.families(), *self._producers.families()]
+        return [*self._consumers.families(), *self._producers.families(), _stalled()]
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of now."""
         yield from self._consumers.collect()
         yield from self._producers.collect()
+        family = _stalled()
+        for labels, consumer in self._consumers.living():
+            with suppress(Exception):  # what cannot be read is named where its stats() cannot be, either
+                reason = consumer.progress().reason
+                if reason is not None:
+                    family.add_metric([*labels, reason], 1.0)
+        yield family
+
+
+def _stalled() -> Any:
+    """The reason why nothing is done; no sample while work is done, so that there is one series a consumer at most."""
+    text = "1 for the reason why nothing was done for a second."
+    return GaugeMetricFamily(f"{PREFIX}_consumer_stalled", text, labels=("consumer", "topic", "channel", "reason"))
 
 
 def _has_stats(client: object) -> bool:
@@ -252,6 +266,12 @@ class _Group:
         """It, and those that live no longer."""
         with self._lock:
             self._clients = {name: entry for name, entry in self._clients.items() if entry.ref() not in (None, client)}
+
+    def living(self) -> list[tuple[tuple[str, ...], Any]]:
+        """The labels of each client that lives, and the client."""
+        with self._lock:
+            entries = list(self._clients.values())
+        return [(entry.labels, client) for entry in entries if (client := entry.ref()) is not None]
 
     def families(self) -> list[Any]:
         """The metrics, without values."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .client.layers import SnappyLayer as SnappyLayer
     from .client.layers import client_context as client_context
     from .client.layers import server_hostname as server_hostname
+    from .client.progress import ConsumerProgress as ConsumerProgress
+    from .client.progress import ProducerProgress as ProducerProgress
     from .client.signals import LazySignal as LazySignal
     from .client.signals import MessageSignals as MessageSignals
     from .client.signals import SignalBook as SignalBook
@@ -63,6 +65,7 @@ _MODULES = {
     "client.histogram": "HistogramStats",
     "client.http": "Endpoint HttpClient parse_endpoint",
     "client.layers": "DeflateLayer Layer SnappyLayer client_context server_hostname",
+    "client.progress": "ConsumerProgress ProducerProgress",
     "client.signals": "LazySignal MessageSignals SignalBook receivers",
     "client.subscriptions": "Subscriber",
     "client.trace": "LOGGER_NAME TraceLog log_to_file new_trace_id",

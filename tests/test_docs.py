@@ -43,6 +43,7 @@ PAGES = [
     "tls",
     "testing",
     "metrics",
+    "progress",
     "production",
     "logs",
     "tuning",
@@ -55,7 +56,7 @@ PROGRAMS = {"python", "cython", "sql"}
 # Blocks by page and first line.
 ELSEWHERE = {
     ("README", "import signal"): "cli/test_cli_readme.py::test_the_consumer_prints_what_the_producer_publishes",
-    ("README", "from nsq_fast import Producer"): "cli/test_cli_readme.py::test_the_consumer_prints_what_the_producer",
+    ("README", "import asyncio"): "cli/test_cli_readme.py::test_the_consumer_prints_what_the_producer",
     ("README", "import os"): "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and_back",
     ("embedding", 'session = Session(ConnectionConfig(hostname="worker-1", heartbeat_interval=10))'): (
         "protocol/test_protocol_contract.py::test_the_program_of_the_page"
@@ -141,8 +142,8 @@ class Block(NamedTuple):
 
 
 def blocks() -> Iterator[Block]:
-    """Every code block of every page, of README and of CONTRIBUTING."""
-    for path in [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+    """Every code block of every page, and of what stands beside the pages."""
+    for path in [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]:
         for language, text in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
             yield Block(path.stem, language, text)
 

@@ -255,6 +255,22 @@ def test_backoff_and_pause_are_shown(scraper: Scraper, producer: Producer, subsc
     assert scraper.consumer("paused") == 1
 
 
+def test_why_a_consumer_does_nothing_is_shown(scraper: Scraper, subscribe: Callable[..., Consumer]) -> None:
+    consumer = subscribe(finish)
+    scraper.metrics.add_consumer("billing", consumer)
+
+    def reasons() -> set[str]:
+        shown = [dict(labels) for (name, labels) in scraper.scrape() if name == "nsq_fast_consumer_stalled"]
+        assert all(
+            (each["consumer"], each["topic"], each["channel"]) == ("billing", "orders", "billing") for each in shown
+        )
+        return {each["reason"] for each in shown}
+
+    until(lambda: reasons() == {"idle"})
+    consumer.pause()
+    until(lambda: reasons() == {"max_in_flight_zero"})
+
+
 def test_counters_never_go_down_over_reconnects_and_after_close(
     scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:

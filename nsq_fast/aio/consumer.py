@@ -17,7 +17,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from time import monotonic
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsq_fast._codec import Message
@@ -26,7 +26,7 @@ from nsq_fast._time_slice import take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.handlers import deferred_kind
-from nsq_fast.client.workers import SLICE, Cursor, Pool, Worker
+from nsq_fast.client.workers import SLICE, Cursor, Pool, Worker, thread_frames
 from nsq_fast.errors import ConfigError, NotRunning
 
 if TYPE_CHECKING:
@@ -314,6 +314,9 @@ class TaskWorker(Worker):
 
     __slots__ = ()
 
+    def frames(self) -> list[FrameType]:
+        return _frames_of(self.runs_in, self._acknowledger.consumer.ident)
+
     async def serve(self) -> None:
         """Work until the pool is stopped."""
         pool = self._pool
@@ -572,6 +575,22 @@ def _is_cancelled() -> bool:
     return cancelling is not None and cancelling() > 0
 
 
+def _frames_of(task: asyncio.Task[Any] | None, ident: int) -> list[FrameType]:
+    """Where a task is now, the outermost frame first; ``ident``: the thread of its loop."""
+    found: list[FrameType] = []
+    awaited: Any = None if task is None else task.get_coro()
+    while awaited is not None:
+        if getattr(awaited, "cr_running", False):
+            return thread_frames(ident)
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is None:
+            break
+        found.append(frame)
+        is_rest = frame.f_code is _Rest.__await__.__code__
+        awaited = frame.f_locals["coroutine"] if is_rest else getattr(awaited, "cr_await", None)
+    return found
+
+
 class _Cursor(Cursor):
     """A task that iterates.
 
@@ -584,6 +603,10 @@ class _Cursor(Cursor):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool, None)
         self.beyond: tuple[Message, Any] | None = None
+
+    def frames(self) -> list[FrameType]:
+        owner: Any = self.owner
+        return _frames_of(owner, self._acknowledger.consumer.ident)
 
     def begin(self, inbound: InboundQueue) -> None:
         self.inbound = inbound

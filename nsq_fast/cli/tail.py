@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ import click
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import NsqError, RequeueMessage
+from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage
 from nsq_fast.names import Address
 from nsq_fast.runtime import Consumer, Endpoint, LookupPoller, NsqdHTTPClient
 
@@ -193,7 +194,7 @@ def command(
         **dict(consumer_opt),
     }
     with warnings_shown(), stop_signals() as stop:
-        printer = _Printer(total, _json_line if as_json else _topic_and_body if print_topic else _body, stop)
+        printer = _Printer(total, json_line if as_json else _topic_and_body if print_topic else _body, stop)
         consumer = Consumer(names, channel, message_handler=printer.handle, **settings)
         consumer.start(block=False)
         stop.wait()
@@ -250,7 +251,8 @@ def _topic_and_body(message: Message) -> bytes:
     return f"{message.topic} | ".encode() + message.body
 
 
-def _json_line(message: Message) -> bytes:
+def json_line(message: Message) -> bytes:
+    """All that is known of a message, as JSON without anything that a terminal obeys."""
     seconds, nanoseconds = divmod(message.timestamp, 10**9)
     time = datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     shown: dict[str, Any] = {"topic": message.topic}
@@ -261,9 +263,14 @@ def _json_line(message: Message) -> bytes:
         shown["id"] = message.id.decode("ascii", "backslashreplace")
     shown |= {"attempts": message.attempts, "timestamp": message.timestamp, "time": f"{time}.{nanoseconds:09d}Z"}
     if message.ext is not None:
-        shown["headers"] = message.headers
+        try:
+            shown["headers"] = message.headers
+        except RemoteProtocolError:
+            shown["headers_base64"] = base64.b64encode(message.ext).decode()
     try:
         shown["body"] = message.body.decode()
     except UnicodeDecodeError:
         shown["body_base64"] = base64.b64encode(message.body).decode()
-    return json.dumps(shown, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    line = json.dumps(shown, ensure_ascii=False)
+    line = re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", line)  # json escapes those below 32 alone
+    return line.encode("utf-8", "backslashreplace")

@@ -411,6 +411,10 @@ class Ordered:
         """Whether a policy, and not the handler, gets this message."""
         return message.attempts > self.threshold and callable(self._blocked_policy)
 
+    def is_blocked(self, message: Message) -> bool:
+        """Whether it has failed so often that it counts as blocked."""
+        return message.attempts > self.threshold
+
     def _tell_blocked(self, message: Message) -> None:
         self.blocked += 1
         over = message.attempts - self.threshold
@@ -431,6 +435,10 @@ class Ordered:
         left = message.received_at + LONGEST_HOLD * connection.info.msg_timeout - monotonic()
         pause = max(0.0, min(delay_ms / 1000, left))
         self._held[message] = self._consumer.loop.call_later(pause, self._give_back, message)
+
+    def holds(self, connection: Connection) -> bool:
+        """Whether a message of this connection failed, and waits here for its next attempt. In any thread."""
+        return any(message.responder is connection for message in list(self._held))
 
     def release(self, connection: Connection | None = None) -> None:
         """REQ 0 now for what is held, of one connection or of all."""

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from .dynamic import ConfigKeeper
     from .loop import Loop, Supervisor
+    from .progress import ConsumerObserver, ConsumerProgress
     from .subscription import Subscription
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
@@ -161,6 +162,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     Attributes:
         loop, supervisor: from ``start`` on.
+        ident: the number of the native thread of the loop; 0 before.
         given_up: messages handed to the give-up policy and finished.
         past: counts of topics that are no longer consumed, and of what belongs to no connection.
         seen_keys: of all its messages; None unless copies are suppressed.
@@ -273,6 +275,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.past = Counters()
         self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
         self.headerless: set[str] = set()
+        self.ident = 0
+        self._observer: ConsumerObserver | None = None
         self._keeper: ConfigKeeper | None = None
         if self.lookup_config.config_source is not None:
             from .dynamic import ConfigKeeper  # most consumers have none
@@ -364,6 +368,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     def _live_in(self, loop: Loop) -> None:
         if self._has_closed is None:
             self.loop = loop
+            self.ident = loop.get_ident()
             self.supervisor = loop.supervisor(self.logger, lambda error: emit(self, "on_error", error=error))
             self._has_closed = Event(loop)
             if self._is_closed:
@@ -447,6 +452,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.flow.stop()
         self.deadlines.stop()
         self.pools.stop()
+        if self._observer is not None:
+            self._observer.stop()
 
     def _closed(self) -> None:
         """All is done: tell who waits."""
@@ -631,6 +638,17 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             handler_time=None if timing is None else timing.handler_time.stats(),
             message_age=None if timing is None else timing.message_age.stats(),
         )
+
+    def progress(self) -> ConsumerProgress:
+        """What moves, and one reason of ``nsq_fast.client.progress.REASONS`` where nothing is done.
+
+        It waits for nothing, and any thread may ask.
+        """
+        if self._observer is None:
+            from .progress import ConsumerObserver  # most programs do not ask
+
+            self._observer = ConsumerObserver(self, self._subscriptions)
+        return self._observer.look()
 
     def _count_orphaned(self) -> int:
         """Counting drops what is answered from the ledgers: only their own thread may do it."""

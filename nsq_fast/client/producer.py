@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nsq_fast.keywords import ProducerKeywords
 
     from .loop import Loop
+    from .progress import ProducerProgress
     from .routing import TopicRoute
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,15 @@ class ProducerCore(ProducerPath):
             "disconnected": {str(link.address): str(link.error) for link in links if link.is_down},
             "config": None if self._keeper is None else self._keeper.stats(),
         }
+
+    def progress(self) -> ProducerProgress:
+        """Since when publishes wait, by topic, and why: one reason of ``nsq_fast.client.progress.REASONS``.
+
+        It waits for nothing, and any thread may ask.
+        """
+        from .progress import producer_progress  # most programs do not ask
+
+        return producer_progress(self)
 
     def _count_unconfirmed(self) -> int:
         """How many messages are not confirmed."""

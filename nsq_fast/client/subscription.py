@@ -138,6 +138,7 @@ class Subscription:
         is_ordered: whether messages come one by one and in order.
         is_awaiting_close: whether CLS was sent and CLOSE_WAIT has not come.
         overdue_since: when something was received last, at the time when a heartbeat was late; None before.
+        dropped_at: when the last messages came, if options left all of them out; else 0.0.
     """
 
     def __init__(self, consumer: AnyConsumer, subscriber: Subscriber, mode: Mode) -> None:
@@ -157,6 +158,7 @@ class Subscription:
         self.is_awaiting_close = False
         self._silent_at = 0.0  # when nothing more can come
         self.overdue_since: float | None = None
+        self.dropped_at = 0.0
         self._subscriber = subscriber
         self._consumer = consumer
         self._pool = subscriber.pool
@@ -289,6 +291,7 @@ class Subscription:
         if requeued:
             counters.requeued += requeued
         if finished:
+            self._subscriber.finished_at = monotonic()
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
             if self._trace.is_active and self._is_traced():
@@ -486,8 +489,9 @@ class Selection:
     def _readable_in_order(self, messages: list[Message]) -> list[Message]:
         if self._in_order is not None:
             messages = self._in_order(messages)
-        if self._skip_header is not None or self._seen_keys is not None:
+        if messages and (self._skip_header is not None or self._seen_keys is not None):
             messages = [each for each in messages if not self._is_dropped(each)]
+            self._subscription.dropped_at = 0.0 if messages else self._subscription.connection.last_received_at
         return [each for each in map(self._readable, messages) if each is not None]
 
     def _is_dropped(self, message: Message) -> bool:

@@ -37,6 +37,7 @@ from nsq_fast.log_events import (
     SUBSCRIBED,
     SUBSCRIPTION_FAILED,
     SUBSCRIPTION_MODE,
+    SUBSCRIPTION_RENEWED,
     TOPIC_LEFT,
     TOPIC_MATCHED,
 )
@@ -141,6 +142,10 @@ class Subscriptions:
 
     def past(self) -> dict[str, Counters]:
         return {name: topic.past.copy() for name, topic in list(self._topics.items())}
+
+    def each_topic(self) -> list[TopicSubscriptions]:
+        """The subscriptions of each topic that is consumed now."""
+        return list(self._topics.values())
 
     def of_topic(self, topic: str) -> TopicSubscriptions:
         """The subscriptions of a topic that is consumed now. Raises KeyError."""
@@ -304,6 +309,10 @@ class TopicSubscriptions:
             self._owner.left(self)
 
     # Where the topic lives
+
+    def nsqd_of(self, target: Target) -> Nsqd | None:
+        """What lookup says of the nsqd of a target; None for one that is configured."""
+        return self._wanted.get(target)
 
     def on_topology(self, topology: Topology) -> None:
         if self._is_stopped or self._is_leaving:
@@ -518,6 +527,10 @@ class Subscriber:
         pool: the workers that handle its messages; ``is_pool_shared``: and those of other connections.
         changes: wakes whoever waits for a change of its state.
         backoff: counts the failures of its messages: its own, or that of the consumer.
+        last_failure: why no connection could be made; empty while there is one.
+        delivered_at: when messages came last on a connection before the present one, ``time.monotonic``; 0.0: never.
+        finished_at: when a FIN was handed to the system last.
+        renewed: how many times a connection was ended because nothing came of it.
     """
 
     def __init__(self, consumer: AnyConsumer, owner: TopicSubscriptions, target: Target, is_led: bool = False) -> None:
@@ -528,6 +541,9 @@ class Subscriber:
         self.refusal: NsqError | None = None
         self.refused_in = 0
         self.counters = Counters()
+        self.delivered_at = self.finished_at = 0.0
+        self.renewed = 0
+        self._is_mute = False
         self.is_pool_shared = consumer.pools.shared is not None
         self.pool: Pool = consumer.pools.shared or consumer.pools.new(1, f"worker {target}")
         self._consumer = consumer
@@ -537,7 +553,7 @@ class Subscriber:
         self._reconnect = ReconnectDelay(longest, random=random.random, base=min(longest, owner.first_delay))
         self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
         self._delay = self._reconnect
-        self._last_failure = ""
+        self.last_failure = ""
         self.changes = Changes(consumer.loop)
         # Kept over connections: one that was lost is tried with one message again.
         is_own = consumer.config.backoff_scope == OF_CONNECTION
@@ -600,7 +616,9 @@ class Subscriber:
         self.state = State.ENDED if is_done else state
 
     async def _connect(self) -> State:
+        self.delivered_at = max(self.delivered_at, self.connection.last_message_at)
         subscription = self.subscription = Subscription(self._consumer, self, self._owner.mode)
+        self._is_mute = False
         connection = subscription.connection
         try:
             await self._owner.place(self.target)
@@ -617,7 +635,7 @@ class Subscriber:
         self._reconnect.connected(monotonic())
         self._leader_delay.connected(monotonic())
         self._delay = self._leader_delay if self._is_led else self._reconnect
-        self._last_failure = ""
+        self.last_failure = ""
         subscription.begin()
         self.counters.subscriptions += 1
         consumer = self._consumer
@@ -635,8 +653,8 @@ class Subscriber:
         is_move = self._is_led and is_leader_move(error)
         self._delay = self._leader_delay if is_move else self._reconnect
         # A change of leader may take a minute of attempts: the same again is no news.
-        is_repeated = is_move and str(error) == self._last_failure
-        self._last_failure = str(error)
+        is_repeated = is_move and str(error) == self.last_failure
+        self.last_failure = str(error)
         level = logging.ERROR if is_final else logging.INFO if is_repeated else logging.WARNING
         self._consumer.logger.log(level, "%s: %s", self.target, error, extra=SUBSCRIPTION_FAILED)
         emit(self._consumer, "on_error", error=error if is_final else cause)
@@ -662,7 +680,7 @@ class Subscriber:
     def _is_outdated(self) -> bool:
         """Whether the connection works, but another takes its place."""
         is_other_mode = self.subscription.mode != self._owner.mode and self.connection.session.dialect.has_partitions
-        return is_other_mode or self.wish is Wish.RETIRE
+        return is_other_mode or self._is_mute or self.wish is Wish.RETIRE
 
     async def _drain(self) -> State:
         """What the end of the consumer does for all connections, for this one."""
@@ -694,6 +712,16 @@ class Subscriber:
         """Subscribe anew in the mode of now, where that makes a difference."""
         self.refusal = None
         self.changes.set()
+
+    def renew(self, reason: str) -> None:
+        """Subscribe through another connection: nothing comes through this one."""
+        if self.state is State.LIVE and self.is_connected:
+            self._consumer.logger.warning(
+                "%s: %s; making the connection anew", self.target, reason, extra=SUBSCRIPTION_RENEWED
+            )
+            self.renewed += 1
+            self._is_mute = True
+            self.changes.set()
 
     # Closing, step by step as ``closing`` says
 

@@ -22,9 +22,11 @@ What a worker does for each read of a socket is compiled (``_dispatch.pyx``).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from math import inf
 from time import monotonic
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
@@ -50,6 +52,20 @@ take longer than others."""
 
 TOLERANCE = 0.25
 """A capacity that changes by less stays as it is: each change costs RDY commands."""
+
+
+def outward(frame: FrameType | None) -> list[FrameType]:
+    """A frame behind those that called it."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def thread_frames(ident: int) -> list[FrameType]:
+    """What a native thread does now, the outermost frame first."""
+    return outward(sys._current_frames().get(ident))
 
 
 class Load(Tally):
@@ -144,6 +160,11 @@ class Worker(Caller):
         self._pool = pool
         self._acknowledger = pool.acknowledger
         self.runs_in: Any = None
+
+    def frames(self) -> list[FrameType]:
+        """Where its handler is now, as far as that can be seen from outside; the outermost first."""
+        # A greenlet that has not given way is what its thread runs.
+        return outward(getattr(self.runs_in, "gr_frame", None)) or thread_frames(self._acknowledger.consumer.ident)
 
     def run(self) -> None:
         """Work until the pool is stopped; blocks."""

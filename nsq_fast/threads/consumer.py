@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from nsq_fast.client.consumer import ConsumerStats
+    from nsq_fast.client.progress import ConsumerProgress
     from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
 
 CLOSE_TIMEOUT = 30.0
@@ -109,7 +110,7 @@ class TakenBatches(OutsideHandlers):
 
     def messages(self, batch: Batch) -> Iterator[Message]:
         """Those of a batch, as far as a time slice allows: asking for the next finishes the one before."""
-        self.at[batch] = get_ident()
+        self.at[batch] = batch.thread = get_ident()
         end = monotonic() + SLICE
         try:
             while (message := batch.take()) is not None:
@@ -314,3 +315,7 @@ class Consumer(ConsumerOptions):
     def stats(self) -> ConsumerStats:
         """A snapshot of what was done and what is going on."""
         return self._call(HubConsumer.stats)
+
+    def progress(self) -> ConsumerProgress:
+        """What moves, and why nothing does, as ``nsq_fast.Consumer.progress``."""
+        return self._call(HubConsumer.progress)

@@ -41,6 +41,7 @@ from nsq_fast.protocol.publishing import OK
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from nsq_fast.client.progress import ProducerProgress
     from nsq_fast.client.publishes import Promise
 
 logger = logging.getLogger(__name__)
@@ -431,6 +432,11 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
         """As ``nsq_fast.Producer.stats``."""
         producer = self._place.get()
         return self._place.thread.call(producer.stats)
+
+    def progress(self) -> ProducerProgress:
+        """As ``nsq_fast.Producer.progress``."""
+        producer = self._place.get()
+        return self._place.thread.call(producer.progress)
 
     # Publishing
 

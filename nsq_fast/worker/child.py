@@ -30,7 +30,18 @@ from nsq_fast.log_events import CONSUMER_FAILED, WORKER_CONSUMER_CLOSED, WORKER_
 from nsq_fast.printable import printable
 from nsq_fast.runtime import Consumer, Reply
 
-from .health import DRAIN, EXIT_GRACE, REPORT_INTERVAL, UNFINISHED, WRONG_PROGRAM, ConsumerReport, Family, Phase, Report
+from .health import (
+    DRAIN,
+    EXIT_GRACE,
+    REPORT_INTERVAL,
+    UNFINISHED,
+    WRONG_PROGRAM,
+    ConsumerReport,
+    Family,
+    Phase,
+    Report,
+    Stalls,
+)
 from .settings import Settings, Subscription, Task, declared, unpack, write_logs
 
 _start_thread = get_original("_thread", "start_new_thread")
@@ -233,6 +244,9 @@ def _with_names(made: list[tuple[Any, str]]) -> Iterator[Running]:
 
 _BEAT = 1.0
 
+DEFAULT_MSG_TIMEOUT = 60.0
+"""Of an nsqd, in seconds, where a consumer does not say."""
+
 
 class EventLoop:
     """Runs asyncio Consumers until it is told to close them. Its methods belong to the main greenlet.
@@ -314,6 +328,7 @@ class Child:
         self._task = task
         self._running: list[Running] = []
         self._metrics: Any = None
+        self._stalls = Stalls()
         self._loop: EventLoop | None = None
         self._phase = Phase.STARTING
         self._failure = ""
@@ -397,13 +412,25 @@ class Child:
     def _report(self) -> Report:
         """In any thread."""
         beats = [self._beat, *([self._loop.beat] if self._loop is not None else [])]
+        shown = self._running if self._phase is not Phase.STARTING else []
         return Report(
             phase=self._phase,
             loop_age=monotonic() - min(beats) if self._phase is Phase.RUNNING else 0.0,
-            consumers=[_consumer_report(each) for each in self._running] if self._phase is not Phase.STARTING else [],
+            consumers=[self._consumer_report(each) for each in shown],
             metrics=_families(self._metrics),
             failure=self._failure,
         )
+
+    def _consumer_report(self, running: Running) -> ConsumerReport:
+        consumer = running.consumer
+        stats, progress = consumer.stats(), consumer.progress()
+        after = self._task.settings.worker.stall_after
+        if after is None:
+            after = 2 * (consumer.connection_config.msg_timeout or DEFAULT_MSG_TIMEOUT)
+        connected = sum(each.is_connected for each in stats.connections)
+        counts = stats.totals.finished, stats.totals.requeued, stats.in_flight
+        stalled = self._stalls.look(running.name, progress.reason, progress.detail, after, monotonic())
+        return ConsumerReport(running.name, stats.is_running, connected, len(stats.connections), *counts, stalled)
 
     # Ending
 
@@ -424,13 +451,6 @@ class Child:
             counts = totals.finished, totals.requeued
             logger.info("%s: closed: %d finished, %d requeued", each.name, *counts, extra=WORKER_CONSUMER_CLOSED)
         self._link.send()
-
-
-def _consumer_report(running: Running) -> ConsumerReport:
-    stats = running.consumer.stats()
-    connected = sum(each.is_connected for each in stats.connections)
-    counts = stats.totals.finished, stats.totals.requeued, stats.in_flight
-    return ConsumerReport(running.name, stats.is_running, connected, len(stats.connections), *counts)
 
 
 def _collected(running: Sequence[Running]) -> Any:

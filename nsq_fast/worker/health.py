@@ -35,7 +35,11 @@ class Phase(str, enum.Enum):
 
 
 class ConsumerReport(msgspec.Struct, frozen=True):
-    """One consumer: how many of its targets, nsqds or partitions, it is connected to."""
+    """One consumer: how many of its targets, nsqds or partitions, it is connected to.
+
+    Attributes:
+        stalled: why it has done nothing for too long, for people; empty when that is not so.
+    """
 
     name: str
     is_running: bool
@@ -44,16 +48,38 @@ class ConsumerReport(msgspec.Struct, frozen=True):
     finished: int = 0
     requeued: int = 0
     in_flight: int = 0
+    stalled: str = ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether messages can arrive."""
-        return self.is_running and self.connected > 0
+        """Whether messages can arrive, and are handled."""
+        return self.is_running and self.connected > 0 and not self.stalled
 
     def __str__(self) -> str:
         if not self.is_running:
             return f"{self.name} does not run"
+        if self.stalled and self.connected:
+            return f"{self.name} does nothing: {self.stalled}"
         return f"{self.name} is connected to {self.connected} of {self.targets}"
+
+
+NOTHING_TO_DO = (None, "idle", "paused_by_server", "closing")
+"""Reasons of ``progress()`` for which readiness does not end: work is done, or there is none."""
+
+
+class Stalls:
+    """Since when each consumer of a process has had something to do and has done nothing."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def look(self, name: str, reason: str | None, detail: str, after: float, now: float) -> str:
+        """What its progress says, if it has said so for ``after`` seconds (0: never) at ``now``; else nothing."""
+        if reason in NOTHING_TO_DO:
+            self._since.pop(name, None)
+            return ""
+        since = now - self._since.setdefault(name, now)
+        return f"{reason} for {since:.0f} s: {detail}" if after and since >= after else ""
 
 
 class Family(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import tempfile
 from pathlib import Path
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nsq_fast._codec import Message
 from nsq_fast.cli import demo, options
 from nsq_fast.cli.console import counted, grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
 from nsq_fast.cli.stat import add_up
+from nsq_fast.cli.tail import json_line
 from nsq_fast.errors import BodyInvalid, PublishFailed
 from nsq_fast.names import Address
 
@@ -259,3 +262,11 @@ def test_servers_that_answer_on_this_machine_are_used_and_named(
         assert f"nsqlookupd {address} (it answers here); --lookupd names another" in capsys.readouterr().err
         monkeypatch.setenv("NSQD_TCP_ADDRESSES", "one")
         assert options.find_servers([], []) == ([Address("one", 4150)], [])  # what is named comes before what is found
+
+
+def test_tail_prints_as_json_what_no_terminal_obeys() -> None:
+    body = "\x1b[2J\x9b2J\x7f\u00e9"
+    line = json_line(Message(1, 1, b"0123456789abcdef", body.encode(), ext=b"no json"))
+    assert line.decode().isprintable()
+    shown = json.loads(line)
+    assert (shown["body"], shown["headers_base64"]) == (body, "bm8ganNvbg==")

@@ -32,9 +32,19 @@ def test_a_client_is_made_with_the_same_arguments(face: Any, kind: str) -> None:
     ("kind", "method"),
     [
         ("Producer", name)
-        for name in ("publish", "publish_nowait", "multipublish", "start", "close", "join", "stats", "is_running")
+        for name in (
+            "publish",
+            "publish_nowait",
+            "multipublish",
+            "start",
+            "close",
+            "join",
+            "stats",
+            "progress",
+            "is_running",
+        )
     ]
-    + [("Consumer", name) for name in ("close", "join", "pause", "resume", "stats")],
+    + [("Consumer", name) for name in ("close", "join", "pause", "resume", "stats", "progress")],
 )
 def test_a_method_takes_the_same_arguments(face: Any, kind: str, method: str) -> None:
     ours, gevents = (getattr(getattr(package, kind), method) for package in (face, nsq_fast))

@@ -18,6 +18,7 @@ from nsq_fast.worker.health import (
     ProcessState,
     Report,
     Snapshot,
+    Stalls,
     Totals,
     liveness,
     parse_report,
@@ -119,6 +120,17 @@ def test_a_replacement_that_the_system_cannot_start_leaves_the_old_process() -> 
     slot.start()
     assert slot.replace() is False
     assert (slot.current, slot.is_replacing, old.is_leaving) == (old, False, False)
+
+
+def test_a_consumer_stalls_when_it_has_something_to_do_for_long_and_does_nothing() -> None:
+    stalls = Stalls()
+    assert stalls.look("c", "backoff", "level 3", 10.0, 100.0) == ""
+    assert stalls.look("c", "handlers_busy", "2 handlers run", 10.0, 109.9) == ""
+    assert stalls.look("c", "handlers_busy", "2 handlers run", 10.0, 110.0) == "handlers_busy for 10 s: 2 handlers run"
+    assert stalls.look("c", "handlers_busy", "2 handlers run", 0.0, 200.0) == ""
+    for reason in (None, "idle", "paused_by_server"):
+        assert stalls.look("c", reason, "", 10.0, 200.0) == ""
+        assert stalls.look("c", "backoff", "", 10.0, 201.0) == ""
 
 
 def test_the_old_process_leaves_only_when_the_new_one_is_ready() -> None:

@@ -262,6 +262,18 @@ def test_a_browser_sees_the_consumers(run: Run, nsqd_process: Any) -> None:
 
 
 @embedded
+def test_readiness_ends_while_a_consumer_does_nothing_of_what_there_is_to_do(run: Run, nsqd_process: Any) -> None:
+    worker = run(BLOCKED, "--stall-after", "1", "--drain-timeout", "0.5").ready()
+    publish(nsqd_process, "long")
+    until(lambda: not worker.is_ready(), about=worker.log)
+    (reason,) = worker.probed("/readyz")["reasons"]
+    assert "orders/billing does nothing: handlers_busy for" in reason
+    assert worker.asked("/healthz")[0] == 200
+    worker.send(signal.SIGTERM)
+    assert worker.ended() == 0, worker.log()
+
+
+@embedded
 def test_a_second_signal_waits_for_nobody(run: Run, nsqd_process: Any) -> None:
     worker = run(BLOCKED, "--drain-timeout", "3600").ready()
     publish(nsqd_process, "long")

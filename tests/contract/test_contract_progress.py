@@ -1,0 +1,115 @@
+"""``progress()`` of every face: what moves, and why nothing does."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import pytest
+from support.contract import Face
+from support.held_publishes import PublishNsqd
+from support.waiting import WAIT
+
+from nsq_fast import Message, NsqdHTTPClient
+from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.progress import REASONS
+from nsq_fast.errors import PublishFailed
+
+NOBODY = "127.0.0.1:1"
+
+
+def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face, filled: str) -> None:
+    is_released = False
+
+    async def handle_in_vain(consumer: Any, message: Message) -> None:
+        while not is_released:
+            await face.sleep(0.001)  # sleep: looks again and again
+
+    async def main() -> None:
+        nonlocal is_released
+        options: dict[str, Any] = {"message_handler": handle_in_vain, "max_in_flight": 10, "concurrency": 2}
+        async with face.client("Consumer", "t", "c", filled, **options) as consumer:
+            await face.until(lambda: (found := consumer.progress().handler) and found.age > 1.1, consumer.progress)
+            progress = consumer.progress()
+            (topic,) = progress.topics
+            (connection,) = topic.connections
+            assert (progress.reason, topic.reason, connection.reason) == ("handlers_busy",) * 3
+            assert (topic.topic, str(connection.address)) == ("t", filled)
+            assert (connection.in_flight, connection.unstarted, connection.rdy) == (10, 8, 10)
+            assert connection.since_delivery >= 1.0
+            assert connection.since_finish is None
+            assert "in handle_in_vain" in progress.handler.stack
+            is_released = True
+            await face.until(lambda: consumer.stats().totals.finished == 100)
+            await face.until(lambda: consumer.progress().reason == "idle", consumer.progress)
+            assert consumer.progress().handler is None
+        assert consumer.progress().reason == "closing"
+
+    face.run(main())
+
+
+def test_a_consumer_that_is_not_connected_says_so(face: Face) -> None:
+    async def handle(consumer: Any, message: Message) -> None: ...
+
+    async def main() -> None:
+        async with face.client("Consumer", "t", "c", NOBODY, message_handler=handle) as consumer:
+            await face.until(lambda: NOBODY in consumer.progress().detail, consumer.progress)
+            assert consumer.progress().reason == "not_connected"
+
+    face.run(main())
+
+
+def test_a_channel_that_is_paused_says_so(face: Face) -> None:
+    async def handle(consumer: Any, message: Message) -> None: ...
+
+    async def main(broker: BrokerProcess) -> None:
+        lookupd = {"lookupd_http_addresses": str(broker.lookupd.http)}
+        async with face.client("Consumer", "t", "c", message_handler=handle, **lookupd) as consumer:
+            end = monotonic() + WAIT
+            while consumer.progress().reason != "paused_by_server":  # asked in its own thread, which asks the nsqd
+                assert monotonic() < end, consumer.progress()
+                await face.sleep(0.05)  # sleep: looks again and again
+            ((connection,),) = (topic.connections for topic in consumer.progress().topics)
+            assert (connection.depth, connection.is_connected, connection.since_delivery) == (1, True, None)
+
+    with BrokerProcess() as broker:
+        with NsqdHTTPClient.from_url(str(broker.nsqds[0].http)) as nsqd:
+            nsqd.create_topic("t")
+            nsqd.create_channel("t", "c")
+            nsqd.pause_channel("t", "c")
+            nsqd.publish("t", b"body")
+        face.run(main(broker))
+
+
+def test_a_producer_says_why_publishes_wait(face: Face) -> None:
+    async def main() -> None:
+        with PublishNsqd() as server:
+            async with face.client("Producer", server.address) as producer:
+                assert producer.progress().reason == "idle"
+                promise = producer.publish_nowait("t", b"body")
+                await face.until(lambda: producer.progress().reason == "awaiting_answers", producer.progress)
+                progress = producer.progress()
+                assert (progress.pending, [each.topic for each in progress.topics]) == (1, ["t"])
+                assert progress.oldest >= 1.0
+                server.reply(0)
+                assert await face.result(promise) == b"OK"
+                assert producer.progress().reason == "idle"
+
+    face.run(main())
+
+
+def test_a_producer_without_an_nsqd_says_so(face: Face) -> None:
+    async def main() -> None:
+        async with face.client("Producer", NOBODY) as producer:
+            promise = producer.publish_nowait("t", b"body", timeout=3.0)
+            await face.until(lambda: producer.progress().reason == "not_connected", producer.progress)
+            assert NOBODY in producer.progress().detail
+            with pytest.raises(PublishFailed):
+                await face.result(promise)
+
+    face.run(main())
+
+
+def test_every_reason_stands_in_the_page(request: pytest.FixtureRequest) -> None:
+    page = (request.config.rootpath / "docs" / "progress.md").read_text()
+    assert {reason for reason in REASONS if f"| `{reason}` |" not in page} == set()
