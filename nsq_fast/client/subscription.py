@@ -388,8 +388,8 @@ class Subscription:
         False if that is not so by ``deadline`` (monotonic).
         """
         is_last = await self.changes.wait_while(lambda: self.is_live and self.is_awaiting_close, deadline)
-        if is_last and self.is_live and (left := self._silent_at - monotonic()) > 0:
-            await self._consumer.loop.sleep(left)
+        if is_last and self.is_live and monotonic() < self._silent_at:
+            await self._consumer.loop.sleep(STRAGGLER_TIME)  # whole: libuv warns of a rest below a millisecond
         self.give_back_abandoned()
         return (
             await self.changes.wait_while(lambda: self.is_live and self.connection.in_flight > 0, deadline) and is_last

@@ -22,7 +22,7 @@ NSQD = NsqdServer
 
 
 # They change nothing, and a monitoring thread may call them.
-READING = {"answering", "asked_at", "failure", "stats", "topology"}
+READING = {"answering", "asked_at", "failure", "progress", "stats", "topology"}
 
 
 # Called by our own greenlets, or by the fork, and by nobody else.
@@ -161,6 +161,8 @@ def test_a_message_is_not_answered_in_another_thread(objects: Running, answer: s
 
 def test_reading_is_allowed_everywhere(objects: Running) -> None:
     assert elsewhere(objects.consumer.stats).in_flight == 0
+    assert elsewhere(objects.consumer.progress).topics[0].topic == "topic"
+    assert elsewhere(objects.producer.progress).reason == "idle"
     assert elsewhere(lambda: objects.consumer.is_running) is True
     assert elsewhere(objects.producer.stats)["pending"] == 0
     assert elsewhere(lambda: objects.poller.topology("topic")) is None
