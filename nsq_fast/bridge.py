@@ -43,8 +43,9 @@ from nsq_fast.client.greenlets import (
     take_calls,
     tell_forks,
 )
+from nsq_fast.client.loop import tell_unconfirmed
 from nsq_fast.errors import NotRunning, WrongThread
-from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
+from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -269,11 +270,7 @@ class HubThread:
             lost = reply.get()
         else:  # a callback keeps the thread, say
             lost = sum(client.count_unconfirmed() for client in list(self._clients))
-        if lost:
-            logger.warning(
-                "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
-                " Call close() of the producer, which waits for them", lost, extra=PUBLISHES_UNCONFIRMED,
-            )  # fmt: skip
+        tell_unconfirmed(logger, lost)
         self.submit(self._stopping.set)
         self.is_stopped = self.is_over = True
         self._ended.acquire(timeout=END_TIMEOUT)

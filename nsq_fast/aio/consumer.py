@@ -26,7 +26,8 @@ from nsq_fast._time_slice import take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.handlers import deferred_kind
-from nsq_fast.client.workers import SLICE, Cursor, Pool, Worker, thread_frames
+from nsq_fast.client.loop import SLICE
+from nsq_fast.client.workers import Cursor, Pool, Worker, thread_frames
 from nsq_fast.errors import ConfigError, NotRunning
 
 if TYPE_CHECKING:

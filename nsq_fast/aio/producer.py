@@ -13,10 +13,10 @@ from weakref import WeakSet
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
+from nsq_fast.client.loop import tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
 from nsq_fast.errors import NotRunning
-from nsq_fast.log_events import PUBLISHES_UNCONFIRMED
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import OK, Receipt
 
@@ -254,8 +254,4 @@ _known: WeakSet[Producer] = WeakSet()
 @atexit.register
 def _at_exit() -> None:
     lost = sum(producer.end() for producer in list(_known))
-    if lost:
-        logger.warning(
-            "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
-            " Call close() of the producer, which waits for them", lost, extra=PUBLISHES_UNCONFIRMED,
-        )  # fmt: skip
+    tell_unconfirmed(logger, lost)

@@ -39,7 +39,7 @@ from greenlet import greenlet
 from nsq_fast._dispatch import TurnTimes
 from nsq_fast.errors import WrongThread
 
-from .loop import FaultReporter, RestartPauses
+from .loop import SLICE, FaultReporter, RestartPauses
 from .signals import is_emitting
 
 T = TypeVar("T")
@@ -306,9 +306,6 @@ def _arguments(frame: FrameType) -> Iterable[object]:
 
 
 # Turns
-
-SLICE = 0.005
-"""Seconds that one greenlet after the other may use before timers and sockets have their turn."""
 
 LAST = -2
 """The lowest priority of libev: called after all other watchers that are ready in the same turn."""

@@ -16,10 +16,13 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from nsq_fast.errors import InternalError, NsqError
-from nsq_fast.log_events import INTERNAL_ERROR
+from nsq_fast.log_events import INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 from nsq_fast.printable import printable
 
 T = TypeVar("T")
+SLICE = 0.005
+"""Seconds that one worker, or greenlet, after the other may use before timers and sockets have their turn."""
+
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 10.0
 GOOD_AFTER = 10.0
@@ -324,3 +327,12 @@ class Repeated:
             self._supervisor.report(self._name, fault, f"it is looked at again in {pause:.3g} s")
         if pause is not None and self._loop is not None and not self._is_asked:
             self._timer = self._loop.call_later(pause, self._run)
+
+
+def tell_unconfirmed(log: logging.Logger, count: int) -> None:
+    """The interpreter ends: say in one line how many publishes were not confirmed, if there are any."""
+    if count:
+        log.warning(
+            "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
+            " Call close() of the producer, which waits for them", count, extra=PUBLISHES_UNCONFIRMED,
+        )  # fmt: skip

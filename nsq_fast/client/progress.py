@@ -343,8 +343,9 @@ class ConsumerObserver:
         delivered_at = last_delivery(subscriber)
         word = self._words.get(subscriber.target)
         finished_at = subscriber.finished_at
+        reason: Reason | None
         if self._consumer._is_closing or subscription.is_ending:
-            reason, detail = self._of_closing()
+            reason, detail = "closing", "no message is asked for any more"
         elif not stats.is_connected:
             why = subscriber.refusal or subscriber.last_failure or subscription.connection.closed_error
             reason, detail = "not_connected", str(why)
@@ -368,10 +369,6 @@ class ConsumerObserver:
             depth=word.depth if word is not None and word.at > delivered_at else None,
             renewed=subscriber.renewed,
         )
-
-    @staticmethod
-    def _of_closing() -> Finding:
-        return "closing", "no message is asked for any more"
 
     def _why_still(self, subscriber: Subscriber, running: list[tuple[Worker, Message]], now: float) -> Finding:
         """Why nothing is done on a connection that is there."""

@@ -34,15 +34,13 @@ from nsq_fast._dispatch import Dispatcher, HandlerLimit, InboundQueue, PromptFin
 from nsq_fast._time_slice import Caller, take
 
 from .handlers import Handler, Sample, refuse_deferred
+from .loop import SLICE
 
 if TYPE_CHECKING:
     from nsq_fast.protocol.in_flight import InFlight
 
     from .acknowledger import Acknowledger, Turn
     from .consumer import AnyConsumer
-
-SLICE = 0.005
-"""Seconds that one worker after the other may use before timers and sockets have their turn."""
 
 UNLIMITED = 1 << 30
 

@@ -18,7 +18,7 @@ from nsq_fast._codec import Message
 from nsq_fast.bridge import HubThread, Place, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, check_timeout
 from nsq_fast.client.handlers import check_handler
-from nsq_fast.client.workers import SLICE
+from nsq_fast.client.loop import SLICE
 from nsq_fast.consumer import Consumer as GeventConsumer
 from nsq_fast.errors import NotRunning, RequeueMessage
 from nsq_fast.handler_threads import Batch, OutsideHandlers
