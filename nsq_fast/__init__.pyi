@@ -11,6 +11,10 @@ from .client.admin import NsqdHTTPClient as NsqdHTTPClient
 from .client.dynamic import DynamicConfig as DynamicConfig
 from .client.dynamic import FileConfigSource as FileConfigSource
 from .client.dynamic import HttpConfigSource as HttpConfigSource
+from .client.give_up import Discard as Discard
+from .client.give_up import LogMessage as LogMessage
+from .client.give_up import PublishTo as PublishTo
+from .client.give_up import WriteToFolder as WriteToFolder
 from .client.trace import TraceLog as TraceLog
 from .client.trace import new_trace_id as new_trace_id
 from .client.trace import trace_log as trace_log

@@ -143,9 +143,10 @@ class Block(NamedTuple):
 
 def blocks() -> Iterator[Block]:
     """Every code block of every page, and of what stands beside the pages."""
-    for path in [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]:
+    for path in [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md"))]:
         for language, text in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
-            yield Block(path.stem, language, text)
+            page = path.relative_to(DOCS).with_suffix("") if DOCS in path.parents else path.stem
+            yield Block(str(page), language, text)
 
 
 def programs() -> Iterator[Program]:
@@ -197,7 +198,7 @@ def test_the_declarations_of_embedding_compile(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_app_of_production_runs(broker: BrokerProcess, tmp_path: Path) -> None:
-    (app,) = [each.text for each in blocks() if each.text.startswith("# app.py\n")]
+    (app,) = [each.text for each in blocks() if each.place == ("production", "# app.py")]
     (tmp_path / "app.py").write_text(app)
     command = [sys.executable, "-m", "nsq_fast", "run", "app", "--lookupd", str(broker.lookupd.http)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -229,7 +230,11 @@ def test_every_code_block_runs_somewhere_or_says_why_not() -> None:
     found = list(blocks())
     assert len(found) > 60
     here = [each for each in found if each.language == "python" and each.page in PAGES and each.place not in ELSEWHERE]
-    others = [each for each in found if each.language in PROGRAMS and each not in here]
+    recipes = [each for each in found if each.page.startswith(("cookbook/", "tutorial"))]
+    assert [
+        each.place for each in recipes if each.language == "python" and not re.match(r"# \w+\.py$", each.place[1])
+    ] == []
+    others = [each for each in found if each.language in PROGRAMS and each not in [*here, *recipes]]
     unknown = [each.place for each in others if each.place not in ELSEWHERE and each.place not in NOT_RUN]
     assert unknown == [], "run them in this module, or say in ELSEWHERE or NOT_RUN what becomes of them"
     assert {each.language for each in found} - PROGRAMS <= set(NO_PROGRAMS)

@@ -109,12 +109,11 @@ class HttpClient:
         self.max_reply_size = max_reply_size
         fixed = {"Host": str(endpoint.address), "User-Agent": f"nsq_fast/{__version__}", **(headers or {})}
         self._headers = _checked(fixed)
-        self._context: Any = None
+        self._tls_options = tls_options
         if endpoint.scheme == "https":
-            from .layers import client_context, server_hostname  # which need ssl
+            from .layers import client_context  # which needs ssl
 
-            self._context = client_context(tls_options)
-            self._server_hostname = server_hostname(tls_options, endpoint.address.host)
+            client_context(tls_options)  # to check them
         self._idle: list[Transport] = []
 
     def request(self, method: str, path: str, *arguments: Any, **options: Any) -> Reply:
@@ -220,10 +219,11 @@ class HttpClient:
         transport = Transport(loop, self.endpoint.address, _PLAIN)
         try:
             await transport.connect(deadline)
-            if self._context is not None:
-                from .layers import TlsLayer
+            if self.endpoint.scheme == "https":
+                from .layers import TlsLayer, renewed_context, server_hostname
 
-                await transport.secure(TlsLayer(self._context, self._server_hostname), b"", deadline)
+                hostname = server_hostname(self._tls_options, self.endpoint.address.host)
+                await transport.secure(TlsLayer(renewed_context(self._tls_options), hostname), b"", deadline)
         except BaseException:
             transport.close()
             raise

@@ -178,6 +178,19 @@ def client_context(options: Any = None) -> SSLContext:
     return context
 
 
+def renewed_context(options: Any) -> SSLContext:
+    """The context for another connection, of options that were good once, with their files read anew.
+
+    A file may just be renewed. So one that cannot be used is an OSError, and the connection is tried again.
+    """
+    try:
+        return client_context(options)
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):
+            raise OSError(str(error)) from error
+        raise
+
+
 def _load_files(context: SSLContext, options: Mapping[str, Any]) -> None:
     cafile = options.get("cafile") or options.get("ca_certs")
     if cafile:

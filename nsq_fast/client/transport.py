@@ -239,11 +239,11 @@ class Transport(TransportPath):
 
     async def upgrade(self, kind: str, leftover: bytes, deadline: float) -> None:
         """Put a layer on top: tls, snappy or deflate. ``leftover`` was received for it already."""
-        from .layers import DeflateLayer, SnappyLayer, TlsLayer, client_context, server_hostname  # few have any
+        from .layers import DeflateLayer, SnappyLayer, TlsLayer, renewed_context, server_hostname  # few have any
 
         if kind == "tls":
             options = self._config.tls_options
-            layer = TlsLayer(client_context(options), server_hostname(options, self.address.host))
+            layer = TlsLayer(renewed_context(options), server_hostname(options, self.address.host))
             await self.secure(layer, leftover, deadline)
             return
         compressed = SnappyLayer() if kind == "snappy" else DeflateLayer(self._config.deflate_level)

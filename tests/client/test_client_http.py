@@ -278,6 +278,27 @@ def test_https(on_loop: Any, authority: trustme.CA, tmp_path: Any) -> None:
         on_loop(test)
 
 
+def test_files_of_tls_that_are_renewed_are_read_by_the_next_connection(
+    on_loop: Any, authority: trustme.CA, tmp_path: Any
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    cafile = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(cafile)
+    with scripted_http(lambda question: question.answer(), ssl_context=context) as [server]:
+
+        async def test(loop: Any) -> None:
+            client = client_of(server, "https", tls_options={"cafile": str(cafile), "server_hostname": "localhost"})
+            assert "certificate" in (await failure_of(client.ask(loop, "GET", "/"))).text
+            cafile.write_text("half of a certificate")
+            assert str(cafile) in (await failure_of(client.ask(loop, "GET", "/"))).text
+            authority.cert_pem.write_to_path(cafile)
+            assert (await client.ask(loop, "GET", "/")).body == b"OK"
+            client.close()
+
+        on_loop(test)
+
+
 def test_one_client_serves_several_loops(on_loop: Any) -> None:
     """Each with connections of its own; who closes the client closes those of all."""
     with scripted_http(lambda question: question.answer()) as [server]:

@@ -318,10 +318,16 @@ def test_ready_made_context(connect_to, tls, tls_files, make):
     assert connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=make(cafile=tls_files["ca"]))
 
 
-@pytest.mark.parametrize("options", [{"ca_file": "x"}, {"cafile": "/no/such/file"}, 7])
+@pytest.mark.parametrize("options", [{"ca_file": "x"}, 7])
 def test_unusable_tls_options_are_a_config_error(connect_to, tls, options):
     with pytest.raises(ConfigError):
         connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=options)
+
+
+def test_a_file_of_tls_that_cannot_be_used_now_is_a_failed_connection(connect_to, tls):
+    """It is read for each connection, and somebody may just be renewing it. A client checks it when it is made."""
+    with pytest.raises(ConnectFailed, match="/no/such/file"):
+        connect_to(tls("127.0.0.1"), tls_v1=True, tls_options={"cafile": "/no/such/file"})
 
 
 def test_server_that_does_not_speak_tls_after_all(connect_to):
