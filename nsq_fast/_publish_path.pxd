@@ -106,6 +106,7 @@ cdef class ProducerPath:
     cdef public dict _routes
     cdef public object _thread
     cdef public object _trace
+    cdef public object _composer        # says what goes with a body that is traced
     cdef public double _timeout
     cdef public LimitPath _pending_limit
     cdef public Wakeups _wakeups

@@ -74,11 +74,11 @@ class Producer(ProducerCore):
         """
         if self._home is not asyncio.get_running_loop():
             self._check_loop("publish()")
-        is_usual = block and (defer is timeout is trace_id is None and headers is None and tag is None)
-        usual = self._sent_usual(topic, body, key, partition) if is_usual else None
+        is_usual = block and (defer is timeout is tag is None and headers is None)
+        usual = self._sent_usual(topic, body, key, partition, trace_id) if is_usual else None
         if usual is None:
-            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
-            stored: Stored = await self._carry_out([publish], publish, block)
+            usual = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+            stored: Stored = await self._carry_out([usual], usual, block)
             return stored
         # Of a single publish that is pending the reply comes soon: see SpinReader.
         if not usual.done and (self._ready or not usual.read_soon(self._wakeups)):
@@ -89,7 +89,10 @@ class Producer(ProducerCore):
                 raise
         elif usual.error is not None:
             raise usual.error
-        return OK
+        if usual.is_plain:
+            return OK
+        stored = usual.value()
+        return stored
 
     def publish_nowait(
         self,
@@ -109,8 +112,8 @@ class Producer(ProducerCore):
         Raises PublishFailed when ``max_pending`` is reached. Cancelling the future does not withdraw the publish.
         """
         self._check_loop("publish_nowait()")
-        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
-        publish = self._prepared(topic, body, key, partition) if is_usual else None
+        is_usual = defer is timeout is tag is None and headers is None
+        publish = self._prepared(topic, body, key, partition, trace_id) if is_usual else None
         if publish is None:
             publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             self._take_room_now(publish)

@@ -43,7 +43,6 @@ import msgspec
 from nsq_fast._codec import NOP, traced_reply
 from nsq_fast._publish_path import Command, PendingPath, SendPath, Wakeups
 from nsq_fast.client.histogram import Histogram
-from nsq_fast.client.trace import split_receipt
 from nsq_fast.errors import (
     ConfigError,
     ConnectionClosed,
@@ -70,12 +69,12 @@ from nsq_fast.protocol.publishing import (
     LONGEST_LEADER_PAUSE,
     MOST_SERVERS_LOST,
     OK,
-    Receipt,
     RetryPolicy,
     batch_command,
     classify,
     publish_failed,
     retry_delay,
+    take_receipts,
 )
 
 from .connection import Connection, ConnectionOwner
@@ -643,13 +642,10 @@ class Sender(SendPath):
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
         """Give each publish what the server said of its records, and write that down."""
-        publishes, topic = command.publishes, command.destination.topic
-        traces = [publish.form.traces(publish.body) for publish in publishes]
-        split = split_receipt(traced_reply(data), [pair for pairs in traces for pair in pairs])
-        for publish, pairs in zip(publishes, traces, strict=True):
-            receipts = [Receipt(*next(split), command.partition, nsqd) for _ in pairs]
-            publish.receipts = publish.form.kept(receipts)
-            if self._trace.is_on(topic):
+        topic = command.destination.topic
+        take_receipts(command.publishes, traced_reply(data), command.partition, nsqd)
+        if self._trace.is_active and self._trace.is_on(topic):
+            for publish in command.publishes:
                 for receipt in publish.receipts:
                     self._trace.published(topic, receipt[:4], partition=receipt.partition, nsqd=receipt.nsqd)
 

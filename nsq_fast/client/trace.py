@@ -132,19 +132,6 @@ class TraceLog:
             extra=TRACE_PUBLISHED,
         )
 
-    def published_many(
-        self,
-        topic: str,
-        receipt: TracedReply,
-        pairs: Iterable[tuple[int, int]],
-        *,
-        partition: int | None,
-        nsqd: Address | str,
-    ) -> None:
-        """Record an MPUB_TRACE: a record for each of ``pairs`` of (trace id, body size), in the order published."""
-        for each in split_receipt(receipt, pairs):
-            self.published(topic, each, partition=partition, nsqd=nsqd)
-
     def received(
         self, topic: str, channel: str, message: Message, *, nsqd: Address | str, local: Address | str | None
     ) -> None:
@@ -210,24 +197,6 @@ def _delivery(
         "timestamp": message.timestamp,
         "attempts": message.attempts,
     }
-
-
-def split_receipt(receipt: TracedReply, pairs: Iterable[tuple[int, int]]) -> Iterator[Stored]:
-    """The (internal id, trace id, offset, size) of each message of an MPUB_TRACE.
-
-    The receipt holds the first id, the first offset and the size of all. The records of a batch lie one behind the
-    other, with consecutive ids, and each is larger than its body by the same amount. Where the sizes contradict that,
-    offset and size are None.
-    """
-    # youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse; nsqd/topic.go, PutMessagesNoLock
-    items = list(pairs)
-    overhead, rest = divmod(receipt.size - sum(size for _, size in items), max(1, len(items)))
-    offset = receipt.offset
-    for number, (trace_id, body_size) in enumerate(items):
-        size = body_size + overhead
-        known = (None, None) if rest or overhead < 0 else (offset, size)
-        yield (receipt.internal_id + number, trace_id, *known)
-        offset += size
 
 
 def log_to_file(

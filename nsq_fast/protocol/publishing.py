@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import msgspec
 
 from nsq_fast import _codec
-from nsq_fast._codec import Records
+from nsq_fast._codec import Records, TracedReply
 from nsq_fast._publish import COUNT_BYTES as COUNT_BYTES
 from nsq_fast._publish import LENGTH_BYTES as LENGTH_BYTES
 from nsq_fast._publish import PublishFields
@@ -72,6 +72,33 @@ class Receipt(NamedTuple):
     nsqd: Address
 
 
+def take_receipts(publishes: Iterable[Any], reply: TracedReply, partition: int | None, nsqd: Address) -> None:
+    """Give each publish of a command the receipts of its messages.
+
+    The reply to a batch holds the first id, the first offset and the size of all. The records of a batch lie one behind
+    the other, with consecutive ids, and each is larger than its body by the same amount. Where the sizes contradict
+    that, offset and size are None.
+    """
+    # youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse; nsqd/topic.go, PutMessagesNoLock
+    internal_id, _, offset, spare = reply
+    traces = {}
+    count = 0
+    for publish in publishes:
+        traces[publish] = pairs = publish.form.traces(publish.body)
+        count += len(pairs)
+        for _, size in pairs:
+            spare -= size
+    overhead, rest = divmod(spare, max(1, count))
+    for publish, pairs in traces.items():
+        receipts = []
+        for trace_id, size in pairs:
+            known = (None, None) if rest or overhead < 0 else (offset, size + overhead)
+            receipts.append(Receipt(internal_id, trace_id, *known, partition, nsqd))
+            internal_id += 1
+            offset += size + overhead
+        publish.receipts = publish.form.kept(receipts)
+
+
 class WireForm(msgspec.Struct, frozen=True):
     """One message.
 
@@ -110,7 +137,7 @@ class WireForm(msgspec.Struct, frozen=True):
         return len(body) + (self.overhead if self.kind == "PUB_EXT" else 0)
 
     def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        kind = kind_for(self, dialect)
+        kind = kind_for(self, dialect) if self.is_optional else self.kind
         if kind == "PUB":
             return "PUB", _codec.pub(topic, body, partition)
         if kind == "PUB_TRACE":

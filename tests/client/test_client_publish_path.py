@@ -1,0 +1,54 @@
+"""How much of the client a publish goes through: what is usual is compiled, and a reader follows a few files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nsq_fast
+from nsq_fast import Producer
+from nsq_fast.broker import RedesignedCluster
+
+PACKAGE = str(Path(nsq_fast.__file__).parent)
+
+
+@pytest.mark.parametrize(
+    ("options", "most_calls", "most_files", "most_changes"),
+    [({}, 14, 6, 10), ({"key": "k"}, 14, 6, 10), ({"key": "k", "trace_id": 7}, 25, 7, 16)],
+    ids=["plain", "keyed", "keyed-and-traced"],
+)
+@pytest.mark.nsq_cluster(nodes=2, lookupds=1)
+def test_a_warm_publish_walks_few_functions_in_few_files(
+    nsq_cluster: RedesignedCluster, options: Any, most_calls: int, most_files: int, most_changes: int
+) -> None:
+    nsq_cluster.create_topic("t", partitions=2, channels=["ch"])
+    walks = []
+    with Producer(lookupd_http_addresses=[str(each.http_address) for each in nsq_cluster.lookupds]) as producer:
+        for _ in range(20):
+            producer.publish("t", b"body", **options)
+        for _ in range(20):
+            walks.append(_walk(producer, options))
+    # The shortest is the publish alone: the hub has nothing else to do meanwhile.
+    walk = min(walks, key=len)
+    assert len(walk) <= most_calls
+    assert len(set(walk)) <= most_files
+    assert sum(one != other for one, other in zip(walk, walk[1:], strict=False)) <= most_changes
+
+
+def _walk(producer: Producer, options: Any) -> list[str]:
+    """The files of ours in which a function is called, call by call."""
+    calls = []
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        producer.publish("t", b"body", **options)
+    finally:
+        sys.setprofile(None)
+    return calls
