@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.loop import tell_unconfirmed
+from nsq_fast.client.loop import EXIT_TIMEOUT, tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
 from nsq_fast.errors import NotRunning
@@ -28,9 +28,6 @@ Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
 
 logger = logging.getLogger(__name__)
-
-EXIT_TIMEOUT = 2.0
-"""Seconds that the end of the interpreter may wait for what is pending of a producer that nobody closed."""
 
 
 class Producer(ProducerCore):
@@ -74,7 +71,7 @@ class Producer(ProducerCore):
         """
         if self._home is not asyncio.get_running_loop():
             self._check_loop("publish()")
-        is_usual = block and (defer is timeout is tag is None and headers is None)
+        is_usual = block and (defer is timeout is None and headers is None and tag is None)
         usual = self._sent_usual(topic, body, key, partition, trace_id) if is_usual else None
         if usual is None:
             usual = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
@@ -112,7 +109,7 @@ class Producer(ProducerCore):
         Raises PublishFailed when ``max_pending`` is reached. Cancelling the future does not withdraw the publish.
         """
         self._check_loop("publish_nowait()")
-        is_usual = defer is timeout is tag is None and headers is None
+        is_usual = defer is timeout is None and headers is None and tag is None
         publish = self._prepared(topic, body, key, partition, trace_id) if is_usual else None
         if publish is None:
             publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))

@@ -24,6 +24,7 @@ from nsq_fast.names import (
     DEFAULT_NSQD_HTTP_PORT,
     check_channel,
     check_topic,
+    is_unix_address,
     parse_address,
 )
 from nsq_fast.protocol.targets import parse_start
@@ -71,9 +72,12 @@ class AdminClient:
             raise ConfigError(f"scheme={scheme!r}: must be http or https")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0")
-        if not isinstance(host, str) or "/" in host:
+        if isinstance(host, str) and is_unix_address(host):
+            address = parse_address(host, 0)
+        elif not isinstance(host, str) or "/" in host:
             raise ConfigError(f"host={host!r}: must be a host name or IP address; use from_url for a URL")
-        address = parse_address((host.removeprefix("[").removesuffix("]"), port or self.default_port), 0)
+        else:
+            address = parse_address((host.removeprefix("[").removesuffix("]"), port or self.default_port), 0)
         headers = {"Accept": ACCEPT}
         if authorization is not None:
             headers["Authorization"] = authorization

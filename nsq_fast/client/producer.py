@@ -51,6 +51,8 @@ class ProducerCore(ProducerPath):
     A face calls ``_build`` with its loop, and has the calls of a program.
     """
 
+    _composer: Composer
+
     def __init__(
         self,
         nsqd_tcp_addresses: Addresses = (),

@@ -77,7 +77,7 @@ from nsq_fast.protocol.publishing import (
     take_receipts,
 )
 
-from .connection import Connection, ConnectionOwner
+from .connection import CLOSE_TIMEOUT, Connection, ConnectionOwner
 from .loop import Event
 from .publishes import PendingLimit, Publish
 from .routing import Pool, Queue, Routing
@@ -244,7 +244,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         """Whether it is not connected, and that was tried."""
         return self.conn is None and self.error is not None
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Connect no more, and close the connection after what was written to it is flushed. Does not wait for that."""
         if self.is_stopping:
             return
@@ -253,7 +253,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         if self._task is not None:
             self._task.cancel()
         if self.conn is not None:
-            self.conn.close()
+            self.conn.close(timeout=min(timeout, CLOSE_TIMEOUT))
         else:
             self._ended.set()
 

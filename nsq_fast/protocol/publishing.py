@@ -91,11 +91,13 @@ def take_receipts(publishes: Iterable[Any], reply: TracedReply, partition: int |
     overhead, rest = divmod(spare, max(1, count))
     for publish, pairs in traces.items():
         receipts = []
-        for trace_id, size in pairs:
-            known = (None, None) if rest or overhead < 0 else (offset, size + overhead)
-            receipts.append(Receipt(internal_id, trace_id, *known, partition, nsqd))
+        for trace_id, body_size in pairs:
+            size = body_size + overhead
+            is_known = not rest and overhead >= 0
+            place, length = (offset, size) if is_known else (None, None)
+            receipts.append(Receipt(internal_id, trace_id, place, length, partition, nsqd))
             internal_id += 1
-            offset += size + overhead
+            offset += size
         publish.receipts = publish.form.kept(receipts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,15 @@ def test_a_warm_publish_walks_few_functions_in_few_files(
     nsq_cluster: RedesignedCluster, options: Any, most_calls: int, most_files: int, most_changes: int
 ) -> None:
     nsq_cluster.create_topic("t", partitions=2, channels=["ch"])
-    walks = []
     with Producer(lookupd_http_addresses=[str(each.http_address) for each in nsq_cluster.lookupds]) as producer:
         for _ in range(20):
             producer.publish("t", b"body", **options)
-        for _ in range(20):
-            walks.append(_walk(producer, options))
+        walks = [_walk(producer, options) for _ in range(20)]
     # The shortest is the publish alone: the hub has nothing else to do meanwhile.
     walk = min(walks, key=len)
     assert len(walk) <= most_calls
     assert len(set(walk)) <= most_files
-    assert sum(one != other for one, other in zip(walk, walk[1:], strict=False)) <= most_changes
+    assert sum(one != other for one, other in pairwise(walk)) <= most_changes
 
 
 def _walk(producer: Producer, options: Any) -> list[str]:
