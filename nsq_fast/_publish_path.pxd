@@ -110,6 +110,9 @@ cdef class ProducerPath:
     cdef public double _timeout
     cdef public LimitPath _pending_limit
     cdef public Wakeups _wakeups
+    cdef public object _home            # the loop of asyncio that the producer belongs to
+    cdef public object _get_loop        # the loop of asyncio that runs here
+    cdef public object _ready           # what that loop is about to do
     cdef public object _new_publish     # makes a Publish
     cdef public object _plain           # the form of what says nothing but a body
     cdef public object _plain_batch     # the same of bodies

@@ -91,6 +91,9 @@ class ProducerPath:
     _thread: Any
     _trace: Any
     _composer: Any
+    _home: Any
+    _get_loop: Any
+    _ready: Any
     _timeout: float
     _pending_limit: Any
     _wakeups: Wakeups

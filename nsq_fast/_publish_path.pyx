@@ -511,10 +511,16 @@ cdef class ProducerPath:
         return self._end_of(publish, <QueuePath?>publish.destination)
 
     def _sent_usual(self, topic, body, key, partition, trace_id):
-        """A publish on its way. None: as above."""
-        cdef PublishPath publish = self._prepared(topic, body, key, partition, trace_id)
+        """A publish of a task of the producer's loop, on its way, or done. None: as above."""
+        cdef PublishPath publish
+        if not self._is_running or self._get_loop() is not self._home:
+            return None
+        publish = self._prepared(topic, body, key, partition, trace_id)
         if publish is not None:
             (<QueuePath?>publish.destination).add(publish)
+            # Of a single publish that is pending the reply comes soon: see SpinReader.
+            if not publish.done and not len(self._ready):
+                publish.read_soon(self._wakeups)
         return publish
 
     def _sent_for_thread(self, PlainPath request not None, set blocked not None):

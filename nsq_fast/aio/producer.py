@@ -43,7 +43,7 @@ class Producer(ProducerCore):
     where their loop is not closed it runs for two seconds more.
     """
 
-    _home: asyncio.AbstractEventLoop | None = None
+    _home: asyncio.AbstractEventLoop | None
     _pid = 0
 
     def _new_wakeups(self) -> Wakeups:
@@ -69,16 +69,14 @@ class Producer(ProducerCore):
 
         The arguments are those of ``nsq_fast.Producer.publish``.
         """
-        if self._home is not asyncio.get_running_loop():
-            self._check_loop("publish()")
         is_usual = block and (defer is timeout is None and headers is None and tag is None)
         usual = self._sent_usual(topic, body, key, partition, trace_id) if is_usual else None
         if usual is None:
+            self._check_loop("publish()")
             usual = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             stored: Stored = await self._carry_out([usual], usual, block)
             return stored
-        # Of a single publish that is pending the reply comes soon: see SpinReader.
-        if not usual.done and (self._ready or not usual.read_soon(self._wakeups)):
+        if not usual.done:
             try:
                 await usual
             except asyncio.CancelledError as error:
@@ -170,9 +168,10 @@ class Producer(ProducerCore):
             self._pid = os.getpid()
             loop: Any = AsyncioLoop()
             self._build(loop)
+            self._get_loop = asyncio.get_running_loop
             self._create_future = running.create_future
             # What asyncio's own loop is about to do; uvloop does not show it.
-            self._ready: Any = getattr(running, "_ready", ())
+            self._ready = getattr(running, "_ready", ())
             _known.add(self)
         await self._start()
 

@@ -809,7 +809,7 @@ class Pool:
         return [link for link in self if link.conn is not None]
 
     async def close(self, timeout: float) -> None:
-        """Close every connection after flushing what was written to it; a server that is silent is left when time is up."""
+        """Close every connection after flushing what was written to it, or when time is up."""
         end = monotonic() + timeout + AFTER_TIMEOUT
         links = list(self)
         for link in links:
