@@ -6,7 +6,6 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -551,16 +550,6 @@ def publish_failed(
 # get one reply, but each of them ends, or is tried again, by itself.
 
 
-class State(Enum):
-    """Where a publish is. The last three are ends."""
-
-    WAITING = auto()
-    ON_WIRE = auto()
-    STORED = auto()
-    UNKNOWN = auto()  # it ended without a reply, and a server may have stored it
-    FAILED = auto()
-
-
 class PublishState(PublishFields):
     """The state of one publish.
 
@@ -589,15 +578,6 @@ class PublishState(PublishFields):
 
     def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
         super().__init__(body, form, weight)
-
-    @property
-    def state(self) -> State:
-        """Where it is."""
-        if not self.done:
-            return State.WAITING if self.attempt is None else State.ON_WIRE
-        if self.error is None:
-            return State.STORED
-        return State.UNKNOWN if self.may_be_stored else State.FAILED
 
     @property
     def attempts(self) -> int:

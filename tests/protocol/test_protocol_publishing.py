@@ -34,7 +34,6 @@ from nsq_fast.protocol.publishing import (
     RetryPolicy,
     RowsForm,
     SeenKeys,
-    State,
     StoredRows,
     Verdict,
     WireForm,
@@ -312,33 +311,34 @@ def answered() -> PublishState:
 @pytest.mark.parametrize(
     ("publish", "state"),
     [
-        (waiting(), State.WAITING),
-        (on_wire(), State.ON_WIRE),
-        (in_doubt(), State.WAITING),
-        (answered(), State.STORED),
-        (ended(waiting), State.FAILED),
-        (ended(in_doubt), State.UNKNOWN),
-        (ended(on_wire), State.UNKNOWN),
+        (waiting(), (False, True, False)),
+        (on_wire(), (False, True, True)),
+        (in_doubt(), (False, True, True)),
+        (answered(), (True, True, True)),
+        (ended(waiting), (True, False, False)),
+        (ended(in_doubt), (True, False, True)),
+        (ended(on_wire), (True, False, True)),
     ],
 )
-def test_where_events_lead(publish: PublishState, state: State) -> None:
-    assert publish.state is state
+def test_where_events_lead(publish: PublishState, state: tuple[bool, bool, bool]) -> None:
+    assert (publish.done, publish.error is None, publish.may_be_stored) == state
 
 
 @pytest.mark.parametrize("make", [answered, lambda: ended(waiting), lambda: ended(in_doubt)])
 def test_an_end_is_an_end(make: Callable[[], PublishState]) -> None:
     publish = make()
-    state, error = publish.state, publish.error
+    error, may_be_stored = publish.error, publish.may_be_stored
     publish.end(REFUSED)
     assert stored([publish]) == []
-    assert (publish.state, publish.error) == (state, error)
+    assert (publish.error, publish.may_be_stored) == (error, may_be_stored)
 
 
 def test_what_ended_on_the_wire_is_not_stored_by_the_late_reply() -> None:
     late, other = on_wire(), on_wire()
     late.end(errors.PublishTimeout("late"))
     assert stored([late, other]) == [other]
-    assert late.state is State.UNKNOWN
+    assert isinstance(late.error, errors.PublishTimeout)
+    assert late.may_be_stored
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,8 @@ def test_a_failed_attempt(
     assert publish.attempts == 1
     assert publish.may_retry(error, policy) is retry
     assert publish.attempt_failed(error, policy).retry is retry
-    assert publish.state is State.WAITING
+    assert not publish.done
+    assert publish.attempt is None
     assert (publish.attempts, publish.may_be_stored, publish.last_error) == (attempts, may_be_stored, error)
     assert not publish.is_alone
 

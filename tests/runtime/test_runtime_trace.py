@@ -25,8 +25,15 @@ from nsq_fast._codec import Message, TracedReply
 from nsq_fast.broker import BrokerProcess, NsqdServer
 from nsq_fast.client import trace
 from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
-from nsq_fast.client.trace import TraceLog, check_trace_id, log_to_file, new_trace_id, read_records
-from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.client.trace import (
+    ConsumeRecord,
+    PublishRecord,
+    TraceLog,
+    check_trace_id,
+    log_to_file,
+    new_trace_id,
+    read_records,
+)
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
 
