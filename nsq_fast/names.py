@@ -53,23 +53,20 @@ def _check_name(kind: str, name: str) -> str:
 
 
 class Address(NamedTuple):
-    """Host and port of a server. IPv6 hosts are kept without brackets.
-
-    Of a Unix socket ``host`` is the path, from the root, and ``port`` is 0.
-    """
+    """Host and port of a server, IPv6 hosts without brackets; of a Unix socket the path, and port 0."""
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        if self.host.startswith("/"):
+            return f"unix:{self.host}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def is_unix(self) -> bool:
         """Whether it is a Unix socket."""
         return self.host.startswith("/")
-
-    def __str__(self) -> str:
-        if self.is_unix:
-            return f"unix:{self.host}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(text: str | tuple[str, int], default_port: int) -> Address:

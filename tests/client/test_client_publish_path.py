@@ -13,7 +13,7 @@ from support.contract import FACES, Face
 import nsq_fast
 from nsq_fast import Producer
 from nsq_fast.broker import RedesignedCluster
-from nsq_fast.client.trace import TraceLog
+from nsq_fast.client.trace import PublishRecord, TraceLog
 from nsq_fast.errors import ConfigError
 
 PACKAGE = str(Path(nsq_fast.__file__).parent)
@@ -42,9 +42,12 @@ def test_a_warm_publish_walks_few_functions_in_few_files(
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
 @pytest.mark.nsq_cluster(nodes=2, lookupds=1)
-def test_each_face_gives_the_receipt_of_what_is_traced(face: Face, nsq_cluster: RedesignedCluster) -> None:
+def test_each_face_gives_the_receipt_of_what_is_traced(
+    face: Face, nsq_cluster: RedesignedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     nsq_cluster.create_topic("t", partitions=2, channels=["ch"])
     log = TraceLog()
+    log.enable("another-topic")
 
     async def main() -> None:
         lookupds = [str(each.http_address) for each in nsq_cluster.lookupds]
@@ -64,6 +67,8 @@ def test_each_face_gives_the_receipt_of_what_is_traced(face: Face, nsq_cluster: 
             assert drawn.trace_id > 0
             assert drawn.partition == found[0].partition
             assert producer.stats()["held"] == 0
+            records = [each.msg for each in caplog.records if isinstance(each.msg, PublishRecord)]
+            assert [record.trace_id for record in records] == [drawn.trace_id], "of the others nobody asked for one"
 
     face.run(main())
 

@@ -14,7 +14,10 @@ from support.waiting import WAIT, until
 
 import nsq_fast
 from nsq_fast import NsqdHTTPClient, errors
-from nsq_fast.broker import net
+from nsq_fast.broker import options
+from nsq_fast.columns import ColumnSubscription
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.names import parse_address
 
 
 @pytest.fixture(params=["embedded", "original"])
@@ -25,7 +28,7 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
         if found is None:
             pytest.skip("no real nsqd")
         command = [str(found), "-https-address=127.0.0.1:0"]
-    elif not hasattr(net, "unix_address"):
+    elif not hasattr(options, "is_path"):
         pytest.skip("the embedded nsqd listens on TCP alone")
     else:
         command = [*EMBEDDED_NSQD]
@@ -60,6 +63,15 @@ def test_what_is_published_over_a_unix_socket_is_consumed_over_it(face: Face, fo
 
     face.run(main())
     assert seen == wanted
+
+
+def test_columns_come_over_a_unix_socket(folder: Path) -> None:
+    with nsq_fast.Producer(f"{folder}/nsqd.sock") as producer:
+        producer.publish("t", b"one")
+    with ColumnSubscription(parse_address(f"{folder}/nsqd.sock", 1), "t", "c", ConnectionConfig()) as subscription:
+        assert str(subscription.local_address) == f"unix:{folder}/nsqd.sock"
+        with pytest.raises(errors.LocalProtocolError, match="called already"):
+            subscription.open()
 
 
 def test_its_http_answers_on_a_unix_socket(folder: Path) -> None:
