@@ -60,6 +60,7 @@ cdef enum:
     FLUSH_BYTES = 64 * 1024
     REPLY_SIZE = 2048
     MESSAGE_SIZE = 4096
+    FRAME_HEAD = 8  # its size and its type
     BLOCKED = -2  # nothing can be received, or sent, without waiting
 
 READ_SIZE = READ
@@ -399,6 +400,10 @@ cdef class ConnectionPath:
             raise lost
         self.last_received_at = now = monotonic()
         if self._take_oks(session.take_oks(data)):
+            return 0
+        token = session.take_receipt(data)
+        if token is not None:
+            self._owner.on_reply(self, token, data[FRAME_HEAD:])
             return 0
         events = session.take(data, now)
         if session.message_count == len(events):

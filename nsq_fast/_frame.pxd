@@ -94,4 +94,5 @@ cdef class SessionPath:
     cdef bint is_idle(self) except -1
     cdef list take(self, data, double now)          # receive
     cdef list take_oks(self, data)                  # receive_oks
+    cdef object take_receipt(self, bytes data)
     cdef list _tokens(self, Py_ssize_t count)

@@ -106,9 +106,13 @@ cdef class ProducerPath:
     cdef public dict _routes
     cdef public object _thread
     cdef public object _trace
+    cdef public object _composer        # says what goes with a body that is traced
     cdef public double _timeout
     cdef public LimitPath _pending_limit
     cdef public Wakeups _wakeups
+    cdef public object _home            # the loop of asyncio that the producer belongs to
+    cdef public object _get_loop        # the loop of asyncio that runs here
+    cdef public object _ready           # what that loop is about to do
     cdef public object _new_publish     # makes a Publish
     cdef public object _plain           # the form of what says nothing but a body
     cdef public object _plain_batch     # the same of bodies

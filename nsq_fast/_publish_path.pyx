@@ -500,25 +500,32 @@ cdef class SendPath:
 
 
 cdef class ProducerPath:
-    """Publishes of which nothing is left to check; all others are left to Python."""
+    """Publishes of one message with no headers, as bytes, and whatever key and trace id; all others are left to Python.
+    """
 
-    def _publish_usual(self, topic, body, key, partition):
+    def _publish_usual(self, topic, body, key, partition, trace_id):
         """As ``publish``. None: it is not for this to do, and nothing was done."""
-        cdef PublishPath publish = self._prepared(topic, body, key, partition)
+        cdef PublishPath publish = self._prepared(topic, body, key, partition, trace_id)
         if publish is None:
             return None
         return self._end_of(publish, <QueuePath?>publish.destination)
 
-    def _sent_usual(self, topic, body, key, partition):
-        """A publish on its way. None: as above."""
-        cdef PublishPath publish = self._prepared(topic, body, key, partition)
+    def _sent_usual(self, topic, body, key, partition, trace_id):
+        """A publish of a task of the producer's loop, on its way, or done. None: as above."""
+        cdef PublishPath publish
+        if not self._is_running or self._get_loop() is not self._home:
+            return None
+        publish = self._prepared(topic, body, key, partition, trace_id)
         if publish is not None:
             (<QueuePath?>publish.destination).add(publish)
+            # Of a single publish that is pending the reply comes soon: see SpinReader.
+            if not publish.done and not len(self._ready):
+                publish.read_soon(self._wakeups)
         return publish
 
     def _sent_for_thread(self, PlainPath request not None, set blocked not None):
         """Send what a thread waits for, and note it in ``blocked``; False: as above."""
-        cdef PublishPath publish = self._prepared(request.topic, request.content, None, None)
+        cdef PublishPath publish = self._prepared(request.topic, request.content, None, None, None)
         if publish is None:
             return False
         publish.promised = request
@@ -533,7 +540,7 @@ cdef class ProducerPath:
         cdef QueuePath queue
         cdef Py_ssize_t weight
         route = self._route_of(topic)
-        if route is None or type(bodies) is not list:
+        if route is None or type(bodies) is not list or self._trace.is_active:
             return None
         queue, weight = route.any, len(bodies)
         if not weight or not self._pending_limit.has_room(weight):
@@ -544,8 +551,9 @@ cdef class ProducerPath:
         route.is_used = True
         return self._end_of(publish, queue)
 
-    def _prepared(self, topic, body, key, partition):
-        """A publish that has its room, and is not on its way yet. None: as above."""
+    def _prepared(self, topic, body, key, partition, trace_id):
+        """A publish that has its room, and is not on its way yet. None: as above. Raises what is wrong with a trace id.
+        """
         cdef Py_ssize_t size
         route = self._route_of(topic)
         if route is None or type(body) is not bytes or not self._pending_limit.has_room(1):
@@ -557,11 +565,14 @@ cdef class ProducerPath:
         if queue is None:
             return None
         route.is_used = True
-        return self._make(queue, body, self._plain, 1)
+        form = self._plain
+        if trace_id is not None or self._trace.is_active:
+            form = self._composer.form(route, body, trace_id, None, None)
+        return self._make(queue, body, form, 1)
 
     cdef object _route_of(self, topic):
         """What is known of a topic; None where there is more to do than to send what is published to it."""
-        if type(topic) is not str or not self._is_running or self._trace.is_active:
+        if type(topic) is not str or not self._is_running:
             return None
         if <unsigned long>self._thread.ident != PyThread_get_thread_ident():
             return None

@@ -4,6 +4,7 @@
 
 cdef enum:
     OK_SIZE = 10
+    RECEIPT_SIZE = 38  # a frame with the answer to a traced publish, see ``_codec.traced_reply``
 
 
 @cython.nonecheck(True)  # what was not set, by mistake, is an AttributeError then, and does not end the process
@@ -100,6 +101,16 @@ cdef class SessionPath:
         if count == 1:  # as for a publisher that waits for each
             return [self.pending.popleft()[1]] if self.pending[0][0] in self._publishes else None
         return self._tokens(count) if 0 < count <= len(self.pending) else None
+
+    cdef object take_receipt(self, bytes data):
+        """As ``take_oks``, of what was stored of one traced publish: the token of that, or None."""
+        if not self.pending or self.stage is not self._ready or self.failure is not None or self._reader.buffered:
+            return None
+        if self.pending[0][0] not in self._publishes or PyBytes_GET_SIZE(data) != RECEIPT_SIZE:
+            return None
+        if memcmp(PyBytes_AS_STRING(data), <const char*> b"\0\0\0\x22\0\0\0\0OK", OK_SIZE):
+            return None
+        return self.pending.popleft()[1]
 
     cdef list _tokens(self, Py_ssize_t count):
         """Take out the tokens of the next publishes; None if not all of the next commands are publishes."""

@@ -43,7 +43,7 @@ from nsq_fast.client.greenlets import (
     take_calls,
     tell_forks,
 )
-from nsq_fast.client.loop import tell_unconfirmed
+from nsq_fast.client.loop import EXIT_TIMEOUT, tell_unconfirmed
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR
 
@@ -51,9 +51,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 ClientT = TypeVar("ClientT")
 logger = logging.getLogger(__name__)
-
-EXIT_TIMEOUT = 2.0
-"""Seconds that the end of the interpreter may wait for clients that nobody closed, all together."""
 
 END_TIMEOUT = 5.0
 """Seconds that it waits then for the thread. It is left behind after that."""

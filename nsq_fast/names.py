@@ -53,18 +53,32 @@ def _check_name(kind: str, name: str) -> str:
 
 
 class Address(NamedTuple):
-    """Host and port of a server. IPv6 hosts are kept without brackets."""
+    """Host and port of a server, IPv6 hosts without brackets; of a Unix socket the path, and port 0."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
+        if self.host.startswith("/"):
+            return f"unix:{self.host}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket."""
+        return self.host.startswith("/")
 
 
 def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
-    """Read ``host``, ``host:port``, ``[v6]``, ``[v6]:port``, a bare IPv6 address, or a (host, port) pair."""
+    """Read ``host``, ``host:port``, ``[v6]``, ``[v6]:port``, a bare IPv6 address, or a (host, port) pair.
+
+    Or a Unix socket: ``/path``, ``unix:/path`` or ``unix:///path``.
+    """
     port: int | str
+    if isinstance(text, str) and is_unix_address(text):
+        return _unix_address(text.strip())
+    if isinstance(text, Address) and text.is_unix:
+        return text
     if isinstance(text, tuple) and len(text) == 2:
         host, port = text
     elif isinstance(text, str) and "@" in text:
@@ -85,6 +99,20 @@ def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
         raise ConfigError(f"invalid address {text!r}: a host and a port of 1 to 65535 are needed")
     _check_host(host, text)
     return Address(host, number)
+
+
+def is_unix_address(text: str) -> bool:
+    """Whether it names a Unix socket, well or not."""
+    return text.strip().startswith(("/", "unix:"))
+
+
+def _unix_address(text: str) -> Address:
+    path = text.removeprefix("unix:")
+    if path.startswith("//"):  # what follows is the host of a URL, which has none
+        path = path[2:]
+    if not path.startswith("/") or path.endswith("/") or not path.isprintable():
+        raise ConfigError(f"invalid address {text!r}: a Unix socket is /path, unix:/path or unix:///path")
+    return Address(path, 0)
 
 
 def _check_host(host: str, text: object) -> None:

@@ -38,7 +38,7 @@ class BlockingCalls(Generic[FutureT, AllFutureT]):
     checked with and carried out by.
     """
 
-    _publish_usual: Callable[[Any, Any, Any, Any], bytes | None]
+    _publish_usual: Callable[[Any, Any, Any, Any, Any], Any]
     _multipublish_usual: Callable[[Any, Any], bytes | None]
     _prepared: Any
     _new: Any
@@ -98,12 +98,13 @@ class BlockingCalls(Generic[FutureT, AllFutureT]):
                 Future in ``nsq_fast.threads``.
             key, partition, trace_id, headers, tag: for servers with partitions, see ``PublishOptions``.
         """
-        is_usual = block and raise_error and (defer is timeout is trace_id is None and headers is None and tag is None)
-        if is_usual and (usual := self._publish_usual(topic, body, key, partition)) is not None:
-            return usual  # nothing was left to check (nsq-fast bench publish)
+        is_usual = block and raise_error and (defer is timeout is None and headers is None and tag is None)
+        if is_usual and (usual := self._publish_usual(topic, body, key, partition, trace_id)) is not None:
+            stored: Stored = usual  # nothing was left to check (nsq-fast bench publish)
+            return stored
         publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
-        stored: Stored | FutureT = self._carry_out([publish], publish, block, raise_error)
-        return stored
+        ended: Stored | FutureT = self._carry_out([publish], publish, block, raise_error)
+        return ended
 
     def publish_nowait(
         self,
@@ -123,8 +124,8 @@ class BlockingCalls(Generic[FutureT, AllFutureT]):
         It waits for a connection in the background. Raises PublishFailed when ``max_pending`` is reached. A promise
         cannot be cancelled. Callbacks of a Future run in the hub thread: they must not block.
         """
-        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
-        publish: Any = self._prepared(topic, body, key, partition) if is_usual else None
+        is_usual = defer is timeout is None and headers is None and tag is None
+        publish: Any = self._prepared(topic, body, key, partition, trace_id) if is_usual else None
         if publish is None:
             publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             self._take_room_now(publish)
@@ -199,7 +200,8 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
     """Publishes messages, with retries, failover and pipelining; any number of greenlets may share one.
 
     Args:
-        nsqd_tcp_addresses: nsqds that take every topic, as ``host:port`` or (host, port).
+        nsqd_tcp_addresses: nsqds that take every topic, as ``host:port`` or (host, port), or the
+            path of a Unix socket, ``/path`` or ``unix:/path``.
         lookupd_http_addresses: nsqlookupds that say which nsqds take a topic. A topic they do not know
             goes to any nsqd they know. At least one of the two kinds of addresses is needed.
         trace: the trace log; the one that all share by default.

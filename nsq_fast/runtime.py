@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from .client.signals import receivers as receivers
     from .client.subscriptions import Subscriber as Subscriber
     from .client.trace import LOGGER_NAME as LOGGER_NAME
+    from .client.trace import ConsumeRecord as ConsumeRecord
+    from .client.trace import PublishRecord as PublishRecord
     from .client.trace import TraceLog as TraceLog
+    from .client.trace import TraceRecord as TraceRecord
     from .client.trace import log_to_file as log_to_file
     from .client.trace import new_trace_id as new_trace_id
-    from .client.trace_records import ConsumeRecord as ConsumeRecord
-    from .client.trace_records import PublishRecord as PublishRecord
-    from .client.trace_records import TraceRecord as TraceRecord
     from .columns import ColumnProducer as ColumnProducer
     from .columns import ColumnSubscription as ColumnSubscription
     from .columns import StoredRows as StoredRows
@@ -68,8 +68,7 @@ _MODULES = {
     "client.progress": "ConsumerProgress ProducerProgress",
     "client.signals": "LazySignal MessageSignals SignalBook receivers",
     "client.subscriptions": "Subscriber",
-    "client.trace": "LOGGER_NAME TraceLog log_to_file new_trace_id",
-    "client.trace_records": "ConsumeRecord PublishRecord TraceRecord",
+    "client.trace": "LOGGER_NAME ConsumeRecord PublishRecord TraceLog TraceRecord log_to_file new_trace_id",
     "columns": "ColumnProducer ColumnSubscription StoredRows TopicLayout",
     "consumer": "Consumer",
     "producer": "Producer",

@@ -72,6 +72,10 @@ def test_ephemeral():
         ("fe80::1", ("fe80::1", 4150)),
         (("h", "7"), ("h", 7)),
         (Address("h", 7), ("h", 7)),
+        ("/run/nsqd.sock", ("/run/nsqd.sock", 0)),
+        (" unix:/run/a@b ", ("/run/a@b", 0)),
+        ("unix:///run/nsqd.sock", ("/run/nsqd.sock", 0)),
+        (Address("/run/nsqd.sock", 0), ("/run/nsqd.sock", 0)),
     ],
 )
 def test_addresses(text, expected):
@@ -80,7 +84,7 @@ def test_addresses(text, expected):
     assert parse_address(str(address), 1) == expected
 
 
-@pytest.mark.parametrize("text", ["h:x", "h:0", "h:65536", ":1", "", 7, None, "[::1", "h:"])
+@pytest.mark.parametrize("text", ["h:x", "h:0", "h:65536", ":1", "", 7, None, "[::1", "h:", "unix:nsqd.sock", "/"])
 def test_bad_addresses_name_themselves(text):
     with pytest.raises(ConfigError, match=r"address|port"):
         parse_address(text, 4150)

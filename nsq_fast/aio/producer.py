@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.loop import tell_unconfirmed
+from nsq_fast.client.loop import EXIT_TIMEOUT, tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
 from nsq_fast.errors import NotRunning
@@ -29,9 +29,6 @@ AllStored: TypeAlias = bytes | list[Receipt]
 
 logger = logging.getLogger(__name__)
 
-EXIT_TIMEOUT = 2.0
-"""Seconds that the end of the interpreter may wait for what is pending of a producer that nobody closed."""
-
 
 class Producer(ProducerCore):
     """Publishes messages, from any number of tasks of the loop in which it was started.
@@ -46,7 +43,7 @@ class Producer(ProducerCore):
     where their loop is not closed it runs for two seconds more.
     """
 
-    _home: asyncio.AbstractEventLoop | None = None
+    _home: asyncio.AbstractEventLoop | None
     _pid = 0
 
     def _new_wakeups(self) -> Wakeups:
@@ -72,16 +69,14 @@ class Producer(ProducerCore):
 
         The arguments are those of ``nsq_fast.Producer.publish``.
         """
-        if self._home is not asyncio.get_running_loop():
-            self._check_loop("publish()")
-        is_usual = block and (defer is timeout is trace_id is None and headers is None and tag is None)
-        usual = self._sent_usual(topic, body, key, partition) if is_usual else None
+        is_usual = block and (defer is timeout is None and headers is None and tag is None)
+        usual = self._sent_usual(topic, body, key, partition, trace_id) if is_usual else None
         if usual is None:
-            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
-            stored: Stored = await self._carry_out([publish], publish, block)
+            self._check_loop("publish()")
+            usual = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+            stored: Stored = await self._carry_out([usual], usual, block)
             return stored
-        # Of a single publish that is pending the reply comes soon: see SpinReader.
-        if not usual.done and (self._ready or not usual.read_soon(self._wakeups)):
+        if not usual.done:
             try:
                 await usual
             except asyncio.CancelledError as error:
@@ -89,7 +84,10 @@ class Producer(ProducerCore):
                 raise
         elif usual.error is not None:
             raise usual.error
-        return OK
+        if usual.is_plain:
+            return OK
+        stored = usual.value()
+        return stored
 
     def publish_nowait(
         self,
@@ -109,8 +107,8 @@ class Producer(ProducerCore):
         Raises PublishFailed when ``max_pending`` is reached. Cancelling the future does not withdraw the publish.
         """
         self._check_loop("publish_nowait()")
-        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
-        publish = self._prepared(topic, body, key, partition) if is_usual else None
+        is_usual = defer is timeout is None and headers is None and tag is None
+        publish = self._prepared(topic, body, key, partition, trace_id) if is_usual else None
         if publish is None:
             publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             self._take_room_now(publish)
@@ -170,9 +168,10 @@ class Producer(ProducerCore):
             self._pid = os.getpid()
             loop: Any = AsyncioLoop()
             self._build(loop)
+            self._get_loop = asyncio.get_running_loop
             self._create_future = running.create_future
             # What asyncio's own loop is about to do; uvloop does not show it.
-            self._ready: Any = getattr(running, "_ready", ())
+            self._ready = getattr(running, "_ready", ())
             _known.add(self)
         await self._start()
 

@@ -24,6 +24,7 @@ from nsq_fast.names import (
     DEFAULT_NSQD_HTTP_PORT,
     check_channel,
     check_topic,
+    is_unix_address,
     parse_address,
 )
 from nsq_fast.protocol.targets import parse_start
@@ -35,7 +36,6 @@ from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
 
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")
-_PROFILE = re.compile(r"[a-z]{1,32}")
 Call = Callable[["NsqdHTTPClient", dict[str, Any]], None]
 """Calls one nsqd; the mapping names topic, channel and partition, as query arguments."""
 
@@ -71,9 +71,12 @@ class AdminClient:
             raise ConfigError(f"scheme={scheme!r}: must be http or https")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0")
-        if not isinstance(host, str) or "/" in host:
+        if isinstance(host, str) and is_unix_address(host):
+            address = parse_address(host, 0)
+        elif not isinstance(host, str) or "/" in host:
             raise ConfigError(f"host={host!r}: must be a host name or IP address; use from_url for a URL")
-        address = parse_address((host.removeprefix("[").removesuffix("]"), port or self.default_port), 0)
+        else:
+            address = parse_address((host.removeprefix("[").removesuffix("]"), port or self.default_port), 0)
         headers = {"Accept": ACCEPT}
         if authorization is not None:
             headers["Authorization"] = authorization
@@ -131,12 +134,6 @@ class AdminClient:
     def info(self) -> dict[str, Any]:
         """Return the version of the server, and what else it says of itself."""
         return self._object("/info")
-
-    def profile(self, name: str = "goroutine", **query: Any) -> bytes:
-        """Return a Go profile (/debug/pprof): goroutine, heap, block, threadcreate, cmdline, symbol, profile."""
-        if not _PROFILE.fullmatch(name):
-            raise ConfigError(f"invalid name of a profile: {name!r}")
-        return self.call("GET", f"/debug/pprof/{name}", **query)
 
     def close(self) -> None:
         """Close idle connections. The client opens new ones when it is used again."""
@@ -267,24 +264,6 @@ class NsqdHTTPClient(AdminClient):
         body = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         return _config_value(self.call("PUT", _config_path(option), body))
 
-    def set_block_rate(self, rate: int) -> None:
-        """Set the rate of Go's block profile."""
-        self._order("PUT", "/debug/setblockrate", rate=rate)
-
-    def free_memory(self) -> None:
-        """Make nsqd return memory to the operating system."""
-        self._order("POST", "/debug/freememory")
-
-    def _order(self, method: str, path: str, **query: Any) -> None:
-        """Send an order whose success nsqd reports as status 500."""
-        # The handler returns no value, which PlainText cannot encode.
-        # nsqio/nsq (1.3.0): nsqd/http.go, setBlockRateHandler; internal/http_api/api_response.go, PlainText
-        try:
-            self.call(method, path, **query)
-        except HttpError as error:
-            if (error.status, error.text) != (500, "INTERNAL_ERROR"):
-                raise
-
 
 class LookupdHTTPClient(AdminClient):
     """HTTP client of one nsqlookupd (default port 4161)."""
@@ -336,10 +315,6 @@ class LookupdHTTPClient(AdminClient):
     def tombstone_topic(self, topic: str, node: str | tuple[str, int]) -> None:
         """Hide a producer of a topic for a while; ``node`` is broadcast address and HTTP port of the nsqd."""
         self._topic("tombstone", topic, node=str(parse_address(node, DEFAULT_NSQD_HTTP_PORT)))
-
-    def debug(self) -> dict[str, Any]:
-        """Return all registrations."""
-        return self._object("/debug")
 
 
 class LookupPoller(lookup.LookupPoller):

@@ -20,7 +20,7 @@ import msgspec
 from nsq_fast._version import __version__
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, HttpError, RemoteProtocolError
-from nsq_fast.names import Address, parse_address
+from nsq_fast.names import Address, is_unix_address, parse_address
 from nsq_fast.protocol.topology import error_text
 
 from .transport import Transport
@@ -63,11 +63,11 @@ class Reply(msgspec.Struct, frozen=True):
 def parse_endpoint(text: str | tuple[str, int] | Endpoint, default_port: int) -> Endpoint:
     """Read ``host``, ``host:port``, ``http://host:port``, ``https://host:port`` or a (host, port) pair.
 
-    Raises ConfigError for anything else, a path or a user name included.
+    Or a Unix socket, as ``parse_address`` does. Raises ConfigError for anything else, a path or a user name included.
     """
     if isinstance(text, Endpoint):
         return text
-    if not isinstance(text, str) or "://" not in text:
+    if not isinstance(text, str) or "://" not in text or is_unix_address(text):
         return Endpoint("http", parse_address(text, default_port))
     if "@" in text:
         raise ConfigError("an address must hold no user name or password; use the Authorization option")
@@ -107,7 +107,8 @@ class HttpClient:
         self.endpoint = endpoint
         self.timeout = timeout
         self.max_reply_size = max_reply_size
-        fixed = {"Host": str(endpoint.address), "User-Agent": f"nsq_fast/{__version__}", **(headers or {})}
+        host = "localhost" if endpoint.address.is_unix else str(endpoint.address)
+        fixed = {"Host": host, "User-Agent": f"nsq_fast/{__version__}", **(headers or {})}
         self._headers = _checked(fixed)
         self._tls_options = tls_options
         if endpoint.scheme == "https":

@@ -216,6 +216,6 @@ def _naming(files: str) -> Iterator[None]:
 
 
 def server_hostname(options: Any, host: str) -> str:
-    """The name to send (SNI) and to verify: the one in the options, otherwise ``host``."""
+    """The name to send (SNI) and to verify: the one in the options, otherwise ``host``; a Unix socket has none."""
     name = options.get("server_hostname") if isinstance(options, Mapping) else None
-    return str(name or host)
+    return str(name or ("localhost" if host.startswith("/") else host))

@@ -329,6 +329,10 @@ class Repeated:
             self._timer = self._loop.call_later(pause, self._run)
 
 
+EXIT_TIMEOUT = 2.0
+"""Seconds that the end of the interpreter may wait for what is pending of clients that nobody closed."""
+
+
 def tell_unconfirmed(log: logging.Logger, count: int) -> None:
     """The interpreter ends: say in one line how many publishes were not confirmed, if there are any."""
     if count:

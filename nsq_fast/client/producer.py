@@ -51,6 +51,8 @@ class ProducerCore(ProducerPath):
     A face calls ``_build`` with its loop, and has the calls of a program.
     """
 
+    _composer: Composer
+
     def __init__(
         self,
         nsqd_tcp_addresses: Addresses = (),
@@ -266,7 +268,10 @@ class ProducerCore(ProducerPath):
         data = bytes(body)
         if len(data) > route.plain_size:
             data, options = self._composer.packed(route, data, options)
-        form = self._composer.form(route, data, defer, options)
+        if defer:
+            form = self._composer.deferred(route, defer, options)
+        else:
+            form = self._composer.form(route, data, options.trace_id, options.headers, options.tag)
         publish = self._bound(route, data, form, deadline, options)
         if timeout is not None:
             publish.timeout = timeout

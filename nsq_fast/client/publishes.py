@@ -254,11 +254,6 @@ class PublishOptions(msgspec.Struct, frozen=True):
     headers: Any = None
     tag: str | None = None
 
-    @property
-    def go_with_body(self) -> bool:
-        """Whether any of them is sent; a key and a partition only say where to."""
-        return self.trace_id is not None or self.headers is not None or self.tag is not None
-
 
 NO_OPTIONS = PublishOptions()
 
@@ -283,23 +278,25 @@ class Composer:
 
     # One message
 
-    def form(self, topic: TopicRoute, body: Body, defer: int | None, options: PublishOptions) -> WireForm:
+    def form(self, topic: TopicRoute, body: Body, trace_id: Any, headers: Any, tag: Any) -> WireForm:
         """The form of one message, whose body has been checked."""
-        if defer:
-            if topic.is_partitioned or options is not NO_OPTIONS:
-                raise ConfigError(
-                    f"defer={defer}: servers with partitions, keys, traces and headers cannot delay a publish;"
-                    " leave defer out"
-                )
-            return WireForm("DPUB", defer=defer)
-        if self._is_bare(topic, options):
+        if self._is_bare(topic, trace_id, headers, tag):
             return PLAIN
-        form = self.message_form(topic, options.trace_id, options.headers, options.tag)
-        if form.overhead and not self._fits(topic, body, form):
-            if form.is_optional:
-                return PLAIN
-            raise BodyInvalid(f"body {self._excess(topic, body, form)}")
-        return form
+        form = self.message_form(topic, trace_id, headers, tag)
+        if form is PLAIN or self._fits(topic, body, form):
+            return form
+        if form.is_optional:
+            return PLAIN
+        raise BodyInvalid(f"body {self._excess(topic, body, form)}")
+
+    def deferred(self, topic: TopicRoute, defer: int, options: PublishOptions) -> WireForm:
+        """The form of one message that is delivered later."""
+        if topic.is_partitioned or options is not NO_OPTIONS:
+            raise ConfigError(
+                f"defer={defer}: servers with partitions, keys, traces and headers cannot delay a publish;"
+                " leave defer out"
+            )
+        return WireForm("DPUB", defer=defer)
 
     def packed(self, topic: TopicRoute, body: bytes, options: PublishOptions) -> tuple[bytes, PublishOptions]:
         """A body above ``topic.plain_size``, compressed if that saves something, and the options that say so."""
@@ -319,9 +316,9 @@ class Composer:
     def _excess(self, topic: TopicRoute, body: Body, form: WireForm) -> str:
         return f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {topic.limit_text}"
 
-    def _is_bare(self, topic: TopicRoute, options: PublishOptions) -> bool:
+    def _is_bare(self, topic: TopicRoute, trace_id: Any, headers: Any, tag: Any) -> bool:
         """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
-        if options is not NO_OPTIONS and options.go_with_body:
+        if trace_id is not None or headers is not None or tag is not None:
             return False
         return not self._trace.is_active or not self._trace.is_on(topic.name) or (topic.has_lookup and topic.is_plain)
 
@@ -378,7 +375,8 @@ class Composer:
         if self._codec_name is not None and max(map(len, messages)) > topic.plain_size:
             messages, options = self._packed_batch(topic, messages, options)
             total = self._max_body_size + 1  # unknown now; the parts are measured below
-        forms = None if self._is_bare(topic, options) else self._forms(topic, messages, options)
+        is_bare = self._is_bare(topic, options.trace_id, options.headers, options.tag)
+        forms = None if is_bare else self._forms(topic, messages, options)
         if forms is None:
             groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
             return [(group, PLAIN_BATCH) for group in groups]
@@ -414,7 +412,7 @@ class Composer:
     def _forms(self, topic: TopicRoute, messages: list[bytes], options: PublishOptions) -> list[WireForm] | None:
         """What goes with each message; None: nothing."""
         count = len(messages)
-        is_asked = options.go_with_body
+        is_asked = options.trace_id is not None or options.headers is not None or options.tag is not None
         if not is_asked and max(map(len, messages)) + _TRACE_ID_BYTES > self._max_msg_size:
             return None
         is_same = not isinstance(options.headers, Sequence) and not isinstance(options.trace_id, Sequence)

@@ -68,6 +68,9 @@ LONGEST_DOUBT = 5.0
 """Lookup, asked anew whether a topic carries headers, does not answer for so long (s): what it said before holds. What
 is bound to a partition waits meanwhile."""
 
+AFTER_TIMEOUT = 0.1
+"""Seconds that connections get to close their sockets when the time for closing is over."""
+
 MAX_TOPICS = 10_000
 """Topics remembered at most: programs that make up topic names for each answer must not fill the memory."""
 
@@ -806,11 +809,11 @@ class Pool:
         return [link for link in self if link.conn is not None]
 
     async def close(self, timeout: float) -> None:
-        """Close every connection after flushing what was written to it."""
-        end = monotonic() + timeout
+        """Close every connection after flushing what was written to it, or when time is up."""
+        end = monotonic() + timeout + AFTER_TIMEOUT
         links = list(self)
         for link in links:
-            link.stop()
+            link.stop(timeout)
         self._links.clear()
         for link in links:
             await link.ended(max(0.0, end - monotonic()))

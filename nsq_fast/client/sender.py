@@ -43,7 +43,6 @@ import msgspec
 from nsq_fast._codec import NOP, traced_reply
 from nsq_fast._publish_path import Command, PendingPath, SendPath, Wakeups
 from nsq_fast.client.histogram import Histogram
-from nsq_fast.client.trace import split_receipt
 from nsq_fast.errors import (
     ConfigError,
     ConnectionClosed,
@@ -70,15 +69,15 @@ from nsq_fast.protocol.publishing import (
     LONGEST_LEADER_PAUSE,
     MOST_SERVERS_LOST,
     OK,
-    Receipt,
     RetryPolicy,
     batch_command,
     classify,
     publish_failed,
     retry_delay,
+    take_receipts,
 )
 
-from .connection import Connection, ConnectionOwner
+from .connection import CLOSE_TIMEOUT, Connection, ConnectionOwner
 from .loop import Event
 from .publishes import PendingLimit, Publish
 from .routing import Pool, Queue, Routing
@@ -245,7 +244,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         """Whether it is not connected, and that was tried."""
         return self.conn is None and self.error is not None
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Connect no more, and close the connection after what was written to it is flushed. Does not wait for that."""
         if self.is_stopping:
             return
@@ -254,7 +253,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         if self._task is not None:
             self._task.cancel()
         if self.conn is not None:
-            self.conn.close()
+            self.conn.close(timeout=min(timeout, CLOSE_TIMEOUT))
         else:
             self._ended.set()
 
@@ -643,13 +642,10 @@ class Sender(SendPath):
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
         """Give each publish what the server said of its records, and write that down."""
-        publishes, topic = command.publishes, command.destination.topic
-        traces = [publish.form.traces(publish.body) for publish in publishes]
-        split = split_receipt(traced_reply(data), [pair for pairs in traces for pair in pairs])
-        for publish, pairs in zip(publishes, traces, strict=True):
-            receipts = [Receipt(*next(split), command.partition, nsqd) for _ in pairs]
-            publish.receipts = publish.form.kept(receipts)
-            if self._trace.is_on(topic):
+        topic = command.destination.topic
+        take_receipts(command.publishes, traced_reply(data), command.partition, nsqd)
+        if self._trace.is_active and self._trace.is_on(topic):
+            for publish in command.publishes:
                 for receipt in publish.receipts:
                     self._trace.published(topic, receipt[:4], partition=receipt.partition, nsqd=receipt.nsqd)
 

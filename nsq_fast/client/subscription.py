@@ -47,7 +47,7 @@ from .connection import Connection
 from .give_up import message_name
 
 if TYPE_CHECKING:
-    from nsq_fast.client.trace_records import Outcome
+    from nsq_fast.client.trace import Outcome
 
     from .consumer import AnyConsumer
     from .subscriptions import Subscriber

@@ -5,7 +5,7 @@ ask ``is_on(topic)`` before anything else is done, so that it costs a set
 lookup while it is off. Records go to the logger ``nsq_fast.trace`` as the
 message itself: its text is one line of JSON, and a handler that wants the
 fields finds the record in ``LogRecord.msg``. ``read_records`` reads the lines
-back, ``trace_records`` says what they hold. Joined by internal id, trace id,
+back. Joined by internal id, trace id,
 topic and partition, they show the way of a message from its producer to the
 consumers of every channel.
 """
@@ -17,7 +17,7 @@ import os
 import time as clocks
 from collections.abc import Callable, Iterable, Iterator
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -29,8 +29,6 @@ from nsq_fast.names import Address, check_topic
 if TYPE_CHECKING:
     from logging.handlers import RotatingFileHandler
 
-    from .trace_records import Outcome, TraceRecord
-
 LOGGER_NAME = "nsq_fast.trace"
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 DEFAULT_BACKUPS = 5
@@ -40,6 +38,85 @@ if logger.level == logging.NOTSET:
     # The switch is TraceLog, not the root logger's level.
     logger.setLevel(logging.INFO)
 
+
+# What a line of the log holds: a publish, the receipt of a delivery, or its outcome
+
+Outcome = Literal["FIN", "REQ", "TIMEOUT"]
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="publish"):
+    """One message was stored.
+
+    Attributes:
+        time: of the reply, nanoseconds since the epoch.
+        nsqd: address of the leader that stored it.
+        internal_id, trace_id: the two halves of the message id.
+        offset, size: of its record in the partition's log, in bytes.
+    """
+
+    time: int
+    topic: str
+    partition: int | None
+    nsqd: str
+    internal_id: _U64
+    trace_id: _U64
+    offset: int | None
+    size: int | None
+
+    def __str__(self) -> str:
+        return _encode(self).decode()
+
+
+class _DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What both records of a delivery have; the attributes are those of ConsumeRecord."""
+
+    time: int
+    topic: str
+    partition: int | None
+    channel: str
+    nsqd: str
+    local: str
+    internal_id: _U64
+    trace_id: _U64
+    offset: int | None
+    size: int | None
+    timestamp: int
+    attempts: int
+
+    def __str__(self) -> str:
+        return _encode(self).decode()
+
+
+class ReceiveRecord(_DeliveryRecord, frozen=True, kw_only=True, tag_field="event", tag="receive"):
+    """One delivery of a message has arrived. What becomes of it is a ConsumeRecord; a handler that hangs leaves none.
+
+    The attributes are those of ConsumeRecord; ``time`` is that of the receipt.
+    """
+
+
+class ConsumeRecord(_DeliveryRecord, frozen=True, kw_only=True, tag_field="event", tag="consume"):
+    """One delivery of a message was answered, or its time ran out.
+
+    Attributes:
+        time: of the answer, nanoseconds since the epoch.
+        nsqd, local: the two ends of the connection it came through.
+        offset, size: None unless the subscription was ordered or advanced.
+        timestamp: when the message was published, nanoseconds since the epoch.
+        outcome: what became of this delivery.
+        handling_time: seconds from receipt to answer; None when the receipt was not clocked.
+    """
+
+    outcome: Outcome
+    handling_time: float | None
+
+
+TraceRecord: TypeAlias = PublishRecord | ReceiveRecord | ConsumeRecord
+
+
+# Who writes it
 
 Stored: TypeAlias = tuple[int, int, int | None, int | None]
 """Internal id, trace id, offset, size."""
@@ -116,8 +193,6 @@ class TraceLog:
         internal_id, trace_id, offset, size = receipt
         if not self.takes(topic, trace_id):
             return
-        from .trace_records import PublishRecord  # most programs trace nothing
-
         self._log.info(
             PublishRecord(
                 time=self._clock(),
@@ -132,27 +207,12 @@ class TraceLog:
             extra=TRACE_PUBLISHED,
         )
 
-    def published_many(
-        self,
-        topic: str,
-        receipt: TracedReply,
-        pairs: Iterable[tuple[int, int]],
-        *,
-        partition: int | None,
-        nsqd: Address | str,
-    ) -> None:
-        """Record an MPUB_TRACE: a record for each of ``pairs`` of (trace id, body size), in the order published."""
-        for each in split_receipt(receipt, pairs):
-            self.published(topic, each, partition=partition, nsqd=nsqd)
-
     def received(
         self, topic: str, channel: str, message: Message, *, nsqd: Address | str, local: Address | str | None
     ) -> None:
         """Record that a delivery has arrived. ``nsqd`` and ``local`` are the two ends of the connection."""
         if not self.takes(topic, message.trace_id or message.internal_id):
             return
-        from .trace_records import ReceiveRecord
-
         self._log.info(
             ReceiveRecord(time=self._clock(), **_delivery(topic, channel, message, nsqd, local)), extra=TRACE_RECEIVED
         )
@@ -177,8 +237,6 @@ class TraceLog:
         """
         if not self.takes(topic, message.trace_id or message.internal_id):
             return
-        from .trace_records import ConsumeRecord
-
         self._log.info(
             ConsumeRecord(
                 time=self._clock(),
@@ -212,24 +270,6 @@ def _delivery(
     }
 
 
-def split_receipt(receipt: TracedReply, pairs: Iterable[tuple[int, int]]) -> Iterator[Stored]:
-    """The (internal id, trace id, offset, size) of each message of an MPUB_TRACE.
-
-    The receipt holds the first id, the first offset and the size of all. The records of a batch lie one behind the
-    other, with consecutive ids, and each is larger than its body by the same amount. Where the sizes contradict that,
-    offset and size are None.
-    """
-    # youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse; nsqd/topic.go, PutMessagesNoLock
-    items = list(pairs)
-    overhead, rest = divmod(receipt.size - sum(size for _, size in items), max(1, len(items)))
-    offset = receipt.offset
-    for number, (trace_id, body_size) in enumerate(items):
-        size = body_size + overhead
-        known = (None, None) if rest or overhead < 0 else (offset, size)
-        yield (receipt.internal_id + number, trace_id, *known)
-        offset += size
-
-
 def log_to_file(
     path: str | os.PathLike[str],
     max_bytes: int = DEFAULT_MAX_BYTES,
@@ -255,8 +295,6 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
     Whatever a log format puts before the JSON is skipped, and so are blank lines. Raises ValueError, with the number
     of the line, for one that holds no record.
     """
-    from .trace_records import TraceRecord
-
     decode = msgspec.json.Decoder(TraceRecord).decode
     for number, line in enumerate(lines, 1):
         text = line.encode() if isinstance(line, str) else line

@@ -1,6 +1,6 @@
-"""A byte stream to one nsqd: TCP, and the layers that the handshake puts on it.
+"""A byte stream to one nsqd: TCP or a Unix socket, and the layers that the handshake puts on it.
 
-Layers only transform bytes, see ``layers``. The socket below is never anything but a plain non-blocking TCP socket. So
+Layers only transform bytes, see ``layers``. The socket below is never anything but a plain non-blocking socket. So
 a send can be tried at any time, whatever the layers are, and bytes that were read too early are simply fed to the next
 layer.
 
@@ -16,7 +16,7 @@ from _socket import AI_NUMERICHOST, SHUT_WR, SO_ERROR, SOCK_STREAM, SOL_SOCKET, 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import strerror
-from socket import IPPROTO_TCP, TCP_NODELAY
+from socket import AF_UNIX, IPPROTO_TCP, TCP_NODELAY
 from socket import close as close_descriptor  # unlike os.close this one is never patched
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,9 @@ class Transport(TransportPath):
         Raises ConnectFailed naming every attempt or saying what is wrong with the host, the resolver's OSError, or
         TimeoutError.
         """
+        if self.address.is_unix:
+            await self._connect_to_path(self.address.host)
+            return
         found = await self._resolve(deadline)
         failures: list[str] = []
         for index, (family, _, _, _, target) in enumerate(found):
@@ -85,6 +88,14 @@ class Transport(TransportPath):
                 self.local_address = Address(*self.sock.getsockname()[:2])
                 return
         raise ConnectFailed("; ".join(failures))
+
+    async def _connect_to_path(self, path: str) -> None:
+        sock = self.loop.new_socket(AF_UNIX)
+        self.use(sock)
+        # It is connected or refused at once: while the server's backlog is full, with EAGAIN.
+        if number := sock.connect_ex(path):
+            raise ConnectFailed(f"{path}: {strerror(number)}")
+        self.local_address = self.address  # our end has no name
 
     async def _resolve(self, deadline: float) -> Sequence[tuple[Any, ...]]:
         """A host that is an IP address needs no resolver, which may start threads and take as long as to connect."""

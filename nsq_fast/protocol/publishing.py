@@ -6,14 +6,13 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
 from nsq_fast import _codec
-from nsq_fast._codec import Records
+from nsq_fast._codec import Records, TracedReply
 from nsq_fast._publish import COUNT_BYTES as COUNT_BYTES
 from nsq_fast._publish import LENGTH_BYTES as LENGTH_BYTES
 from nsq_fast._publish import PublishFields
@@ -72,6 +71,35 @@ class Receipt(NamedTuple):
     nsqd: Address
 
 
+def take_receipts(publishes: Iterable[Any], reply: TracedReply, partition: int | None, nsqd: Address) -> None:
+    """Give each publish of a command the receipts of its messages.
+
+    The reply to a batch holds the first id, the first offset and the size of all. The records of a batch lie one behind
+    the other, with consecutive ids, and each is larger than its body by the same amount. Where the sizes contradict
+    that, offset and size are None.
+    """
+    # youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse; nsqd/topic.go, PutMessagesNoLock
+    internal_id, _, offset, spare = reply
+    traces = {}
+    count = 0
+    for publish in publishes:
+        traces[publish] = pairs = publish.form.traces(publish.body)
+        count += len(pairs)
+        for _, size in pairs:
+            spare -= size
+    overhead, rest = divmod(spare, max(1, count))
+    for publish, pairs in traces.items():
+        receipts = []
+        for trace_id, body_size in pairs:
+            size = body_size + overhead
+            is_known = not rest and overhead >= 0
+            place, length = (offset, size) if is_known else (None, None)
+            receipts.append(Receipt(internal_id, trace_id, place, length, partition, nsqd))
+            internal_id += 1
+            offset += size
+        publish.receipts = publish.form.kept(receipts)
+
+
 class WireForm(msgspec.Struct, frozen=True):
     """One message.
 
@@ -110,7 +138,7 @@ class WireForm(msgspec.Struct, frozen=True):
         return len(body) + (self.overhead if self.kind == "PUB_EXT" else 0)
 
     def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        kind = kind_for(self, dialect)
+        kind = kind_for(self, dialect) if self.is_optional else self.kind
         if kind == "PUB":
             return "PUB", _codec.pub(topic, body, partition)
         if kind == "PUB_TRACE":
@@ -522,16 +550,6 @@ def publish_failed(
 # get one reply, but each of them ends, or is tried again, by itself.
 
 
-class State(Enum):
-    """Where a publish is. The last three are ends."""
-
-    WAITING = auto()
-    ON_WIRE = auto()
-    STORED = auto()
-    UNKNOWN = auto()  # it ended without a reply, and a server may have stored it
-    FAILED = auto()
-
-
 class PublishState(PublishFields):
     """The state of one publish.
 
@@ -560,15 +578,6 @@ class PublishState(PublishFields):
 
     def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
         super().__init__(body, form, weight)
-
-    @property
-    def state(self) -> State:
-        """Where it is."""
-        if not self.done:
-            return State.WAITING if self.attempt is None else State.ON_WIRE
-        if self.error is None:
-            return State.STORED
-        return State.UNKNOWN if self.may_be_stored else State.FAILED
 
     @property
     def attempts(self) -> int:

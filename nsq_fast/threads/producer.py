@@ -440,10 +440,10 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
 
     # Publishing
 
-    def _publish_usual(self, topic: Any, body: Any, key: Any, partition: Any) -> bytes | None:
+    def _publish_usual(self, topic: Any, body: Any, key: Any, partition: Any, trace_id: Any) -> bytes | None:
         """Publish one body without other arguments; None: it is not for this to do, and nothing was done."""
         thread = self._place.thread
-        if not (key is partition is None and topic.__class__ is str and body.__class__ is bytes):
+        if not (key is partition is trace_id is None and topic.__class__ is str and body.__class__ is bytes):
             return None
         if get_hub_if_exists() is not None or thread.is_over:  # greenlets of the thread are not to be blocked
             return None
@@ -463,7 +463,7 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
     def _multipublish_usual(self, topic: Any, bodies: Any) -> None:
         """There is no shorter way."""
 
-    def _prepared(self, topic: Any, body: Any, key: Any, partition: Any) -> None:
+    def _prepared(self, topic: Any, body: Any, key: Any, partition: Any, trace_id: Any) -> None:
         """There is none here, either."""
 
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, options: PublishOptions) -> Request:

@@ -7,13 +7,15 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.contract import FACES, Face
 from support.servers import RealNsqd, find_server
 from support.waiting import PROMPT, WAIT, promptly
 
@@ -407,6 +409,37 @@ def test_a_server_that_does_not_let_go_is_left_in_time(on_loop: Any, peer: Calla
         assert token == "pending"
         assert isinstance(error, ConnectionLost)
         assert error.outcome_unknown
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
+def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(face: Face, peer: Callable[..., Peer]) -> None:
+    socks: list[socket.socket] = []
+
+    async def main() -> None:
+        async with face.client("Producer", str(peer(socks.append).address)) as producer:
+            await face.until(lambda: producer.is_connected)
+            await face(producer.close(timeout=0.2))
+            with pytest.raises(ConnectionError):  # as long as only one direction is closed it takes them
+                deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
+
+    face.run(main())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
+def test_what_nobody_acknowledges_ends_the_connection_in_the_time_for_writing(
+    on_loop: Any, peer: Callable[..., Peer]
+) -> None:
+    async def test(loop: Any) -> None:
+        made, new_socket = [], loop.new_socket
+        loop.new_socket = lambda family: made.append(new_socket(family)) or made[-1]
+        conn = Connection(peer(ignore).address, ConnectionConfig(write_timeout=7.5), Owner(loop), loop)
+        await conn.open()
+        loop.new_socket = new_socket
+        assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7_500
+        conn.close(ConnectionClosed("the test is over"))
+        await conn.closed()
 
     on_loop(test)
 

@@ -345,6 +345,8 @@ def test_nodes_are_those_of_all_who_answer_soon(on_loop: Any) -> None:
         async def test(loop: Any) -> None:
             with polling(loop, servers) as poller, promptly():
                 assert {nsqd.tcp.port for nsqd in await poller.nodes(WAIT)} == {1, 2, 3}
+                await poller.nodes(WAIT)
+                assert [server.count("/nodes") for server in servers] == [1, 1, 1], "callers share one question"
 
         on_loop(test)
 

@@ -19,7 +19,7 @@ from support.waiting import WAIT
 from nsq_fast import Message, RequeueMessage, threads
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.client.give_up import PublishTo
-from nsq_fast.errors import BodyInvalid, ConfigError, NotRunning
+from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, NotRunning
 
 COUNT = 50
 BODIES = {b"%d" % number for number in range(COUNT)}
@@ -123,6 +123,11 @@ def test_what_many_publish_is_stored_once_each_and_in_the_order_of_its_key(face:
 
 def test_a_wrong_argument_is_refused_and_harms_nobody_beside_it(face: Face, empty: Place) -> None:
     wrong: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
+        ("publish", ("bad topic", b"x"), {}, NameInvalid),
+        ("publish", ("t", "text"), {}, TypeError),
+        ("publish", ("t", b"x", -1), {}, ConfigError),
+        ("publish_nowait", ("bad topic", b"x"), {}, NameInvalid),
+        ("publish_nowait", ("t", b""), {}, BodyInvalid),
         ("publish", ("t", bytes(101)), {}, BodyInvalid),
         ("publish", ("t", b"x"), {"timeout": 0}, ConfigError),
         ("publish", ("t", b"x"), {"key": "k", "partition": 1}, ConfigError),

@@ -10,7 +10,7 @@ import pytest
 from support.contract import Face
 from support.waiting import WAIT
 
-from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed, PublishTimeout
+from nsq_fast.errors import ConfigError, NoNsqd, NotRunning, PublishFailed, PublishTimeout
 
 NOBODY = "127.0.0.1:1"
 
@@ -65,31 +65,6 @@ def test_a_body_is_what_it_was_at_the_call(face: Face, nsqd_process: Any) -> Non
             body[:] = b"behind"
             await face.result(promise)
         assert await bodies_of(face, nsqd_process.address, 1) == [b"before"]
-
-    face.run(main())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("bad topic", b"x"), NameInvalid),
-        (("t", "text"), TypeError),
-        (("t", b""), ValueError),
-        (("t", b"x", -1), ConfigError),
-    ],
-    ids=["topic", "type", "empty", "defer"],
-)
-def test_a_wrong_argument_is_refused_and_harms_nobody(
-    face: Face, nsqd_process: Any, arguments: tuple[Any, ...], error: type[Exception]
-) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address) as producer:
-            with pytest.raises(error):
-                await face(producer.publish(*arguments))
-            with pytest.raises(error):
-                producer.publish_nowait(*arguments)
-            assert await face(producer.publish("t", b"good")) == b"OK"
-        assert await bodies_of(face, nsqd_process.address, 1) == [b"good"]
 
     face.run(main())
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nsq_fast import _codec, errors
-from nsq_fast._codec import Records
+from nsq_fast._codec import Records, TracedReply
 from nsq_fast.config import MAX_PARTITION
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
@@ -34,7 +34,6 @@ from nsq_fast.protocol.publishing import (
     RetryPolicy,
     RowsForm,
     SeenKeys,
-    State,
     StoredRows,
     Verdict,
     WireForm,
@@ -47,6 +46,7 @@ from nsq_fast.protocol.publishing import (
     sent,
     stored,
     take_command,
+    take_receipts,
 )
 
 # The commands that forms make for the two kinds of servers, and what callers get for them
@@ -54,8 +54,9 @@ from nsq_fast.protocol.publishing import (
 TRACED = WireForm("PUB_TRACE", 7, is_traced=True)
 OPTIONAL = replace(TRACED, is_optional=True)
 HEADER = WireForm("PUB_EXT", header=b'{"a":1}')
-RECEIPT = Receipt(1, 7, 0, 30, 0, Address("127.0.0.1", 4150))
-EMPTY = Receipt(2, 0, 30, 30, 0, Address("127.0.0.1", 4150))
+NSQD = Address("127.0.0.1", 4150)
+RECEIPT = Receipt(1, 7, 0, 30, 0, NSQD)
+EMPTY = Receipt(2, 0, 30, 30, 0, NSQD)
 
 
 def rows(trace_ids: list[int] | None = None, *, is_optional: bool = False) -> RowsForm:
@@ -119,6 +120,25 @@ def test_the_overhead_is_what_a_message_takes_besides_its_body(form: WireForm) -
 )
 def test_what_a_caller_gets(form: Any, receipts: list[Receipt], result: Any) -> None:
     assert form.result(form.kept(receipts), 4) == result
+
+
+class Traced(PublishState):
+    """What has receipts."""
+
+
+@pytest.mark.parametrize(
+    ("size", "places"), [(31 + 36, [(260, 31), (291, 36)]), (68, [(None, None)] * 2), (3, [(None, None)] * 2)]
+)
+@pytest.mark.parametrize("is_one_command", [True, False])
+def test_receipts_of_a_batch_where_the_sizes_add_up(size: int, places: list[Any], is_one_command: bool) -> None:
+    traces = [WireForm("PUB_TRACE", trace_id, is_traced=True) for trace_id in (5, 6)]
+    one: Any = Traced([b"x", b"123456"], BatchForm(traces), 2)
+    publishes = [one] if is_one_command else [Traced(b"x", traces[0]), Traced(b"123456", traces[1])]
+    take_receipts(publishes, TracedReply(internal_id=9, trace_id=0, offset=260, size=size), 3, NSQD)
+    assert [receipt for publish in publishes for receipt in publish.receipts] == [
+        Receipt(9, 5, *places[0], 3, NSQD),
+        Receipt(10, 6, *places[1], 3, NSQD),
+    ]
 
 
 def test_the_compiled_core_has_the_limit_of_the_options() -> None:
@@ -291,33 +311,34 @@ def answered() -> PublishState:
 @pytest.mark.parametrize(
     ("publish", "state"),
     [
-        (waiting(), State.WAITING),
-        (on_wire(), State.ON_WIRE),
-        (in_doubt(), State.WAITING),
-        (answered(), State.STORED),
-        (ended(waiting), State.FAILED),
-        (ended(in_doubt), State.UNKNOWN),
-        (ended(on_wire), State.UNKNOWN),
+        (waiting(), (False, True, False)),
+        (on_wire(), (False, True, True)),
+        (in_doubt(), (False, True, True)),
+        (answered(), (True, True, True)),
+        (ended(waiting), (True, False, False)),
+        (ended(in_doubt), (True, False, True)),
+        (ended(on_wire), (True, False, True)),
     ],
 )
-def test_where_events_lead(publish: PublishState, state: State) -> None:
-    assert publish.state is state
+def test_where_events_lead(publish: PublishState, state: tuple[bool, bool, bool]) -> None:
+    assert (publish.done, publish.error is None, publish.may_be_stored) == state
 
 
 @pytest.mark.parametrize("make", [answered, lambda: ended(waiting), lambda: ended(in_doubt)])
 def test_an_end_is_an_end(make: Callable[[], PublishState]) -> None:
     publish = make()
-    state, error = publish.state, publish.error
+    error, may_be_stored = publish.error, publish.may_be_stored
     publish.end(REFUSED)
     assert stored([publish]) == []
-    assert (publish.state, publish.error) == (state, error)
+    assert (publish.error, publish.may_be_stored) == (error, may_be_stored)
 
 
 def test_what_ended_on_the_wire_is_not_stored_by_the_late_reply() -> None:
     late, other = on_wire(), on_wire()
     late.end(errors.PublishTimeout("late"))
     assert stored([late, other]) == [other]
-    assert late.state is State.UNKNOWN
+    assert isinstance(late.error, errors.PublishTimeout)
+    assert late.may_be_stored
 
 
 @pytest.mark.parametrize(
@@ -339,7 +360,8 @@ def test_a_failed_attempt(
     assert publish.attempts == 1
     assert publish.may_retry(error, policy) is retry
     assert publish.attempt_failed(error, policy).retry is retry
-    assert publish.state is State.WAITING
+    assert not publish.done
+    assert publish.attempt is None
     assert (publish.attempts, publish.may_be_stored, publish.last_error) == (attempts, may_be_stored, error)
     assert not publish.is_alone
 

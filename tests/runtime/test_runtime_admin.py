@@ -86,9 +86,6 @@ NSQD_ROUTES = [
     (lambda c: c.get_config("log_level"), "GET /config/log_level", b""),
     (lambda c: c.set_config("log_level", "debug"), "PUT /config/log_level", b"debug"),
     (lambda c: c.set_config("some_addresses", ["a:4160"]), "PUT /config/some_addresses", b'["a:4160"]'),
-    (lambda c: c.profile("heap"), "GET /debug/pprof/heap", b""),
-    (lambda c: c.set_block_rate(3), "PUT /debug/setblockrate?rate=3", b""),
-    (lambda c: c.free_memory(), "POST /debug/freememory", b""),
     (lambda c: c.call("POST", "/channel/skip", topic="t", channel="c"), "POST /channel/skip?topic=t&channel=c", b""),
 ]
 
@@ -112,7 +109,6 @@ LOOKUPD_QUERIES = [
     (lambda c: c.channels("t"), "/channels?topic=t"),
     (lambda c: c.nodes(), "/nodes"),
     (lambda c: c.list_lookupds(), "/listlookup"),
-    (lambda c: c.debug(), "/debug"),
     (lambda c: c.info(), "/info"),
 ]
 
@@ -204,7 +200,6 @@ def test_a_refusal_is_an_error_with_the_reason(nsqd_client, recorder, status, bo
         (lambda c: c.stats(topic="a/b"), NameInvalid, "topic"),
         (lambda c: c.get_config("../ping"), ConfigError, "option"),
         (lambda c: c.set_config("a?b", 1), ConfigError, "option"),
-        (lambda c: c.profile("../../ping"), ConfigError, "profile"),
     ],
 )
 def test_bad_arguments_never_reach_the_wire(nsqd_client, lookupd, recorder, use, error, match):
@@ -321,9 +316,6 @@ def test_a_real_nsqd(real_nsqd):
             client.set_config("nsqlookupd_tcp_addresses", addresses)
             assert client.get_config("nsqlookupd_tcp_addresses") == addresses
         client.set_config("log_level", "warn")
-        assert b"goroutine" in client.profile("goroutine", debug=1)
-        client.set_block_rate(0)
-        client.free_memory()
 
 
 def test_a_real_lookupd(real_lookupd, real_nsqd):
@@ -342,7 +334,6 @@ def test_a_real_lookupd(real_lookupd, real_nsqd):
         client.tombstone_topic("t", nsqd.http_address)
         assert client.lookup("t")["producers"] == []
         assert client.nodes()["producers"][0]["tombstones"] == [True]
-        assert client.debug()
         client.create_topic("new")
         client.create_channel("new", "channel")
         assert "new" in client.topics()["topics"]

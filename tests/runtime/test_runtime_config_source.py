@@ -16,7 +16,7 @@ from support.waiting import until
 
 from nsq_fast import ConfigDocument, ConfigSource, Consumer, FileConfigSource, HttpConfigSource, Producer, TraceLog
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.client.trace_records import PublishRecord
+from nsq_fast.client.trace import PublishRecord
 from nsq_fast.errors import ConfigError
 
 

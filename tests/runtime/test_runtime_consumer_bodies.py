@@ -16,8 +16,7 @@ from support.waiting import until
 from nsq_fast import Message
 from nsq_fast.client.give_up import PublishTo
 from nsq_fast.client.subscription import decompressed, is_compressed
-from nsq_fast.client.trace import TraceLog, read_records
-from nsq_fast.client.trace_records import ReceiveRecord
+from nsq_fast.client.trace import ReceiveRecord, TraceLog, read_records
 from nsq_fast.errors import BodyInvalid
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 

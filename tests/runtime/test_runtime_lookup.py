@@ -113,16 +113,6 @@ def test_a_topic_that_nobody_knows_yet_is_asked_for_again_and_again(caplog):
     assert [text for text in texts if "is known now" in text] == ["topic t is known now: 1 nsqds, first 10.0.0.1:7"]
 
 
-def test_partitions_and_wrapped_replies_are_understood():
-    version = "0.3.7-HA.1"
-    meta = {"partition_num": 1, "replica": 1}
-    data = {"producers": [peer(1, version)], "partitions": {"0": peer(1, version)}, "meta": meta}
-    with polling({"status_code": 200, "status_txt": "OK", "data": data}) as (poller, _):
-        topology = poller.wait_topology("t", WAIT)
-        assert topology.partitions[0].tcp == Address("10.0.0.1", 1)
-        assert topology.is_complete
-
-
 def test_a_removed_topic_is_asked_for_no_more():
     heard = []
     with polling(producers(1), config=FAST, listener=lambda topic, _: heard.append(topic)) as (poller, _):
@@ -248,14 +238,6 @@ def test_without_listlookup_the_configured_addresses_serve(answer, caplog):
 
 
 # All nsqds
-
-
-def test_nodes_are_united_and_callers_share_one_question():
-    with polling(producers(1, 2), producers(3), hang) as (poller, *lookupds):
-        callers = [gevent.spawn(poller.nodes, WAIT) for _ in range(20)]
-        gevent.joinall(callers, raise_error=True)
-        assert {nsqd.tcp.port for nsqd in callers[0].value} == {1, 2, 3}
-        assert [lookupd.count("/nodes") for lookupd in lookupds] == [1, 1, 1]
 
 
 def test_nodes_of_lookupds_that_fail_are_an_error():

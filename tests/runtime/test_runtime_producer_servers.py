@@ -15,8 +15,6 @@ from support.waiting import WAIT, until
 from nsq_fast import Consumer, Producer, Receipt, errors
 from nsq_fast.protocol.partitioner import murmur3_partition
 
-# Everything goes to disk, at once: then a killed nsqd has what it said OK to.
-DURABLE = ("-mem-queue-size=0", "-sync-every=1")
 KEYS = [f"key-{number}" for number in range(20)]
 PARTITIONS = 3
 
@@ -62,25 +60,6 @@ def test_what_the_server_refuses_fails_alone(real_nsqd):
                 producer.publish("t", b"x", defer=100_000)
             assert producer.publish("t", b"x") == b"OK"
     assert depth(server, "t") == 200
-
-
-def test_an_nsqd_killed_with_publishes_pending_and_restarted_loses_none(real_nsqd):
-    server, stored = real_nsqd(*DURABLE), set()
-
-    def work(number):
-        for index in range(25):
-            body = b"%d-%d" % (number, index)
-            producer.publish("t", body)
-            stored.add(body)
-
-    with Producer([server.tcp_address], publish_timeout=WAIT, max_publish_attempts=10) as producer:
-        workers = [gevent.spawn(work, number) for number in range(20)]
-        for share in (100, 300):
-            until(lambda share=share: len(stored) > share)
-            server.restart()
-        gevent.joinall(workers, raise_error=True)
-    assert len(stored) == 500
-    assert stored <= set(everything("t", server, enough=500))
 
 
 # Discovery

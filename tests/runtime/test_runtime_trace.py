@@ -25,8 +25,15 @@ from nsq_fast._codec import Message, TracedReply
 from nsq_fast.broker import BrokerProcess, NsqdServer
 from nsq_fast.client import trace
 from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
-from nsq_fast.client.trace import TraceLog, check_trace_id, log_to_file, new_trace_id, read_records, split_receipt
-from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.client.trace import (
+    ConsumeRecord,
+    PublishRecord,
+    TraceLog,
+    check_trace_id,
+    log_to_file,
+    new_trace_id,
+    read_records,
+)
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
 
@@ -127,23 +134,6 @@ def test_the_file_rotates(log: logging.Logger, tmp_path: Path) -> None:
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["trace.log", "trace.log.1", "trace.log.2"]
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.iterdir())
-
-
-def test_a_batch_gives_a_record_for_each_message(caplog: pytest.LogCaptureFixture) -> None:
-    receipt = TracedReply(internal_id=9, trace_id=0, offset=260, size=31 + 36)
-    with caplog.at_level(logging.INFO, logger=trace.LOGGER_NAME):
-        TraceLog().published_many("t", receipt, [(5, 1), (6, 6)], partition=0, nsqd=SERVER)
-    records = [entry.msg for entry in caplog.records if isinstance(entry.msg, PublishRecord)]
-    assert [(each.internal_id, each.trace_id, each.offset, each.size) for each in records] == [
-        (9, 5, 260, 31),
-        (10, 6, 291, 36),
-    ]
-
-
-def test_a_batch_whose_sizes_do_not_add_up_has_no_places() -> None:
-    receipt = TracedReply(internal_id=9, trace_id=0, offset=260, size=68)
-    assert list(split_receipt(receipt, [(5, 1), (6, 6)])) == [(9, 5, None, None), (10, 6, None, None)]
-    assert list(split_receipt(receipt, [])) == []
 
 
 def test_reader_skips_what_a_format_puts_before_the_record() -> None:

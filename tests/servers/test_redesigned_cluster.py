@@ -19,7 +19,7 @@ from support.scenarios import Scale, consuming, expected, ext, following, mixed,
 from support.waiting import PROMPT, until
 
 from nsq_fast import Message, Producer
-from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord, ReceiveRecord
+from nsq_fast.client.trace import ConsumeRecord, PublishRecord, ReceiveRecord
 
 
 def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small: Scale, report: list[str]) -> None:

@@ -14,8 +14,7 @@ from support.waiting import until
 
 from nsq_fast import Consumer, Message, Producer
 from nsq_fast.broker import RedesignedCluster
-from nsq_fast.client.trace import TraceLog, log_to_file
-from nsq_fast.client.trace_records import ConsumeRecord, ReceiveRecord, TraceRecord
+from nsq_fast.client.trace import ConsumeRecord, ReceiveRecord, TraceLog, TraceRecord, log_to_file
 from nsq_fast.errors import ConfigError
 from nsq_fast.spark.trace import (
     TABLES,

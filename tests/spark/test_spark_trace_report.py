@@ -15,7 +15,7 @@ from support import trace_logs
 from support.browser import Browser, check_readable
 from support.trace_logs import BAD_LINES, SECOND, Figures, Planted
 
-from nsq_fast.client.trace_records import TraceRecord
+from nsq_fast.client.trace import TraceRecord
 from nsq_fast.spark.trace import TraceSettings, html, local_figures
 from nsq_fast.spark.trace.page import duration
 

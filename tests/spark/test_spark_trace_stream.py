@@ -13,7 +13,7 @@ from support.waiting import until
 
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.admin import NsqdHTTPClient
-from nsq_fast.client.trace_records import TraceRecord
+from nsq_fast.client.trace import TraceRecord
 from nsq_fast.spark.trace import (
     TraceSettings,
     parse_lines,

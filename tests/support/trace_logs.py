@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord, TraceRecord
+from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceRecord
 
 START = 1_790_000_000_000_000_000
 MS = 1_000_000

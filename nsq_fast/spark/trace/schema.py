@@ -33,7 +33,7 @@ LONGEST = 1e9
 PROBLEM_LENGTH = 200
 """So many characters are kept of a line without a record."""
 
-# What a line of a trace log holds. See nsq_fast.client.trace_records for the meaning of each.
+# What a line of a trace log holds. See nsq_fast.client.trace for the meaning of each.
 LINE = (
     f"event string, time bigint, topic string, partition int, channel string, nsqd string, local string,"
     f" internal_id {ID}, trace_id {ID}, offset bigint, size bigint, timestamp bigint, attempts int,"
