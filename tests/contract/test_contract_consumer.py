@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.contract import FACES, Face
+from support.contract import BODIES, FACES, Face, Queue
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
-from nsq_fast.threads import Producer
 
-BODIES = {b"%d" % number for number in range(100)}
 NOBODY = "127.0.0.1:1"
 
 
@@ -32,7 +30,7 @@ def is_connected(consumer: Any) -> bool:
     return any(connection.is_connected for connection in consumer.stats().connections)
 
 
-def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> None:
+def test_handlers_run_one_at_a_time_and_in_order(face: Face, queue: Queue) -> None:
     found: list[bytes] = []
     running: list[int] = []
 
@@ -45,7 +43,7 @@ def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> Non
         running.pop()
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=50) as consumer:
+        async with queue.consumer(face, message_handler=handle, max_in_flight=50) as consumer:
             await face.until(lambda: consumer.stats().totals.finished == 100)
             assert consumer.is_running
         assert not consumer.is_running
@@ -54,7 +52,7 @@ def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> Non
     assert set(found) == BODIES
 
 
-def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
+def test_as_many_handlers_as_concurrency_says(face: Face, queue: Queue) -> None:
     running: set[bytes] = set()
     most = 0
 
@@ -68,14 +66,14 @@ def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
 
     async def main() -> None:
         options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
+        async with queue.consumer(face, message_handler=handle, **options) as consumer:
             await face.until(lambda: consumer.stats().totals.finished == 100)
 
     face.run(main())
     assert most == 20
 
 
-def test_a_handler_that_fails_has_its_message_again(face: Face, filled: str) -> None:
+def test_a_handler_that_fails_has_its_message_again(face: Face, queue: Queue) -> None:
     seen: dict[bytes, int] = {}
 
     async def handle(consumer: Any, message: Message) -> None:
@@ -84,14 +82,14 @@ def test_a_handler_that_fails_has_its_message_again(face: Face, filled: str) -> 
             raise RequeueMessage(0, backoff=False)
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10) as consumer:
+        async with queue.consumer(face, message_handler=handle, max_in_flight=10) as consumer:
             await face.until(lambda: consumer.stats().totals.finished == 100)
 
     face.run(main())
     assert set(seen.values()) == {2}
 
 
-def test_batches_failures_and_asynchronous_messages(face: Face, filled: str) -> None:
+def test_batches_failures_and_asynchronous_messages(face: Face, queue: Queue) -> None:
     held: deque[Message] = deque()
 
     async def handle(consumer: Any, messages: list[Message]) -> None:
@@ -110,7 +108,7 @@ def test_batches_failures_and_asynchronous_messages(face: Face, filled: str) -> 
 
     async def main() -> None:
         options: dict[str, Any] = {"batch_handler": handle, "max_in_flight": 100, "batch_size": 10}
-        async with face.client("Consumer", "t", "c", filled, **options) as consumer:
+        async with queue.consumer(face, **options) as consumer:
             await face.until(lambda: len(held) == 100)
             await (await face.begin(respond))()  # of threads, another one
             await face.until(lambda: consumer.stats().totals.finished == 100 and consumer.total_in_flight == 0)
@@ -118,10 +116,10 @@ def test_batches_failures_and_asynchronous_messages(face: Face, filled: str) -> 
     face.run(main())
 
 
-def test_a_loop_that_is_left_gives_its_message_back(face: Face, filled: str) -> None:
+def test_a_loop_that_is_left_gives_its_message_back(face: Face, queue: Queue) -> None:
     async def main() -> None:
         found: dict[bytes, int] = {}
-        async with face.client("Consumer", "t", "c", filled, max_in_flight=10) as consumer:
+        async with queue.consumer(face, max_in_flight=10) as consumer:
             async with aclosing(face.messages(consumer)) as messages:
                 async for message in messages:
                     left = message.body
@@ -139,11 +137,11 @@ def test_a_loop_that_is_left_gives_its_message_back(face: Face, filled: str) -> 
     face.run(main())
 
 
-def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, filled: str) -> None:
+def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, queue: Queue) -> None:
     found: set[bytes] = set()
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
+        async with queue.consumer(face, max_in_flight=30, concurrency=3) as consumer:
 
             async def take() -> None:
                 async with aclosing(face.messages(consumer)) as messages:
@@ -163,12 +161,12 @@ def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Fa
     face.run(main())
 
 
-def test_close_in_a_handler_only_begins_to_close(face: Face, filled: str) -> None:
+def test_close_in_a_handler_only_begins_to_close(face: Face, queue: Queue) -> None:
     async def handle(consumer: Any, message: Message) -> None:
         await face(consumer.close())
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle) as consumer:
+        async with queue.consumer(face, message_handler=handle) as consumer:
             assert await face(consumer.join(WAIT))
             assert not consumer.is_running
 
@@ -286,29 +284,28 @@ def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
     face.run(main())
 
 
-def test_one_consumer_takes_several_topics(face: Face, filled: str) -> None:
-    with Producer(filled) as producer:
-        producer.multipublish("u", sorted(BODIES))
-    found: dict[str | None, set[bytes]] = {"t": set(), "u": set()}
+def test_one_consumer_takes_several_topics(face: Face, queue: Queue) -> None:
+    first, second = queue.topic, queue.new_topic()
+    found: dict[str | None, set[bytes]] = {first: set(), second: set()}
 
     async def handle(consumer: Any, message: Message) -> None:
         found[message.topic].add(message.body)
 
     async def main() -> None:
         options: dict[str, Any] = {"message_handler": handle, "max_in_flight": 10}
-        async with face.client("Consumer", ["t", "u"], "c", filled, **options) as consumer:
-            await face.until(lambda: found["t"] == found["u"] == BODIES)
-            assert consumer.topics == ("t", "u")
-            assert set(consumer.stats().topics) == {"t", "u"}
+        async with face.client("Consumer", [first, second], "c", **queue.servers, **options) as consumer:
+            await face.until(lambda: found[first] == found[second] == BODIES)
+            assert consumer.topics == (first, second)
+            assert set(consumer.stats().topics) == {first, second}
 
     face.run(main())
 
 
-def test_flow_is_changed_while_it_runs(face: Face, filled: str) -> None:
+def test_flow_is_changed_while_it_runs(face: Face, queue: Queue) -> None:
     async def handle(consumer: Any, message: Message) -> None: ...
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=3) as consumer:
+        async with queue.consumer(face, message_handler=handle, max_in_flight=3) as consumer:
 
             async def change() -> None:
                 consumer.pause()
@@ -320,7 +317,7 @@ def test_flow_is_changed_while_it_runs(face: Face, filled: str) -> None:
                     consumer.max_in_flight = -1
 
             await (await face.begin(change))()  # of threads, another one
-            assert (consumer.topic, consumer.channel, consumer.max_tries) == ("t", "c", 5)
+            assert (consumer.topic, consumer.channel, consumer.max_tries) == (queue.topic, "c", 5)
 
     face.run(main())
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import gevent
@@ -193,6 +194,36 @@ class AsyncioFace(Face):
     async def messages(self, consumer: Any) -> AsyncIterator[Any]:
         async for message in consumer:
             yield message
+
+
+BODIES = {b"%d" % number for number in range(100)}
+
+
+class Queue:
+    """A topic with the channel c and the messages 0 to 99.
+
+    Attributes:
+        servers: where it is, as arguments of a client.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, servers: dict[str, Any], create: Callable[[str], object]) -> None:
+        self.servers = servers
+        self._create = create
+        self.topic = self.new_topic()
+
+    def new_topic(self) -> str:
+        """Another one, with the same messages."""
+        topic = f"contract{next(self._numbers)}"
+        self._create(topic)
+        with threads.Producer(**self.servers) as producer:
+            producer.multipublish(topic, sorted(BODIES))
+        return topic
+
+    def consumer(self, face: Face, **options: Any) -> AbstractAsyncContextManager[Any]:
+        """A consumer of it, that runs."""
+        return face.client("Consumer", self.topic, "c", **self.servers, **options)
 
 
 class Joined:
