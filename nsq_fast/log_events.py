@@ -105,7 +105,7 @@ CLOSE_FAILED = _event("close_failed", "something failed while it was being close
 MESSAGES_REQUEUED = _event("messages_requeued", "what handlers had not finished at the end was requeued")
 PRIORITY_IGNORED = _event("priority_ignored", "a task of Celery has a priority, which NSQ has not")
 HUB_THREAD_FAILED = _event(
-    "hub_thread_failed", "the thread of nsq_fast.threads and .aio has ended; another one is made"
+    "hub_thread_failed", "the hub thread of nsq_fast.threads has ended; another one is made"
 )
 PUBLISHES_UNCONFIRMED = _event("publishes_unconfirmed", "the program ended before publishes were confirmed")
 INTERNAL_ERROR = _event("internal_error", "a defect of nsq_fast; what was at work begins again")

@@ -296,6 +296,7 @@ def test_one_consumer_takes_several_topics(face: Face, queue: Queue) -> None:
         async with face.client("Consumer", [first, second], "c", **queue.servers, **options) as consumer:
             await face.until(lambda: found[first] == found[second] == BODIES)
             assert consumer.topics == (first, second)
+            await face.until(lambda: {each.finished for each in consumer.stats().topics.values()} == {100})
             assert set(consumer.stats().topics) == {first, second}
 
     face.run(main())

@@ -11,11 +11,10 @@ from time import monotonic
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import message_frame
 from support.waiting import WAIT, holds, promptly, until
 
-from nsq_fast import Consumer, Producer
-from nsq_fast.errors import ConnectionLost, NotRunning
+from nsq_fast import Consumer
+from nsq_fast.errors import ConnectionLost
 
 SERVERS = 6
 SLACK = 8.0
@@ -52,46 +51,6 @@ def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd, consume):
     assert closer.ready()
     assert conn.answered(b"FIN") == [1]
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
-
-
-def test_close_sends_every_fin_that_was_promised(nsqd, consume):
-    handled = Event()
-    consumer = consume(lambda c, m: m.id == b"%016x" % 99 and handled.set(), max_in_flight=100)
-    conn = nsqd.connection()
-    conn.push(*range(100))
-    handled.wait(WAIT)
-    consumer.close()
-    conn.wait_for(lambda: not conn.is_open)
-    assert conn.answered(b"FIN") == list(range(100))
-
-
-def test_messages_that_arrive_before_close_wait_go_back(servers, consume):
-    def cls(conn, command):
-        conn.send(message_frame(7) + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
-
-    nsqd, handled = servers(replies={b"CLS": cls}), []
-    consumer = consume(lambda c, m: handled.append(m), nsqd)
-    conn = nsqd.connection()
-    consumer.close()
-    conn.wait_for(lambda: not conn.is_open)
-    assert conn.answered(b"REQ") == [7]
-    assert not handled
-
-
-def test_a_message_that_was_being_sent_when_cls_came_goes_back(servers, consume):
-    """It comes behind CLOSE_WAIT: nsqd delivers beside its reader of commands."""
-
-    def cls(conn, command):
-        conn.send(b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
-        gevent.spawn_later(0.001, conn.push, 7)
-
-    nsqd, handled = servers(replies={b"CLS": cls}), []
-    consumer = consume(lambda c, m: handled.append(m), nsqd)
-    conn = nsqd.connection()
-    consumer.close()
-    conn.wait_for(lambda: not conn.is_open)
-    assert conn.answered(b"REQ") == [7]
-    assert not handled
 
 
 def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog):
@@ -197,18 +156,6 @@ def test_closing_is_idempotent_and_told_once_whatever_a_receiver_does(nsqd, publ
         assert each.join(0)
         assert not each.is_running
     assert told == [consumer, producer]
-
-
-def test_join_before_start_says_what_to_do(nsqd):
-    consumer = Consumer("t", "c", str(nsqd.address), message_handler=ignore)
-    with pytest.raises(NotRunning, match=r"start\(block=False\) first"):
-        consumer.join()
-    producer = Producer([str(nsqd.address)])
-    with pytest.raises(NotRunning, match=r"call start\(\) first"):
-        producer.join()
-    for each in (consumer, producer):
-        each.close()
-        assert each.join(WAIT)
 
 
 def test_no_greenlet_is_left(nsqd, consume):

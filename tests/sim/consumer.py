@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from nsq_fast.aio import Consumer
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import CLOSING_SHARE
+from nsq_fast.errors import NsqError
 
 from .clock import SimError, SimLoop
 from .connection import expect
@@ -87,13 +89,22 @@ class Handler:
             if kind < 2 * self.failing:
                 message.requeue(0 if chance.happens(0.5) else 100)
                 return
-            if kind > 0.95:
+            if kind < 0.05:
                 message.touch()
             self.done[body] += 1
-            if kind > 0.9:
+            if kind > 0.95:
                 message.finish()
+            elif kind > 0.9:
+                message.enable_async()
+                self.running += 1
+                self._loop.call_later(chance.long_tailed(0.0, 1.0), self._finish_later, message)
         finally:
             self.running -= 1
+
+    def _finish_later(self, message: Any) -> None:
+        self.running -= 1
+        with suppress(NsqError):  # its connection is lost, or its time is over: then it comes again
+            message.finish()
 
     def _note_order(self, body: bytes) -> None:
         records = self._world.books.stored[body]
