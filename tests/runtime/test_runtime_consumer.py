@@ -79,34 +79,6 @@ def test_nsqds_take_turns_where_handlers_wait(servers, consume):
     assert set(seen[1:3]) == set(seen[3:5]) == {server.address for server in both}
 
 
-def test_a_batch_is_no_larger_than_batch_size_and_answers_may_differ(nsqd, consume):
-    batches = []
-
-    def handle(consumer, messages):
-        batches.append(len(messages))
-        for message in messages:
-            if message.body == b"requeue":
-                message.requeue(5)
-            elif message.body == b"later":
-                message.enable_async()
-            elif message.body == b"finish":
-                message.finish()
-        if messages[-1].body == b"fail":
-            raise ValueError("no")
-
-    consume(batch_handler=handle, batch_size=3, requeue_delay=9)
-    conn = nsqd.connection()
-    conn.push(*range(8))
-    conn.wait_for(lambda: len(conn.answered(b"FIN")) == 8)
-    for number, body in enumerate([b"requeue", b"later", b"body", b"finish", b"body", b"fail"], 10):
-        conn.push(number, body=body)
-    conn.wait_for(lambda: len(conn.answered(b"REQ")) >= 2 and {12, 13} <= set(conn.answered(b"FIN")))
-    assert max(batches) <= 3
-    assert (b"REQ", b"%016x" % 10, b"5") in conn.commands
-    assert (b"REQ", b"%016x" % 15, b"9") in conn.commands
-    assert 11 not in conn.answered(b"FIN") + conn.answered(b"REQ")
-
-
 def test_signals_reach_their_receivers_and_a_failing_one_loses_nothing(nsqd, consume):
     heard = []
 

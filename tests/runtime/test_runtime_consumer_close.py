@@ -115,22 +115,6 @@ def test_messages_that_nobody_can_answer_any_more_hold_nothing_up(nsqd, consume)
     assert sorted(conn.answered(b"REQ")) == [1, 2, 3]
 
 
-def test_close_inside_a_handler_or_a_loop_does_not_wait_for_itself(nsqd, consume):
-    def iterate():
-        for _ in looped:
-            looped.close()
-
-    consumers = [consume(lambda c, m: c.close(timeout=None)), looped := consume()]
-    greenlet = gevent.spawn(iterate)
-    for number, consumer in enumerate(consumers):
-        conn = nsqd.connection(number)
-        conn.push(1, 2)
-        assert consumer.join(WAIT)
-        assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
-    greenlet.join(WAIT)
-    assert greenlet.ready()
-
-
 @pytest.mark.parametrize(("word", "timeout"), [(b"IDENTIFY", None), (b"SUB", 0.2), (b"CLS", 0.1)])
 def test_a_server_that_does_not_reply_does_not_hold_the_end_up(servers, consume, word, timeout):
     mute = servers(replies={word: b""})

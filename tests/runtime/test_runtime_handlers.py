@@ -286,30 +286,22 @@ def test_the_fin_of_a_slow_handler_leaves_before_the_next_handler_begins(
 
 
 @pytest.mark.slow
-def test_so_does_an_answer_that_the_handler_gives_itself(server: Server, handle_many: Callable[..., Consumer]) -> None:
+@pytest.mark.parametrize("kind", ["answers itself", "batch"])
+def test_so_do_an_answer_that_the_handler_gives_itself_and_those_of_a_batch(
+    server: Server, handle_many: Callable[..., Consumer], kind: str
+) -> None:
     handled: list[Message] = []
 
-    def handler(consumer: Consumer, message: Message) -> None:
+    def handle(consumer: Consumer, messages: list[Message]) -> None:
         server.wait_finished(len(handled))
-        handled.append(message)
-        message.finish()
-        time.sleep(BLOCK)  # sleep: a handler that blocks
-
-    handle_many(5, message_handler=handler)
-    until(lambda: len(handled) == 5, 30)
-
-
-@pytest.mark.slow
-def test_so_do_those_of_a_slow_batch_handler(server: Server, handle_many: Callable[..., Consumer]) -> None:
-    handled: list[Message] = []
-
-    def handler(consumer: Consumer, messages: list[Message]) -> None:
-        server.wait_finished(len(handled))
-        time.sleep(BLOCK)  # sleep: a handler that blocks
         handled.extend(messages)
+        if kind != "batch":
+            messages[0].finish()
+        time.sleep(BLOCK)  # sleep: a handler that blocks
 
-    handle_many(20, batch_handler=handler, batch_size=3)
-    until(lambda: len(handled) == 20, 30)
+    of_batches = {"batch_handler": handle, "batch_size": 3}
+    handle_many(15, **of_batches if kind == "batch" else {"message_handler": lambda c, m: handle(c, [m])})
+    until(lambda: len(handled) == 15, 30)
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class Handler:
         self.handled: Counter[bytes] = Counter()
         self.done: Counter[bytes] = Counter()
         self.first: dict[int, int] = {}  # partition -> the highest offset that was handled
-        self.running = 0
+        self.running = self.unanswered = 0
         self.is_ordered = False
 
     async def __call__(self, consumer: Consumer, message: Any) -> None:
@@ -96,13 +96,13 @@ class Handler:
                 message.finish()
             elif kind > 0.9:
                 message.enable_async()
-                self.running += 1
+                self.unanswered += 1
                 self._loop.call_later(chance.long_tailed(0.0, 1.0), self._finish_later, message)
         finally:
             self.running -= 1
 
     def _finish_later(self, message: Any) -> None:
-        self.running -= 1
+        self.unanswered -= 1
         with suppress(NsqError):  # its connection is lost, or its time is over: then it comes again
             message.finish()
 
@@ -232,7 +232,7 @@ async def _close(world: World, consumer: Consumer, handler: Handler, msg_timeout
     expect(took <= timeout + 1.0, f"close took {took:.3f} s, and the timeout is {timeout} s")
     is_over = took >= timeout * (1 - CLOSING_SHARE)  # the rest is for the connections
     expect(not drain or is_over or not handler.running, f"{handler.running} handlers run after close")
-    while handler.running:
+    while handler.running or handler.unanswered:
         await asyncio.sleep(0.1)
     await asyncio.sleep(0.5)
     if not world.is_faulty and drain and took < timeout - 0.1:

@@ -274,7 +274,7 @@ PLANTED = (
     Planted("a failed message is finished", "consumer", _failure_finished, 11),
     Planted("requeues are not sent", "consumer", _set(Connection, "put_requeue", _nothing), 9),
     Planted("what a lost connection had is shared out no more", "consumer", _set(flow.Flow, "remove", _nothing), 2),
-    Planted("a close gives nothing back", "consumer", _set(Subscription, "give_back_unstarted", _nothing), 143),
+    Planted("a close gives nothing back", "consumer", _set(Subscription, "give_back_unstarted", _nothing), 199),
     Planted("what one lookupd says waits for the others", "lookup", _all_are_waited_for, 69),
     Planted("a topic that nobody knows is not sought", "lookup", _set(PolledTopic, "missing", _nothing), 10),
     Planted("what a pattern finds waits for all lookupds", "lookup", _watch_waits, 24),
