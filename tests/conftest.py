@@ -19,6 +19,7 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.servers import EMBEDDED_NSQD, SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
+from nsq_fast import threads
 from nsq_fast.broker import ClusterProcess, NsqdServer
 from nsq_fast.client.loop import FaultReporter
 
@@ -205,6 +206,14 @@ def nsqd_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rea
     server = RealNsqd(tmp_path, "-mem-queue-size=0", "-sync-every=1", command=command)
     yield server
     server.kill()
+
+
+@pytest.fixture
+def filled(nsqd_process: RealNsqd, request: pytest.FixtureRequest) -> str:
+    """Such an nsqd with messages in the topic t: 0 to 99, or as many as the module says with ``FILLED``."""
+    with threads.Producer(nsqd_process.address) as producer:
+        producer.multipublish("t", [b"%d" % number for number in range(getattr(request.module, "FILLED", 100))])
+    return nsqd_process.address
 
 
 @pytest.fixture(scope="session")

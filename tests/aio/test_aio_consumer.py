@@ -26,7 +26,6 @@ from nsq_fast.threads import Producer
 
 ROOT = Path(__file__).parent.parent.parent
 WAIT = 30.0
-FILLED = 100
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from support.cluster import Standalone
@@ -11,22 +10,12 @@ from support.contract import BODIES, FACES, Face, Place, Topic
 from support.fleet import Fleet
 from support.servers import EMBEDDED_NSQD, RealNsqd, find_server
 
-from nsq_fast.threads import Producer
-
 
 @pytest.fixture(params=FACES, ids=lambda face: str(face.name))
 def face(request: pytest.FixtureRequest) -> Face:
     """Each in turn."""
     found: Face = request.param
     return found
-
-
-@pytest.fixture
-def filled(nsqd_process: Any) -> str:
-    """An nsqd of its own with the messages 0 to 99 in the topic t, for tests that stop it."""
-    with Producer(nsqd_process.address) as producer:
-        producer.multipublish("t", sorted(BODIES))
-    return str(nsqd_process.address)
 
 
 @pytest.fixture(scope="session")

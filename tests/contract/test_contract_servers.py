@@ -112,18 +112,35 @@ def test_what_fails_comes_again_and_nothing_else(face: Face, topic: Topic) -> No
     assert attempts == {body: 2 if int(body) % 3 == 0 else 1 for body in BODIES}
 
 
-def test_a_message_that_fails_once_too_often_is_a_dead_letter(face: Face, topic: Topic) -> None:
+@pytest.mark.parametrize("kind", ["handled", "iterated"])
+def test_a_message_that_fails_once_too_often_is_a_dead_letter(face: Face, topic: Topic, kind: str) -> None:
     dead = Topic(topic.place)
+    attempts: list[int] = []
 
     async def handle(consumer: Any, message: Message) -> None:
         if message.body == b"7":
+            attempts.append(message.attempts)
             raise ValueError("never works")
 
     async def main() -> None:
         options = {**QUICK, "max_tries": 2, "requeue_delay": 0, "give_up": PublishTo(dead.name)}
-        async with topic.consumer(face, message_handler=handle, **options) as consumer:
+        if kind == "handled":
+            options["message_handler"] = handle
+        async with topic.consumer(face, **options) as consumer:
+
+            async def iterate() -> None:
+                async with aclosing(face.messages(consumer)) as messages:
+                    async for message in messages:
+                        if message.body == b"7":
+                            attempts.append(message.attempts)
+                            message.requeue(0, False)
+
+            join = await face.begin(iterate) if kind == "iterated" else None
             await face.until(lambda: consumer.stats().totals.finished == COUNT)
             assert consumer.stats().given_up == 1
+        if join is not None:
+            await join()
+        assert attempts == [1, 2]
         assert [message.body for message in await dead.consumed(face, 1)] == [b"7"]
 
     face.run(main())
