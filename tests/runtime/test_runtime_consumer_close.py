@@ -11,6 +11,7 @@ from time import monotonic
 import gevent
 import pytest
 from gevent.event import Event
+from support.scripted_nsqd import message_frame
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer
@@ -51,6 +52,35 @@ def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd, consume):
     assert closer.ready()
     assert conn.answered(b"FIN") == [1]
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
+
+
+def test_messages_that_arrive_before_close_wait_go_back(servers, consume):
+    def cls(conn, command):
+        conn.send(message_frame(7) + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+
+    nsqd, handled = servers(replies={b"CLS": cls}), []
+    consumer = consume(lambda c, m: handled.append(m), nsqd)
+    conn = nsqd.connection()
+    consumer.close()
+    conn.wait_for(lambda: not conn.is_open)
+    assert conn.answered(b"REQ") == [7]
+    assert not handled
+
+
+def test_a_message_that_was_being_sent_when_cls_came_goes_back(servers, consume):
+    """It comes behind CLOSE_WAIT: nsqd delivers beside its reader of commands."""
+
+    def cls(conn, command):
+        conn.send(b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+        gevent.spawn_later(0.001, conn.push, 7)
+
+    nsqd, handled = servers(replies={b"CLS": cls}), []
+    consumer = consume(lambda c, m: handled.append(m), nsqd)
+    conn = nsqd.connection()
+    consumer.close()
+    conn.wait_for(lambda: not conn.is_open)
+    assert conn.answered(b"REQ") == [7]
+    assert not handled
 
 
 def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog):

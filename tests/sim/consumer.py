@@ -235,6 +235,8 @@ async def _close(world: World, consumer: Consumer, handler: Handler, msg_timeout
     while handler.running or handler.unanswered:
         await asyncio.sleep(0.1)
     await asyncio.sleep(0.5)
+    if not world.is_faulty and drain and timeout > 1.0:
+        expect(took < 5.0, f"close took {took:.3f} s, and nothing was wrong")
     if not world.is_faulty and drain and took < timeout - 0.1:
         expect(not world.books.abandoned, f"close left {world.books.abandoned} messages in flight")
 

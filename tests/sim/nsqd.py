@@ -728,18 +728,9 @@ class Conn:
         if self.channel is None:
             self.books.breaks("CLS before SUB")
             return
-        # Messages are sent beside the reader of commands: one of them may come before CLOSE_WAIT, or behind it.
-        queue, chance = self.channel.queue, self.loop.chance
-        may_send = self.is_ready and not (self.channel.is_ordered and self.channel.flights)
-        late = queue.popleft() if queue and may_send and chance.happens(0.5) else None
-        is_before = chance.happens(0.5)
-        if late is not None and is_before:
-            self.deliver(late)
         self.is_closing = True
         self.rdy = 0
         self.send(REPLY, b"CLOSE_WAIT")
-        if late is not None and not is_before:
-            self.deliver(late)
 
 
 def _parts(data: bytes) -> Iterator[bytes]:
