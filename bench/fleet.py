@@ -2,8 +2,7 @@
 
     python bench/fleet.py [QUESTION...] [--scale 0.1] [--seed 1] [--charts DIR]
 
-The loop, the network and the servers are those of ``tests/sim``. A fleet is larger than its scenarios: here sockets say
-when something may have changed, so that a turn of the loop does not look at ten thousand that are silent.
+The loop, the network and the servers are those of ``tests/sim``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import logging
 import math
 import os
 import re
-import selectors
 import sys
 import time
 from collections import Counter
@@ -25,9 +23,9 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from sim.clock import SimLoop, _Sockets, simulate
+from sim.clock import SimLoop, simulate
 from sim.lookupd import ModelLookupd
-from sim.network import End, Network, Socket
+from sim.network import Network, Socket
 from sim.nsqd import Books, ModelNsqd, move_leader
 
 from nsq_fast.aio import Consumer, Producer
@@ -38,51 +36,6 @@ CHANNEL = "ch"
 Scenario = Callable[[SimLoop], Coroutine[Any, Any, Any]]
 
 
-# A loop for many sockets
-
-
-class FleetSockets(_Sockets):
-    """A selector that looks at those sockets only of which something has changed, and that were ready before."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        super().__init__(loop)
-        self._suspects: dict[int, None] = {}  # ordered, so that the same seed gives the same run
-
-    def suspect(self, descriptor: int) -> None:
-        self._suspects[descriptor] = None
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        self.suspect(fileobj)
-        return super().register(fileobj, events, data)
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.check_turn()
-        ready, still = [], {}
-        for number in self._suspects:
-            key, sock = self._keys.get(number), self._loop.sockets.get(number)
-            if key is not None and sock is not None and (events := key.events & sock.readiness()):
-                ready.append((key, events))
-                still[number] = None
-        self._suspects = still
-        if not ready:
-            self._loop.let_time_pass(timeout)
-        return ready
-
-
-class FleetSocket(Socket):
-    """Says when something may have changed."""
-
-    def connected(self, end: End | None, error: int | None = None) -> None:
-        super().connected(end, error)
-        if end is not None:
-            end.on_event = end.on_room = self.suspect
-        self.suspect()
-
-    def suspect(self) -> None:
-        selector: Any = self._network.loop._selector  # type: ignore[attr-defined]
-        selector.suspect(self._descriptor)
-
-
 class FleetNetwork(Network):
     """Counts connects, by the second and the address. A descriptor is not looked for among ten thousand."""
 
@@ -90,9 +43,6 @@ class FleetNetwork(Network):
         super().__init__(loop)
         self.connects: dict[str, Curve] = {}
         self._descriptors = itertools.count(1_000_000)
-
-    def new_socket(self, *_: Any) -> Socket:
-        return FleetSocket(self)
 
     def new_descriptor(self, sock: Socket) -> int:
         number = next(self._descriptors)
@@ -168,9 +118,8 @@ def run(seed: str, scenario: Scenario) -> Any:
     """Run one fleet to its end in virtual time; the same seed gives the same run."""
 
     def new_socket(loop: SimLoop) -> Callable[..., Any]:
-        loop._selector = FleetSockets(loop)  # type: ignore[attr-defined]
         loop.network, loop.books = FleetNetwork(loop), Books(loop)
-        loop.checks.append(lambda: setattr(loop, "turns", 0))  # a fleet turns more often than what is stuck
+        loop.most_turns = sys.maxsize  # a fleet turns more often than what is stuck
         return loop.network.new_socket  # type: ignore[no-any-return]
 
     return simulate(seed, scenario, new_socket)

@@ -104,9 +104,7 @@ CLOSE_TIMED_OUT = _event("close_timed_out", "the time for closing was over befor
 CLOSE_FAILED = _event("close_failed", "something failed while it was being closed")
 MESSAGES_REQUEUED = _event("messages_requeued", "what handlers had not finished at the end was requeued")
 PRIORITY_IGNORED = _event("priority_ignored", "a task of Celery has a priority, which NSQ has not")
-HUB_THREAD_FAILED = _event(
-    "hub_thread_failed", "the thread of nsq_fast.threads and .aio has ended; another one is made"
-)
+HUB_THREAD_FAILED = _event("hub_thread_failed", "the hub thread of nsq_fast.threads has ended; another one is made")
 PUBLISHES_UNCONFIRMED = _event("publishes_unconfirmed", "the program ended before publishes were confirmed")
 INTERNAL_ERROR = _event("internal_error", "a defect of nsq_fast; what was at work begins again")
 METRICS_FAILED = _event("metrics_failed", "the figures of a client cannot be read")

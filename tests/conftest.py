@@ -13,19 +13,22 @@ import pytest
 import trustme
 from support import compiled, kinds, spark_needs
 from support.browser import Browser
-from support.cluster import Standalone
+from support.cluster import RedesignedCluster, Standalone, missing_for_cluster
+from support.fleet import EmbeddedFleet, Fleet, RealFleet
 from support.scripted_nsqd import ScriptedNsqd
 from support.servers import EMBEDDED_NSQD, SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
-from nsq_fast.broker import NsqdServer
+from nsq_fast import threads
+from nsq_fast.broker import ClusterProcess, NsqdServer
 from nsq_fast.client.loop import FaultReporter
 
+REAL_CLUSTER = "--run-real-cluster"
 pytest_plugins = ["nsq_fast.testing", "support.properties"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-real-cluster", action="store_true", help="run tests/servers on a real redesigned cluster")
+    parser.addoption(REAL_CLUSTER, action="store_true", help="run servers and contract on a real redesigned cluster")
     parser.addoption(
         "--judge-sequences", type=int, default=4, help="of each kind, on a real nsqd and on the embedded one"
     )
@@ -203,3 +206,36 @@ def nsqd_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rea
     server = RealNsqd(tmp_path, "-mem-queue-size=0", "-sync-every=1", command=command)
     yield server
     server.kill()
+
+
+@pytest.fixture
+def filled(nsqd_process: RealNsqd, request: pytest.FixtureRequest) -> str:
+    """Such an nsqd with messages in the topic t: 0 to 99, or as many as the module says with ``FILLED``."""
+    with threads.Producer(nsqd_process.address) as producer:
+        producer.multipublish("t", [b"%d" % number for number in range(getattr(request.module, "FILLED", 100))])
+    return nsqd_process.address
+
+
+@pytest.fixture(scope="session")
+def embedded_fleet() -> Iterator[Fleet]:
+    with ClusterProcess(nodes=3, lookupds=2) as cluster:
+        yield EmbeddedFleet(cluster)
+
+
+@pytest.fixture(scope="session")
+def wants_real(request: pytest.FixtureRequest) -> None:
+    """Skips what needs a real cluster where there is none, or nobody asked for it."""
+    if not request.config.getoption(REAL_CLUSTER):
+        pytest.skip(f"takes many minutes: {REAL_CLUSTER} runs it")
+    missing = missing_for_cluster()
+    if missing is not None:
+        pytest.skip(f"{missing}: no real redesigned cluster")
+
+
+@pytest.fixture(scope="session")
+def real_fleet(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    cluster = RedesignedCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield RealFleet(cluster)
+    finally:
+        cluster.stop()

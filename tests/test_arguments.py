@@ -42,6 +42,7 @@ OPTIONS: dict[Callable[..., object], tuple[type[Config], ...]] = {
 OTHERS: dict[Callable[..., object], dict[str, list[Any]]] = {
     consumer: {
         **NAMES,
+        "nsqd_tcp_addresses": [None, 5, b"h:1", []],
         "topic": [None, 5, b"t", "", "a b", "t" * 65, "t#", "t#ephemeral#ephemeral", "ü"],
         "channel": [None, 5, b"c", "", "a/b", "c" * 65],
         "name": [5, b"x"],

@@ -425,10 +425,13 @@ class TaskWorker(Worker):
         self.current = messages
         if attempts <= acknowledger.max_tries:
             return messages
-        beyond = [each for each in messages if each.attempts > acknowledger.max_tries]
-        for message in beyond:
-            await give_up(acknowledger, inbound, message)
-        return [each for each in messages if each not in beyond]
+        kept = []
+        for message in messages:
+            if message.attempts <= acknowledger.max_tries:
+                kept.append(message)
+            else:
+                await give_up(acknowledger, inbound, message)
+        return kept
 
     async def _serve_ordered(self, inbound: InboundQueue, sample: Sample | None) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once."""
@@ -603,7 +606,7 @@ class _Cursor(Cursor):
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool, None)
-        self.beyond: tuple[Message, Any] | None = None
+        self.beyond: tuple[Message, GiveUpPolicy] | None = None
 
     def frames(self) -> list[FrameType]:
         owner: Any = self.owner
@@ -614,19 +617,11 @@ class _Cursor(Cursor):
         super().begin(inbound)
 
     def _is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
-        acknowledger = self._acknowledger
-        if inbound.turn is None:
-            is_beyond, policy = message.attempts > acknowledger.max_tries, None
-            if is_beyond:
-                self.beyond = message, policy
-        else:
-            verdict: Any = acknowledger.ordered.judge(message)
-            is_beyond = callable(verdict) or not verdict
-            if callable(verdict):
-                self.beyond = message, verdict
-        if self.beyond is not None:
+        verdict = self._acknowledger.judge(inbound, message)
+        if callable(verdict):
+            self.beyond = message, verdict
             self.is_over = True
-        return is_beyond
+        return verdict is not True
 
 
 class _Iteration:

@@ -218,13 +218,15 @@ class Acknowledger:
         """Whether a policy, and not the handler, gets this message."""
         return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
 
+    def judge(self, inbound: InboundQueue, message: Message) -> GiveUpPolicy | bool:
+        """A policy that gets this message; or whether a handler does."""
+        if inbound.turn is not None:
+            return self.ordered.judge(message)
+        return message.attempts <= self.max_tries or self._give_up
+
     def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
         """Give a message up if it has too many attempts; say whether no handler shall see it."""
-        verdict: GiveUpPolicy | bool
-        if inbound.turn is not None:
-            verdict = self.ordered.judge(message)
-        else:
-            verdict = message.attempts <= self.max_tries or self._give_up
+        verdict = self.judge(inbound, message)
         if callable(verdict):
             self.give_up(inbound, message, verdict)
             return True

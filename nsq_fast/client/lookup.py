@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -323,6 +323,7 @@ class PolledTopic:
         topology: what is known of it; None before there was a good answer.
         answers: the last word of each lookupd that counts now, and the number of the round it is of.
         round_number: of the latest round; ``answer_asked_at``: when that began of which ``topology`` is the answer.
+        is_partial: whether that left out lookupds that were busy.
         open: how many lookupds owe an answer of that round; ``is_late``: they are not waited for any longer.
         is_answered, is_told: whether there was an answer since it began, and the listener was told of one.
         is_settled, settled: whether a round has been concluded, and what waits for that.
@@ -337,7 +338,7 @@ class PolledTopic:
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
         self.round_number = self.open = 0
-        self.is_late = self.is_answered = self.is_told = False
+        self.is_late = self.is_answered = self.is_told = self.is_partial = False
         self.answer_asked_at = float("-inf")
         self.is_settled = False
         self.settled: Event | None = None
@@ -347,7 +348,7 @@ class PolledTopic:
         self._named: Topology | None = None
         self._is_filter_bad = False
 
-    def begin(self, number: int, now: float, due: float, count: int, counted: Container[Lookupd]) -> None:
+    def begin(self, number: int, now: float, due: float, count: int, counted: set[Lookupd]) -> None:
         """A round asks ``count`` lookupds about it now, the next one at ``due``, unless something makes that sooner.
 
         Of ``counted``, who owe an answer now, the last word holds until they give it.
@@ -355,6 +356,7 @@ class PolledTopic:
         self.asked_at, self.due = now, due
         self.round_number, self.open = number, count
         self.is_late = self.is_answered = self.is_told = False
+        self.is_partial = count < len(counted)
         self.answers = {lookupd: word for lookupd, word in self.answers.items() if lookupd in counted}
 
     def refresh(self, now: float, later: float = 0.0) -> bool:
@@ -785,7 +787,9 @@ class LookupPoller:
         is_first, topic.is_told = not topic.is_told, True
         if not found.is_empty:
             topic.found(found)
-        elif is_first and topic.is_sought:  # a producer need not wait: it takes any nsqd for a topic that none has
+        # A producer need not wait: it takes any nsqd for a topic that none has. But lookupds that were busy, which may
+        # have named this very topic, are still to be asked.
+        elif is_first and (topic.is_sought or topic.is_partial):
             topic.missing(self._chance)
         if topic.is_concluded:
             topic.is_settled = True

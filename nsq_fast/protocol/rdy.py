@@ -125,11 +125,13 @@ def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now
     held = [share.held(now) for share in shares]  # one that is lowered holds what it has until the server knows
     free = max_in_flight - sum(held)
     below = [index for index, want in enumerate(wanted) if want > shares[index].rdy]
+    if free < 0:  # messages came that were on their way: until they are answered, any raise would keep it so
+        return Plan(changes, bool(below))
     below.sort(key=lambda index: (shares[index].rdy, shares[index].turn_at))
     granted = {index: shares[index].rdy for index in below}
     for is_fill in (False, True):  # one for each connection at 0 first, so that none waits for another's fill
         for index in below:
-            new = min(wanted[index] if is_fill else 1, held[index] + max(free, 0))
+            new = min(wanted[index] if is_fill else 1, held[index] + free)
             if new > granted[index]:
                 cost = max(0, new - held[index])
                 free -= cost

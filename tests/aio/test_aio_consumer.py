@@ -26,7 +26,6 @@ from nsq_fast.threads import Producer
 
 ROOT = Path(__file__).parent.parent.parent
 WAIT = 30.0
-FILLED = 100
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -291,19 +290,9 @@ def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: 
     assert not [record for record in caplog.records if "destroyed" in record.message]
 
 
-def test_before_start_and_after_close() -> None:
-    async def main() -> None:
-        consumer = Consumer("t", "c", "127.0.0.1:1")
-        with pytest.raises(NotRunning, match="start"):
-            async for _ in consumer:
-                pass
-        await consumer.close()
-        with pytest.raises(NotRunning, match="closed"):
-            await consumer.start()
-
-    asyncio.run(main())
-    with pytest.raises(ConfigError, match="callable"):
-        Consumer("t", "c", "127.0.0.1:1", message_handler=1)  # type: ignore[arg-type]
+def test_it_is_not_iterated_before_it_is_started() -> None:
+    with pytest.raises(NotRunning, match="start"):
+        aiter(Consumer("t", "c", "127.0.0.1:1"))
 
 
 def test_the_interpreter_ends_without_a_word(filled: str) -> None:

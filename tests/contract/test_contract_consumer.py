@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.contract import FACES, Face
+from support.contract import BODIES, FACES, Face, Topic
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import WAIT
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
-from nsq_fast.threads import Producer
 
-BODIES = {b"%d" % number for number in range(100)}
 NOBODY = "127.0.0.1:1"
 
 
@@ -32,7 +29,7 @@ def is_connected(consumer: Any) -> bool:
     return any(connection.is_connected for connection in consumer.stats().connections)
 
 
-def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> None:
+def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic) -> None:
     found: list[bytes] = []
     running: list[int] = []
 
@@ -45,7 +42,7 @@ def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> Non
         running.pop()
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=50) as consumer:
+        async with topic.consumer(face, message_handler=handle, max_in_flight=50) as consumer:
             await face.until(lambda: consumer.stats().totals.finished == 100)
             assert consumer.is_running
         assert not consumer.is_running
@@ -54,7 +51,7 @@ def test_handlers_run_one_at_a_time_and_in_order(face: Face, filled: str) -> Non
     assert set(found) == BODIES
 
 
-def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
+def test_as_many_handlers_as_concurrency_says(face: Face, topic: Topic) -> None:
     running: set[bytes] = set()
     most = 0
 
@@ -68,82 +65,18 @@ def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
 
     async def main() -> None:
         options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
+        async with topic.consumer(face, message_handler=handle, **options) as consumer:
             await face.until(lambda: consumer.stats().totals.finished == 100)
 
     face.run(main())
     assert most == 20
 
 
-def test_a_handler_that_fails_has_its_message_again(face: Face, filled: str) -> None:
-    seen: dict[bytes, int] = {}
-
-    async def handle(consumer: Any, message: Message) -> None:
-        seen[message.body] = message.attempts
-        if message.attempts == 1:
-            raise RequeueMessage(0, backoff=False)
-
-    async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10) as consumer:
-            await face.until(lambda: consumer.stats().totals.finished == 100)
-
-    face.run(main())
-    assert set(seen.values()) == {2}
-
-
-def test_batches_failures_and_asynchronous_messages(face: Face, filled: str) -> None:
-    held: deque[Message] = deque()
-
-    async def handle(consumer: Any, messages: list[Message]) -> None:
-        assert len(messages) <= 10
-        await face.sleep(0)
-        if messages[0].attempts == 1:
-            raise RequeueMessage(0, backoff=False)
-        for message in messages:
-            message.enable_async()
-        held.extend(messages)
-
-    async def respond() -> None:
-        for message in held:
-            await face(message.touch())
-            message.finish()
-
-    async def main() -> None:
-        options: dict[str, Any] = {"batch_handler": handle, "max_in_flight": 100, "batch_size": 10}
-        async with face.client("Consumer", "t", "c", filled, **options) as consumer:
-            await face.until(lambda: len(held) == 100)
-            await (await face.begin(respond))()  # of threads, another one
-            await face.until(lambda: consumer.stats().totals.finished == 100 and consumer.total_in_flight == 0)
-
-    face.run(main())
-
-
-def test_a_loop_that_is_left_gives_its_message_back(face: Face, filled: str) -> None:
-    async def main() -> None:
-        found: dict[bytes, int] = {}
-        async with face.client("Consumer", "t", "c", filled, max_in_flight=10) as consumer:
-            async with aclosing(face.messages(consumer)) as messages:
-                async for message in messages:
-                    left = message.body
-                    break
-            await face.until(lambda: consumer.stats().totals.requeued >= 1)
-            async with aclosing(face.messages(consumer)) as messages:
-                async for message in messages:
-                    found[message.body] = message.attempts
-                    if len(found) == 100:
-                        await face(message.finish())
-                        break
-            await face.until(lambda: consumer.total_in_flight == 0)
-        assert found[left] == 2
-
-    face.run(main())
-
-
-def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, filled: str) -> None:
+def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, topic: Topic) -> None:
     found: set[bytes] = set()
 
     async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
+        async with topic.consumer(face, max_in_flight=30, concurrency=3) as consumer:
 
             async def take() -> None:
                 async with aclosing(face.messages(consumer)) as messages:
@@ -159,18 +92,6 @@ def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Fa
             totals = consumer.stats().totals
             assert totals.finished == len(found)
             assert totals.requeued == totals.received - len(found)
-
-    face.run(main())
-
-
-def test_close_in_a_handler_only_begins_to_close(face: Face, filled: str) -> None:
-    async def handle(consumer: Any, message: Message) -> None:
-        await face(consumer.close())
-
-    async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle) as consumer:
-            assert await face(consumer.join(WAIT))
-            assert not consumer.is_running
 
     face.run(main())
 
@@ -286,41 +207,20 @@ def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
     face.run(main())
 
 
-def test_one_consumer_takes_several_topics(face: Face, filled: str) -> None:
-    with Producer(filled) as producer:
-        producer.multipublish("u", sorted(BODIES))
-    found: dict[str | None, set[bytes]] = {"t": set(), "u": set()}
+def test_one_consumer_takes_several_topics(face: Face, topic: Topic) -> None:
+    first, second = topic.name, Topic(topic.place, BODIES).name
+    found: dict[str | None, set[bytes]] = {first: set(), second: set()}
 
     async def handle(consumer: Any, message: Message) -> None:
         found[message.topic].add(message.body)
 
     async def main() -> None:
         options: dict[str, Any] = {"message_handler": handle, "max_in_flight": 10}
-        async with face.client("Consumer", ["t", "u"], "c", filled, **options) as consumer:
-            await face.until(lambda: found["t"] == found["u"] == BODIES)
-            assert consumer.topics == ("t", "u")
-            assert set(consumer.stats().topics) == {"t", "u"}
-
-    face.run(main())
-
-
-def test_flow_is_changed_while_it_runs(face: Face, filled: str) -> None:
-    async def handle(consumer: Any, message: Message) -> None: ...
-
-    async def main() -> None:
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, max_in_flight=3) as consumer:
-
-            async def change() -> None:
-                consumer.pause()
-                await face.until(lambda: consumer.is_paused)
-                consumer.resume()
-                consumer.max_in_flight = 7
-                await face.until(lambda: not consumer.is_paused and consumer.max_in_flight == 7)
-                with pytest.raises(ConfigError):
-                    consumer.max_in_flight = -1
-
-            await (await face.begin(change))()  # of threads, another one
-            assert (consumer.topic, consumer.channel, consumer.max_tries) == ("t", "c", 5)
+        async with face.client("Consumer", [first, second], "c", **topic.servers, **options) as consumer:
+            await face.until(lambda: found[first] == found[second] == BODIES)
+            assert consumer.topics == (first, second)
+            await face.until(lambda: {each.finished for each in consumer.stats().topics.values()} == {100})
+            assert set(consumer.stats().topics) == {first, second}
 
     face.run(main())
 

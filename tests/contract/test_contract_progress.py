@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from support.contract import Face
+from support.contract import Face, Topic
 from support.held_publishes import PublishNsqd
 from support.waiting import WAIT
 
@@ -18,7 +18,7 @@ from nsq_fast.errors import PublishFailed
 NOBODY = "127.0.0.1:1"
 
 
-def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face, filled: str) -> None:
+def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face, topic: Topic) -> None:
     is_released = False
 
     async def handle_in_vain(consumer: Any, message: Message) -> None:
@@ -28,13 +28,13 @@ def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face,
     async def main() -> None:
         nonlocal is_released
         options: dict[str, Any] = {"message_handler": handle_in_vain, "max_in_flight": 10, "concurrency": 2}
-        async with face.client("Consumer", "t", "c", filled, **options) as consumer:
+        async with topic.consumer(face, **options) as consumer:
             await face.until(lambda: (found := consumer.progress().handler) and found.age > 1.1, consumer.progress)
             progress = consumer.progress()
-            (topic,) = progress.topics
-            (connection,) = topic.connections
-            assert (progress.reason, topic.reason, connection.reason) == ("handlers_busy",) * 3
-            assert (topic.topic, str(connection.address)) == ("t", filled)
+            (of_topic,) = progress.topics
+            (connection,) = of_topic.connections
+            assert (progress.reason, of_topic.reason, connection.reason) == ("handlers_busy",) * 3
+            assert of_topic.topic == topic.name
             assert (connection.in_flight, connection.unstarted, connection.rdy) == (10, 8, 10)
             assert connection.since_delivery >= 1.0
             assert connection.since_finish is None

@@ -72,6 +72,16 @@ def test_a_lower_is_charged_until_the_server_knows_it():
     assert counts([old, new]) == [5, 5]
 
 
+def test_nothing_is_raised_while_more_is_held_than_may_be():
+    """Messages that were on their way came later than a lower is thought to take."""
+    late = [Share(in_flight=2, settles_at=-1.0), Share(rdy=1, in_flight=1), Share(rdy=1)]
+    plan = rdy.plan(late, [1, 0, 1], 3, 0.0)
+    assert plan == rdy.Plan([(1, 0)], waiting=True)
+    late[1].sent(0, 0.0)
+    late[1].in_flight = 0
+    assert rdy.plan(late, [1, 0, 1], 3, 1.0).changes == [(0, 1)]
+
+
 def test_lowers_come_before_raises():
     shares = [Share(rdy=10), Share(rdy=0), Share(rdy=2)]
     plan = rdy.plan(shares, [4, 4, 4], 20, 0.0)

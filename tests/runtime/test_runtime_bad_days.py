@@ -6,7 +6,6 @@ Everywhere the same: nothing hangs, what was answered OK is handled, and what is
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
@@ -23,149 +22,15 @@ from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.peers import Peer, PeerServer
 from support.peers import message as message_frame
 from support.ports import free_address
-from support.servers import RealNsqd, find_server
 from support.waiting import PROMPT, WAIT, until
 
-from nsq_fast import Consumer, Message, Producer, RequeueMessage
-from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer
+from nsq_fast import Consumer, Message, Producer
+from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
 from nsq_fast.errors import ConnectionLost, NoNsqd, RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
 NSQD = NsqdServer
-
-
-class Child:
-    """An nsqd in a process of its own, of either family."""
-
-    def __init__(self, family: str, path: Path) -> None:
-        self._real: RealNsqd | None = None
-        if family == "original":
-            self._real = RealNsqd(path, "-mem-queue-size=0", "-sync-every=1")
-        else:
-            self._broker = BrokerProcess(lookupd=False, data_path=path)
-            self._broker.start()
-
-    @property
-    def tcp_address(self) -> Address:
-        return self._real.tcp_address if self._real is not None else self._broker.nsqd.tcp
-
-    @property
-    def pid(self) -> int:
-        if self._real is None:
-            return self._broker.pid
-        process = self._real._process
-        assert process is not None
-        return process.pid
-
-    def crash(self) -> None:
-        """SIGKILL, and start again. (The original loses what is in flight then: it is asked to stop instead.)"""
-        if self._real is None:
-            self._broker.restart()
-        else:
-            self._real.stop()
-            self._real.start()
-
-    def end(self) -> None:
-        (self._real or self._broker).kill()
-
-
-@pytest.fixture(params=["embedded", "original"])
-def child(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Child]:
-    if request.param == "original" and find_server("nsqd") is None:
-        pytest.skip("no real nsqd")
-    server = Child(request.param, tmp_path)
-    yield server
-    server.end()
-
-
-class Load:
-    """Producers and a consumer at work; what was answered OK, and what was handled.
-
-    Every tenth message is requeued once, every seventh answered from another greenlet.
-    """
-
-    def __init__(self, producer: Producer, workers: int = 10, each: int = 60) -> None:
-        self.stored: set[bytes] = set()
-        self.handled: set[bytes] = set()
-        self._producer = producer
-        self._jobs = [gevent.spawn(self._publish, number, each) for number in range(workers)]
-
-    def _publish(self, number: int, count: int) -> None:
-        for index in range(count):
-            body = b"%d-%d" % (number, index)
-            self._producer.publish("t", body)
-            self.stored.add(body)
-            gevent.sleep(0.001)  # sleep: a program that does not publish without end
-
-    def handle(self, consumer: Consumer, message: Message) -> None:
-        number = int(message.body.split(b"-")[1])
-        if number % 10 == 0 and message.attempts == 1:
-            raise RequeueMessage(0.01, backoff=False)
-        if number % 7 == 0:
-            message.enable_async()
-            gevent.spawn_later(0.005, self._finish, message)
-        else:
-            self.handled.add(message.body)
-
-    def _finish(self, message: Message) -> None:
-        with suppress(ConnectionLost):  # then it comes again
-            message.finish()
-            self.handled.add(message.body)
-
-    @property
-    def is_published(self) -> bool:
-        return all(job.ready() for job in self._jobs)
-
-    def check(self) -> None:
-        gevent.joinall(self._jobs, raise_error=True)
-        assert len(self.stored) == 600
-        until(lambda: self.stored <= self.handled, timeout=30)
-
-
-@pytest.mark.slow
-@pytest.mark.kill
-def test_nsqd_dies_again_and_again_under_load_and_nothing_is_lost(child: Child) -> None:
-    address = [child.tcp_address]
-    patient: dict[str, Any] = {"publish_timeout": 30, "max_publish_attempts": 100, "max_backoff_duration": 0.2}
-    with Producer(address, **patient) as producer:
-        load = Load(producer)
-        with Consumer(
-            "t", "c", address, message_handler=load.handle, max_in_flight=50, concurrency=5,
-            max_tries=0, max_reconnect_delay=0.2, max_backoff_duration=0,
-        ) as consumer:  # fmt: skip
-            for share in (100, 250, 400):
-                until(lambda share=share: len(load.stored) >= share)  # type: ignore[misc]
-                child.crash()
-            load.check()
-            assert consumer.stats().connections[0].is_connected
-
-
-@pytest.mark.slow
-@pytest.mark.kill
-def test_a_frozen_nsqd_is_left_and_found_again(child: Child) -> None:
-    """SIGSTOP: the system accepts connections and bytes for it, and not even a heartbeat comes back."""
-    errors: list[Exception] = []
-    seen: set[bytes] = set()
-    address = [child.tcp_address]
-    quick: dict[str, Any] = {"heartbeat_interval": 1.0, "connect_timeout": 0.5}
-    consumer = Consumer(
-        "t", "c", address, message_handler=lambda c, m: seen.add(m.body), max_reconnect_delay=0.1, **quick
-    )
-    consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
-    with consumer, Producer(address, publish_timeout=20, max_publish_attempts=50, **quick) as producer:
-        producer.publish("t", b"before")
-        until(lambda: seen == {b"before"})
-        os.kill(child.pid, signal.SIGSTOP)
-        try:
-            result = producer.publish_nowait("t", b"meanwhile")
-            until(lambda: len(errors) >= 2)
-            assert "two heartbeat intervals" in str(errors[0])
-            assert not consumer.stats().connections[0].is_connected
-        finally:
-            os.kill(child.pid, signal.SIGCONT)
-        assert result.get(timeout=20) == b"OK"
-        until(lambda: seen == {b"before", b"meanwhile"})
 
 
 class DamagingLink(FaultyLink):

@@ -14,23 +14,11 @@ from support.waiting import PROCESS, holds, until
 
 from nsq_fast import Consumer, Message, RequeueMessage
 from nsq_fast.client.give_up import Discard
-from nsq_fast.errors import ConfigError, HandlerDeferred, NameInvalid, NsqError
+from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
 
 
 def ignore(consumer, message):
     pass
-
-
-def test_a_message_is_finished_when_its_handler_returns(nsqd, consume):
-    seen = []
-    consumer = consume(lambda consumer, message: seen.append((consumer, message.body)))
-    conn = nsqd.connection()
-    conn.push(1, 2, body=b"hello")
-    conn.push(3, body=b"")
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2, 3])
-    assert seen == [(consumer, b"hello"), (consumer, b"hello"), (consumer, b"")]
-    assert conn.words()[:3] == [b"IDENTIFY", b"SUB", b"RDY"]
-    assert conn.commands[1] == (b"SUB", b"topic", b"channel")
 
 
 @pytest.mark.parametrize("result", [True, 0, "x", [1], lambda: None, Event()], ids=lambda each: type(each).__name__)
@@ -89,34 +77,6 @@ def test_nsqds_take_turns_where_handlers_wait(servers, consume):
     release.set()
     until(lambda: len(seen) == 8)
     assert set(seen[1:3]) == set(seen[3:5]) == {server.address for server in both}
-
-
-def test_a_batch_is_no_larger_than_batch_size_and_answers_may_differ(nsqd, consume):
-    batches = []
-
-    def handle(consumer, messages):
-        batches.append(len(messages))
-        for message in messages:
-            if message.body == b"requeue":
-                message.requeue(5)
-            elif message.body == b"later":
-                message.enable_async()
-            elif message.body == b"finish":
-                message.finish()
-        if messages[-1].body == b"fail":
-            raise ValueError("no")
-
-    consume(batch_handler=handle, batch_size=3, requeue_delay=9)
-    conn = nsqd.connection()
-    conn.push(*range(8))
-    conn.wait_for(lambda: len(conn.answered(b"FIN")) == 8)
-    for number, body in enumerate([b"requeue", b"later", b"body", b"finish", b"body", b"fail"], 10):
-        conn.push(number, body=body)
-    conn.wait_for(lambda: len(conn.answered(b"REQ")) >= 2 and {12, 13} <= set(conn.answered(b"FIN")))
-    assert max(batches) <= 3
-    assert (b"REQ", b"%016x" % 10, b"5") in conn.commands
-    assert (b"REQ", b"%016x" % 15, b"9") in conn.commands
-    assert 11 not in conn.answered(b"FIN") + conn.answered(b"REQ")
 
 
 def test_signals_reach_their_receivers_and_a_failing_one_loses_nothing(nsqd, consume):
@@ -199,40 +159,6 @@ def test_stats_tell_what_happened(nsqd, consume):
     assert stats.connections[0].address == nsqd.address
     assert (stats.connections[0].rdy, stats.max_in_flight, stats.is_running) == (10, 10, True)
     assert (consumer.total_ready_count, consumer.total_in_flight) == (10, 1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"nsqd_tcp_addresses": []}, "at least one nsqd or lookupd"),
-        ({"nsqd_tcp_addresses": "host:port"}, "port"),
-        ({"max_in_flight": -1}, "max_in_flight"),
-        ({"max_in_flight": 1.5}, "max_in_flight"),
-        ({"max_in_flight": True}, "max_in_flight"),
-        ({"max_in_flight": "many"}, "max_in_flight"),
-        ({"max_tries": -1}, "max_tries"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"requeue_delay": -1}, "requeue_delay"),
-        ({"requeue_delay": 0.5}, "requeue_delay"),
-        ({"max_backoff_duration": -1}, "max_backoff_duration"),
-        ({"message_handler": "handler"}, "message_handler"),
-        ({"batch_handler": 1}, "batch_handler"),
-        ({"give_up": "log"}, "give_up"),
-        ({"message_handler": ignore, "batch_handler": ignore}, "batch_handler"),
-        ({"max_inflight": 3}, "max_in_flight"),
-        ({"heartbeat_interval": 0}, "heartbeat_interval"),
-        ({"lookupd_poll_interval": 0}, "lookupd_poll_interval"),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments, named):
-    with pytest.raises(ConfigError, match=named):
-        Consumer("topic", "channel", **({"nsqd_tcp_addresses": "127.0.0.1:4150"} | arguments))
-
-
-@pytest.mark.parametrize(("topic", "channel"), [("bad topic", "c"), ("t", ""), (b"t", "c"), ("t" * 65, "c")])
-def test_a_wrong_name_is_refused(topic, channel):
-    with pytest.raises(NameInvalid):
-        Consumer(topic, channel, "127.0.0.1:4150")
 
 
 # Signals of single messages: heard once, when the answer is queued, however the message was answered

@@ -14,8 +14,8 @@ from gevent.event import Event
 from support.scripted_nsqd import message_frame
 from support.waiting import WAIT, holds, promptly, until
 
-from nsq_fast import Consumer, Producer
-from nsq_fast.errors import ConnectionLost, NotRunning
+from nsq_fast import Consumer
+from nsq_fast.errors import ConnectionLost
 
 SERVERS = 6
 SLACK = 8.0
@@ -52,17 +52,6 @@ def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd, consume):
     assert closer.ready()
     assert conn.answered(b"FIN") == [1]
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
-
-
-def test_close_sends_every_fin_that_was_promised(nsqd, consume):
-    handled = Event()
-    consumer = consume(lambda c, m: m.id == b"%016x" % 99 and handled.set(), max_in_flight=100)
-    conn = nsqd.connection()
-    conn.push(*range(100))
-    handled.wait(WAIT)
-    consumer.close()
-    conn.wait_for(lambda: not conn.is_open)
-    assert conn.answered(b"FIN") == list(range(100))
 
 
 def test_messages_that_arrive_before_close_wait_go_back(servers, consume):
@@ -156,22 +145,6 @@ def test_messages_that_nobody_can_answer_any_more_hold_nothing_up(nsqd, consume)
     assert sorted(conn.answered(b"REQ")) == [1, 2, 3]
 
 
-def test_close_inside_a_handler_or_a_loop_does_not_wait_for_itself(nsqd, consume):
-    def iterate():
-        for _ in looped:
-            looped.close()
-
-    consumers = [consume(lambda c, m: c.close(timeout=None)), looped := consume()]
-    greenlet = gevent.spawn(iterate)
-    for number, consumer in enumerate(consumers):
-        conn = nsqd.connection(number)
-        conn.push(1, 2)
-        assert consumer.join(WAIT)
-        assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
-    greenlet.join(WAIT)
-    assert greenlet.ready()
-
-
 @pytest.mark.parametrize(("word", "timeout"), [(b"IDENTIFY", None), (b"SUB", 0.2), (b"CLS", 0.1)])
 def test_a_server_that_does_not_reply_does_not_hold_the_end_up(servers, consume, word, timeout):
     mute = servers(replies={word: b""})
@@ -197,18 +170,6 @@ def test_closing_is_idempotent_and_told_once_whatever_a_receiver_does(nsqd, publ
         assert each.join(0)
         assert not each.is_running
     assert told == [consumer, producer]
-
-
-def test_join_before_start_says_what_to_do(nsqd):
-    consumer = Consumer("t", "c", str(nsqd.address), message_handler=ignore)
-    with pytest.raises(NotRunning, match=r"start\(block=False\) first"):
-        consumer.join()
-    producer = Producer([str(nsqd.address)])
-    with pytest.raises(NotRunning, match=r"call start\(\) first"):
-        producer.join()
-    for each in (consumer, producer):
-        each.close()
-        assert each.join(WAIT)
 
 
 def test_no_greenlet_is_left(nsqd, consume):

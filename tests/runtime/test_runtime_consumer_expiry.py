@@ -143,22 +143,6 @@ def test_touch_moves_the_deadline(servers, watched):
     conn.wait_for(lambda: expired_of[consumer] == [2, 1])
 
 
-def test_close_gives_back_what_the_program_has_dropped(servers, consume):
-    def drop(consumer, message):
-        message.enable_async()
-        message.touch()
-        dropped.append(message.id)
-
-    server, dropped = servers(), []
-    consumer = consume(drop, server)
-    conn = server.connection()
-    conn.push(1, 2)
-    conn.wait_for(lambda: len(dropped) == 2)
-    with promptly():
-        consumer.close(timeout=30)
-    assert conn.answered(b"REQ") == [1, 2]
-
-
 def test_asynchronous_messages_of_lost_connections_count_until_they_expire(servers, watched):
     server, keep = servers(QUICK), Keep()
     consumer = watched(keep, server)

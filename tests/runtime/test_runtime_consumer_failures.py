@@ -131,15 +131,6 @@ def test_too_many_attempts_go_to_the_policy_and_not_to_the_handler(nsqd, consume
     assert consumer.stats().given_up == 1
 
 
-def test_zero_tries_means_no_limit(nsqd, consume):
-    handled = []
-    consume(lambda consumer, message: handled.append(message.attempts), max_tries=0)
-    conn = nsqd.connection()
-    conn.push(1, attempts=65535)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    assert handled == [65535]
-
-
 @pytest.mark.parametrize("options", [{}, {"handler_threads": 1}, {"is_batch": True}], ids=str)
 def test_a_message_that_fails_for_long_is_warned_of(nsqd, consume, options, caplog):
     def fail(consumer, message):

@@ -13,7 +13,7 @@ from support.partitions import topology
 from support.scripted_nsqd import frame
 from support.waiting import holds, promptly, until
 
-from nsq_fast import Consumer, Producer, RequeueMessage
+from nsq_fast import Consumer, Producer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed
 from nsq_fast.names import Address
 
@@ -25,10 +25,6 @@ def ignore(consumer, message):
 def publish(server, topic, bodies):
     answer = ask(server.http_address, "POST", f"/mpub?topic={topic}", b"\n".join(bodies))
     assert answer.status == 200, answer.body
-
-
-def numbered(prefix, count):
-    return [b"%s-%d" % (prefix, number) for number in range(count)]
 
 
 def addresses(servers):
@@ -56,28 +52,6 @@ def test_max_in_flight_above_max_rdy_count_works_and_may_change_at_any_time(serv
     conn.wait_for(lambda: consumer.is_starved)  # true once the handler has it, a moment after it arrived
 
 
-def test_a_share_is_handed_on_only_as_its_messages_are_answered(servers, consume):
-    old, new = servers(), servers()
-    new.is_refusing = True
-    kept = []
-    consumer = consume(lambda c, m: (m.enable_async(), kept.append(m)), old, new, max_reconnect_delay=0.05)
-    first = old.connection()
-    first.wait_rdy(10)
-    first.push(*range(10))
-    first.wait_for(lambda: len(kept) == 10)
-    new.is_refusing = False
-    first.wait_rdy(5)
-    holds(lambda: new.connections[-1].rdy is None, 0.4)
-    for message in kept[:4]:
-        message.finish()
-    second = new.connections[-1]
-    second.wait_rdy(4)
-    for message in kept[4:]:
-        message.finish()
-    second.wait_rdy(5)
-    assert consumer.total_ready_count == 10
-
-
 def test_the_first_to_connect_leaves_room_for_those_on_their_way(servers, consume):
     gate = Event()
     early, late = servers(), servers(replies={b"SUB": lambda conn, command: gate.wait() and conn.send(frame(0, b"OK"))})
@@ -86,58 +60,6 @@ def test_the_first_to_connect_leaves_room_for_those_on_their_way(servers, consum
     gate.set()
     assert late.connection().rdy == 5
     assert early.connection().rdy == 5
-
-
-def test_never_more_held_than_max_in_flight_while_nsqds_come_and_go(make_nsqd):
-    nsqds = [make_nsqd() for _ in range(3)]
-    for number, nsqd in enumerate(nsqds):
-        publish(nsqd, "t", numbered(b"%d" % number, 300))
-    most, seen = 0, set()
-
-    def handler(consumer, message):
-        nonlocal most
-        most = max(most, consumer.total_in_flight)
-        gevent.sleep(0.002)  # sleep: a handler that waits
-        seen.add(message.body)
-
-    nsqds[2].kill()
-    options = {"max_in_flight": 12, "concurrency": 12, "max_reconnect_delay": 0.1}
-    with Consumer("t", "c", addresses(nsqds), message_handler=handler, **options):
-        until(lambda: len(seen) > 50)
-        nsqds[2].start()
-        until(lambda: any(body.startswith(b"2") for body in seen) or len(seen) == 600)
-        nsqds[0].restart()
-        until(lambda: set(numbered(b"1", 300)) <= seen)
-    assert most <= 12
-
-
-def test_no_nsqd_starves_when_there_are_more_than_max_in_flight(make_nsqd):
-    nsqds = [make_nsqd() for _ in range(3)]
-    for number, nsqd in enumerate(nsqds):
-        publish(nsqd, "t", numbered(b"%d" % number, 5))
-    seen = set()
-    options = {"max_in_flight": 1, "low_ready_idle_timeout": 0.1}
-    with Consumer("t", "c", addresses(nsqds), message_handler=lambda c, m: seen.add(m.body), **options) as consumer:
-        until(lambda: len(seen) == 15, about=lambda: (sorted(seen), consumer.stats()))
-
-
-def test_backoff_probes_and_recovers(make_nsqd):
-    nsqd = make_nsqd()
-    publish(nsqd, "t", numbered(b"m", 200))
-    failing, seen = True, set()
-
-    def handler(consumer, message):
-        if failing:
-            raise RequeueMessage(0.0)
-        seen.add(message.body)
-
-    options = {"max_in_flight": 10, "max_tries": 0, "max_backoff_duration": 0.2}
-    with Consumer("t", "c", addresses([nsqd]), message_handler=handler, **options) as consumer:
-        until(lambda: consumer.stats().backoff_level)
-        until(lambda: consumer.total_ready_count == 0)
-        failing = False
-        until(lambda: len(seen) == 200)
-        assert consumer.stats().backoff_level == 0
 
 
 def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
@@ -165,19 +87,6 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
 
 
 # Reconnecting
-
-
-def test_a_lost_connection_is_made_again(servers, consume):
-    server = servers()
-    errors = []
-    consumer = consume(ignore, server)
-    consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
-    server.connection().close()
-    conn = server.connection(1)
-    conn.push(1)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    assert isinstance(errors[0], ConnectionLost)
-    assert consumer.stats().totals.finished == 1
 
 
 def test_a_server_that_accepts_and_closes_is_not_hammered(servers, consume):

@@ -13,7 +13,6 @@ from support.waiting import WAIT, holds, promptly, until
 from nsq_fast import NsqdHTTPClient, Producer, RequeueMessage
 from nsq_fast.client.http import HttpClient
 from nsq_fast.errors import OrderViolated, PartitionBlocked
-from nsq_fast.names import Address
 
 CONSUME = {"topic": "t", "channel": "c", "ordered": True, "requeue_delay": 20}
 NSQD = PartitionNsqd
@@ -341,34 +340,6 @@ def publish(cluster):
     lookupds = [str(each.http_address) for each in cluster.lookupds]
     with Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05) as producer:
         yield lambda partition, *bodies: producer.multipublish("t", list(bodies), partition=partition)
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_partitions_are_followed_through_moves_and_deaths(cluster, taking, publish, ordered):
-    count = 3 if ordered else 1
-    cluster.create_topic("t", partitions=count, replicas=2, ordered=ordered, channels=["ch"])
-    seen = {partition: [] for partition in range(count)}
-    consumer = taking(count, lambda _, message: seen[message.partition].append(int(message.body)))
-
-    def leader():
-        """Where the consumer takes partition 0 from now."""
-        found = (each for each in consumer.stats().connections if each.partition == 0 and each.is_connected)
-        return next((each.address for each in found), None)
-
-    for turn in range(3):
-        for partition in seen:
-            publish(partition, *(b"%d" % (turn * 50 + number) for number in range(50)))
-        if turn == 0:
-            cluster.move_leader("t", 0)
-        elif turn == 1:
-            cluster.kill_node(cluster.leader_of("t", 0))
-        until(lambda: leader() == Address(*cluster.leader_of("t", 0).tcp_address))
-    for numbers in seen.values():
-        until(lambda numbers=numbers: len(set(numbers)) == 150)
-        once = list(dict.fromkeys(numbers))
-        assert not ordered or once == sorted(once)
-    assert consumer.stats().order_violations == 0
-    assert len(consumer.stats().connections) == count
 
 
 def test_by_default_every_ordered_partition_has_its_rdy(cluster, taking, publish):

@@ -20,7 +20,7 @@ import pytest
 from support.outside_nsqd import Server, handle_many, second_server, server
 from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.processes import FORKING_PYTHON
-from support.waiting import WAIT, holds, until
+from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Producer, RequeueMessage
 from nsq_fast._codec import Message
@@ -57,26 +57,6 @@ class Gate:
         return not self.threads & {int(name) for name in os.listdir("/proc/self/task")}
 
 
-@pytest.mark.parametrize("options", [{}, {"concurrency": 3}, {"batch": True}], ids=str)
-def test_each_message_is_handled_once_and_finished(server, handle_many, options):
-    seen, threads = Counter(), set()
-
-    def handle(message):
-        threads.add(threading.get_ident())
-        seen[message.body] += 1
-
-    options = dict(options)
-    handlers = {"message_handler": lambda c, m: handle(m)}
-    if options.pop("batch", False):
-        handlers = {"batch_handler": lambda c, messages: [handle(message) for message in messages]}
-    consumer = handle_many(3000, handler_threads=4, **handlers, **options)
-    until(lambda: consumer.stats().totals.finished == 3000)
-    assert len(seen) == 3000
-    assert set(seen.values()) == {1}
-    assert HUB_THREAD not in threads
-    server.wait_finished(3000)
-
-
 def test_handlers_that_block_run_at_once_and_the_hub_goes_on(handle_many):
     gate = Gate()
     consumer = handle_many(20, message_handler=gate, handler_threads=5, heartbeat_interval=1.0)
@@ -86,18 +66,6 @@ def test_handlers_that_block_run_at_once_and_the_hub_goes_on(handle_many):
     until(lambda: consumer.stats().totals.finished == 20)
     assert gate.most == 5
     assert consumer.stats().totals.received == 20
-
-
-@pytest.mark.parametrize(("max_in_flight", "most"), [(1, 1), (2, 2), (100, 3)])
-def test_never_more_at_once_than_max_in_flight(nsqd, consume, max_in_flight, most):
-    gate = Gate()
-    consume(gate, handler_threads=3, max_in_flight=max_in_flight)
-    connection = nsqd.connection()
-    connection.push(*range(6))  # more than RDY allows, as after time-outs
-    until(lambda: len(gate.running) == most)
-    holds(lambda: gate.most == most, 0.05)
-    gate.open()
-    connection.wait_for(lambda: len(connection.answered(b"FIN")) == 6)
 
 
 def test_the_fin_of_a_slow_handler_does_not_wait_for_others(nsqd, consume):
@@ -318,30 +286,22 @@ def test_the_fin_of_a_slow_handler_leaves_before_the_next_handler_begins(
 
 
 @pytest.mark.slow
-def test_so_does_an_answer_that_the_handler_gives_itself(server: Server, handle_many: Callable[..., Consumer]) -> None:
+@pytest.mark.parametrize("kind", ["answers itself", "batch"])
+def test_so_do_an_answer_that_the_handler_gives_itself_and_those_of_a_batch(
+    server: Server, handle_many: Callable[..., Consumer], kind: str
+) -> None:
     handled: list[Message] = []
 
-    def handler(consumer: Consumer, message: Message) -> None:
+    def handle(consumer: Consumer, messages: list[Message]) -> None:
         server.wait_finished(len(handled))
-        handled.append(message)
-        message.finish()
-        time.sleep(BLOCK)  # sleep: a handler that blocks
-
-    handle_many(5, message_handler=handler)
-    until(lambda: len(handled) == 5, 30)
-
-
-@pytest.mark.slow
-def test_so_do_those_of_a_slow_batch_handler(server: Server, handle_many: Callable[..., Consumer]) -> None:
-    handled: list[Message] = []
-
-    def handler(consumer: Consumer, messages: list[Message]) -> None:
-        server.wait_finished(len(handled))
-        time.sleep(BLOCK)  # sleep: a handler that blocks
         handled.extend(messages)
+        if kind != "batch":
+            messages[0].finish()
+        time.sleep(BLOCK)  # sleep: a handler that blocks
 
-    handle_many(20, batch_handler=handler, batch_size=3)
-    until(lambda: len(handled) == 20, 30)
+    of_batches = {"batch_handler": handle, "batch_size": 3}
+    handle_many(15, **of_batches if kind == "batch" else {"message_handler": lambda c, m: handle(c, [m])})
+    until(lambda: len(handled) == 15, 30)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -38,35 +38,6 @@ def discovered(make_nsqd, make_lookupd):
 
 
 # By name
-
-
-@pytest.mark.parametrize("options", [{}, {"concurrency": 3}, {"handler_threads": 2}, {"is_batch": True}], ids=str)
-def test_messages_of_all_topics_come_and_say_which(make_nsqd, start_consumer, options):
-    nsqds = [make_nsqd(), make_nsqd()]
-    for number, nsqd in enumerate(nsqds):
-        for topic in ("a", "b", "c"):
-            publish(nsqd, topic, *(b"%s %d %d" % (topic.encode(), number, each) for each in range(200)))
-    seen = Counter()
-
-    def handle_batch(_, messages):
-        assert len({message.topic for message in messages}) == 1
-        seen.update((message.topic, message.body) for message in messages)
-
-    handler = {"message_handler": lambda _, message: seen.update([(message.topic, message.body)])}
-    options = dict(options)
-    if options.pop("is_batch", False):
-        handler = {"batch_handler": handle_batch, "concurrency": 1}
-    addresses = [str(nsqd.tcp_address) for nsqd in nsqds]
-    consumer = start_consumer(["a", "b"], "ch", addresses, max_in_flight=20, **handler, **options)
-    until(lambda: len(seen) == 800)
-    assert set(seen.values()) == {1}
-    assert all(body.startswith(topic.encode()) for topic, body in seen)
-    until(lambda: consumer.stats().totals.finished == 800)
-    stats = consumer.stats()
-    assert {topic: counters.finished for topic, counters in stats.topics.items()} == {"a": 400, "b": 400}
-    assert sorted(each.topic for each in stats.connections) == ["a", "a", "b", "b"]
-    assert consumer.topics == ("a", "b")
-    assert consumer.topic == "a,b"
 
 
 def test_an_unknown_topic_is_said_and_the_others_go_on(discovered, start_consumer, caplog):

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.cluster import RedesignedCluster, missing_for_cluster
-from support.fleet import EmbeddedFleet, Fleet, RealFleet
+from support.fleet import Fleet, RealFleet
 from support.namespaces import Network, missing_for_namespaces
 from support.scenarios import Scale
-
-from nsq_fast.broker import ClusterProcess
 
 OPTION = "--run-real-cluster"
 REAL_TIMEOUT = 1800
@@ -47,31 +45,6 @@ def printed() -> Iterator[list[str]]:
     lines: list[str] = []
     yield lines
     _reports.extend(lines)
-
-
-@pytest.fixture(scope="session")
-def embedded_fleet() -> Iterator[Fleet]:
-    with ClusterProcess(nodes=3, lookupds=2) as cluster:
-        yield EmbeddedFleet(cluster)
-
-
-@pytest.fixture(scope="session")
-def wants_real(request: pytest.FixtureRequest) -> None:
-    """Skips what needs a real cluster where there is none, or nobody asked for it."""
-    if not request.config.getoption(OPTION):
-        pytest.skip(f"takes many minutes: {OPTION} runs it")
-    missing = missing_for_cluster()
-    if missing is not None:
-        pytest.skip(f"{missing}: no real redesigned cluster")
-
-
-@pytest.fixture(scope="session")
-def real_fleet(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    cluster = RedesignedCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        yield RealFleet(cluster)
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

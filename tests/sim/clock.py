@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from importlib import import_module
 from typing import Any
 
@@ -49,20 +50,23 @@ class Chance(random.Random):
 
 
 class _Sockets(selectors.BaseSelector):
-    """Which of the simulated sockets are ready, and what to do while none is."""
+    """The simulated sockets that are watched, and those of them that may be ready: only these are looked at."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self._keys: dict[int, selectors.SelectorKey] = {}
+        self._stirred: dict[int, None] = {}  # a set that keeps its order
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = selectors.SelectorKey(fileobj, fileobj, events, data)
         if fileobj in self._keys:
             raise KeyError(f"{fileobj} is registered already")
         self._keys[fileobj] = key
+        self._stirred[fileobj] = None
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        self._stirred.pop(fileobj, None)
         return self._keys.pop(fileobj)
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -72,46 +76,61 @@ class _Sockets(selectors.BaseSelector):
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
 
+    def stir(self, descriptor: int) -> None:
+        """Something has happened to this socket."""
+        if descriptor in self._keys:
+            self._stirred[descriptor] = None
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.check_turn()
+        if not self._stirred:
+            return []
         ready = []
-        for number, key in self._keys.items():
+        for number in tuple(self._stirred):
+            key = self._keys[number]
             sock = self._loop.sockets.get(number)
             if sock is not None and (events := sock.readiness(key.events)):
                 ready.append((key, events))
+            else:
+                del self._stirred[number]
         if len(ready) > 1:
             self._loop.chance.shuffle(ready)
-        if not ready:
-            self._loop.let_time_pass(timeout)
         return ready
 
 
-MOST_TURNS = 100_000
-"""A scenario of more is one that turns in a circle."""
+RESOLUTION = 1e-6
+"""Seconds; timers so close to each other ring in one turn."""
 
 
 class SimLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time.
 
+    Its turns are its own, since they are most of what a scenario costs: timers wait in a heap of tuples, which compare
+    faster than asyncio's, and in the order of their making where the time is the same.
+
     Attributes:
         sockets: those that are open, by their descriptors.
+        stir: called with the descriptor of a socket that something has happened to.
         chance: the seeded one.
-        turns: how many the loop has made.
-        checks: called in each turn; what one raises ends the simulation.
+        most_turns: a scenario of more is one that turns in a circle.
+        broken: a rule that was broken in a callback, where the client might catch what it raises.
     """
 
     def __init__(self, chance: Chance) -> None:
         self.sockets: dict[int, Any] = {}
         self.chance = chance
-        self.turns = 0
         self.network: Any = None
         self.books: Any = None
         self.watched: Any = None  # hears of connections that subscribe, and of each RDY
-        self.checks: list[Callable[[], object]] = []
+        self.broken: str | None = None
         self.resolve: Callable[[str, int], Coroutine[Any, Any, Any]] | None = None
+        self.most_turns = 100_000
+        self._turns = 0
         self._now = EPOCH
-        super().__init__(_Sockets(self))
-        self._clock_resolution = 1e-6
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        selector = _Sockets(self)
+        self.stir = selector.stir
+        super().__init__(selector)
 
     # asyncio's own way to be woken by other threads, of which there are none
 
@@ -129,19 +148,51 @@ class SimLoop(asyncio.SelectorEventLoop):
         """``time.time()``."""
         return WALL + self._now - EPOCH
 
-    def check_turn(self) -> None:
-        self.turns += 1
-        for check in self.checks:
-            check()
-        if self.turns > MOST_TURNS:
-            raise Stuck("it goes on for ever")
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
-    def let_time_pass(self, seconds: float | None) -> None:
-        if seconds is None:
-            raise Stuck("nothing is left that could happen")
-        if seconds > 0:
-            self._now += seconds
-            _time_slice.hold_clock(self._now)
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None: ...
+
+    @property
+    def waiting(self) -> list[asyncio.TimerHandle]:
+        """The timers that are still to ring."""
+        return [timer for _, _, timer in self._timers if not timer.cancelled()]
+
+    def _run_once(self) -> None:
+        self._turns += 1
+        if self.broken is not None:
+            raise SimError(self.broken)
+        if self._turns > self.most_turns:
+            raise Stuck("it goes on for ever")
+        ready, timers = self._ready, self._timers
+        if events := self._selector.select():
+            self._process_events(events)
+        while timers and timers[0][2]._cancelled:
+            heappop(timers)
+        if not ready:
+            if not timers:
+                raise Stuck("nothing is left that could happen")
+            if timers[0][0] > self._now:
+                self._now = timers[0][0]
+                _time_slice.hold_clock(self._now)
+        end = self._now + RESOLUTION
+        while timers and timers[0][0] < end:
+            ready.append(heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         """The client has threads for host names only."""
@@ -232,8 +283,8 @@ def simulate(seed: str, scenario: Callable[[SimLoop], Any], new_socket: Callable
 def _abandon(loop: SimLoop) -> None:
     """After a failure: let go of what still runs, in silence."""
     loop.set_exception_handler(lambda *_: None)
-    loop.checks.clear()
-    loop.turns = 0
+    loop.broken = None
+    loop._turns = 0
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

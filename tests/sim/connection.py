@@ -162,7 +162,7 @@ class Life:
         work = [loop.create_task(self._publish())]
         if chance.happens(0.7):
             work.append(loop.create_task(self._consume()))
-        lasts = chance.choice((0.2, 5.0, 100.0))
+        lasts = chance.choice((0.2, 5.0, 5.0, 100.0))
         try:
             await self._until_end(lasts)
             expect(owner.end is None or not self.is_untouched, f"it ended, and nothing was wrong: {owner.end!r}")

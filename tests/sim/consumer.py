@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from nsq_fast.aio import Consumer
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import CLOSING_SHARE
+from nsq_fast.errors import NsqError
 
 from .clock import SimError, SimLoop
 from .connection import expect
@@ -16,6 +18,10 @@ from .world import World
 
 RECOVERS = 120.0
 """Seconds after the last fault within which everything is handled."""
+
+
+def _rdy(conn: Connection) -> int:
+    return 0 if conn.session.is_closing else conn.rdy  # CLS stands for RDY 0
 
 
 class Watched:
@@ -38,11 +44,11 @@ class Watched:
 
     def lower(self, limit: int) -> None:
         self.limit = limit
-        self._expect(sum(conn.rdy for conn in self._living()))
+        self._expect(sum(map(_rdy, self._living())))
 
     def raised(self) -> None:
         """RDY of one was raised just now."""
-        self._expect(sum(max(conn.rdy, conn.in_flight) for conn in self._living()))
+        self._expect(sum(max(_rdy(conn), conn.in_flight) for conn in self._living()))
 
     def _living(self) -> list[Connection]:
         self._open = [conn for conn in self._open if conn.is_open]
@@ -64,7 +70,7 @@ class Handler:
         self.handled: Counter[bytes] = Counter()
         self.done: Counter[bytes] = Counter()
         self.first: dict[int, int] = {}  # partition -> the highest offset that was handled
-        self.running = 0
+        self.running = self.unanswered = 0
         self.is_ordered = False
 
     async def __call__(self, consumer: Consumer, message: Any) -> None:
@@ -83,13 +89,22 @@ class Handler:
             if kind < 2 * self.failing:
                 message.requeue(0 if chance.happens(0.5) else 100)
                 return
-            if kind > 0.95:
+            if kind < 0.05:
                 message.touch()
             self.done[body] += 1
-            if kind > 0.9:
+            if kind > 0.95:
                 message.finish()
+            elif kind > 0.9:
+                message.enable_async()
+                self.unanswered += 1
+                self._loop.call_later(chance.long_tailed(0.0, 1.0), self._finish_later, message)
         finally:
             self.running -= 1
+
+    def _finish_later(self, message: Any) -> None:
+        self.unanswered -= 1
+        with suppress(NsqError):  # its connection is lost, or its time is over: then it comes again
+            message.finish()
 
     def _note_order(self, body: bytes) -> None:
         records = self._world.books.stored[body]
@@ -165,7 +180,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
         hostname="h",
     )  # fmt: skip
     world.books.note(f"{'ordered' if is_ordered else ''} {consumer.config} {consumer.connection_config}"[:2500])
-    seconds = chance.choice((3.0, 30.0))
+    seconds = chance.choice((2.0, 4.0, 20.0))
     await consumer.start()
     world.plan_faults(seconds)
     feeding = loop.create_task(_feed(world, seconds))
@@ -217,9 +232,11 @@ async def _close(world: World, consumer: Consumer, handler: Handler, msg_timeout
     expect(took <= timeout + 1.0, f"close took {took:.3f} s, and the timeout is {timeout} s")
     is_over = took >= timeout * (1 - CLOSING_SHARE)  # the rest is for the connections
     expect(not drain or is_over or not handler.running, f"{handler.running} handlers run after close")
-    while handler.running:
+    while handler.running or handler.unanswered:
         await asyncio.sleep(0.1)
     await asyncio.sleep(0.5)
+    if not world.is_faulty and drain and timeout > 1.0:
+        expect(took < 5.0, f"close took {took:.3f} s, and nothing was wrong")
     if not world.is_faulty and drain and took < timeout - 0.1:
         expect(not world.books.abandoned, f"close left {world.books.abandoned} messages in flight")
 

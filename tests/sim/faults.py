@@ -121,8 +121,7 @@ class Faults:
         def undo() -> None:
             for end in ends:
                 end.capacity = 200_000
-                if end.on_room is not None:
-                    end.on_room()
+                end.has_room()
 
         return undo
 

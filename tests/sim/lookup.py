@@ -99,7 +99,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
     world = World(loop, faulty=0.0, fewest_lookupds=1)
     for number in range(chance.randint(0, 2)):
         world.lookupds.append(ModelLookupd(world.network, world.books, f"10.2.1.{number + 1}", world.nsqds))
-    names = [f"orders{number}" for number in range(chance.choice((1, 3, 12)))]
+    names = [f"orders{number}" for number in range(chance.choice((1, 2, 3, 10)))]
     topics = Topics(world)
     for name in names:
         if chance.happens(0.6):
@@ -124,7 +124,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
         hostname="h",
     )  # fmt: skip
     world.books.note(f"{'pattern' if is_pattern else 'names'} {consumer.lookup_config}"[:500])
-    seconds = chance.choice((10.0, 40.0))
+    seconds = chance.choice((5.0, 10.0, 30.0))
     _plan_moods(world, world.lookupds[1:], seconds, ("hangs", "hangs", *MOODS[: None if has_ghosts else -1]))
     began_at = loop.time()
     await consumer.start()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+
+import msgspec
 
 from .network import End, Host, Network
 from .nsqd import VERSIONS, Books, Log, ModelNsqd, Moods
@@ -24,11 +24,9 @@ class _Conn:
     def came(self) -> None:
         if self._lookupd.is_frozen:
             return
-        while self in self._lookupd.conns:
+        while self.end.is_readable and self in self._lookupd.conns:
             try:
                 data = self.end.recv(65536)
-            except BlockingIOError:
-                return
             except OSError:
                 data = b""
             if not data:
@@ -44,12 +42,10 @@ class _Conn:
         books = self._lookupd.books
         if method != "GET":
             books.breaks(f"{method} to a lookupd")
-        url = urlsplit(target)
-        status, reply = self._lookupd.answer(
-            url.path, {name: values[0] for name, values in parse_qs(url.query).items()}
-        )
+        path, _, query = target.partition("?")
+        status, reply = self._lookupd.answer(path, dict(part.split("=") for part in query.split("&") if part))
         mood = self._lookupd.mood
-        body = json.dumps(reply).encode()
+        body = msgspec.json.encode(reply)
         if mood == "error":
             status, body = 500, b'{"message":"INTERNAL_ERROR"}'
         elif mood in ("no json", "other json"):

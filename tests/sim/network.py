@@ -40,6 +40,7 @@ class End:
         arrived: bytes that wait to be read.
         has_ended: the peer sends nothing more.
         reset: the error of which whoever uses it next is told.
+        sock: of a client's end, what the client has.
         on_event: called when something has come, of a server's end.
     """
 
@@ -52,9 +53,11 @@ class End:
         self.has_ended = self.is_closed = self.is_write_ended = False
         self.is_known = True  # the system knows the stream; a host that has rebooted does not
         self.reset: int | None = None
+        self.sock: Socket | None = None
         self.on_event: Callable[[], object] | None = None
         self.on_room: Callable[[], object] | None = None
         self.capacity = CAPACITY
+        self.is_full = False  # what is sent here did not fit
         self.is_swallowing = False  # a middlebox has forgotten the stream: what is sent here goes nowhere
         self._in_flight = 0
         self._last_arrival = 0.0
@@ -74,17 +77,20 @@ class End:
         if self.is_write_ended:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         room = self.room
+        self.is_full = len(data) >= room
         if room <= 0:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise BlockingIOError(errno.EAGAIN, "no room")
         taken = bytes(data[:room])
-        self._in_flight += len(taken)
+        size = len(taken)
+        self._in_flight += size
         chance = self.network.chance
-        pieces = 1 if chance.happens(0.8) else chance.randint(2, 4)
-        cuts = sorted(int(chance.random() * len(taken)) for _ in range(pieces - 1))
-        for start, end in zip([0, *cuts], [*cuts, len(taken)], strict=True):
-            if end > start:
-                self._post(self._arrive, taken[start:end])
-        return len(taken)
+        if size < 2 or chance.happens(0.8):
+            self._post(self._arrive, taken)
+            return size
+        cuts = sorted({int(chance.random() * size) for _ in range(chance.randint(1, 3))} - {0})
+        for start, end in zip([0, *cuts], [*cuts, size], strict=True):
+            self._post(self._arrive, taken[start:end])
+        return size
 
     def end_writing(self) -> None:
         self._check_usable()
@@ -184,7 +190,13 @@ class End:
         if self.is_known or not self.host.is_down:
             self._post(self._arrive_reset, None)
 
+    def stir(self) -> None:
+        """Whoever waits for the client's socket is to look again."""
+        if self.sock is not None:
+            self.sock.stir()
+
     def _tell(self) -> None:
+        self.stir()
         if self.on_event is not None:
             self.on_event()
 
@@ -193,9 +205,16 @@ class End:
     def take(self, size: int) -> bytes:
         data = bytes(self.arrived[:size])
         del self.arrived[:size]
-        if data and self.peer is not None and self.peer.on_room is not None:
-            self.network.loop.call_soon(self.peer.on_room)
+        if data and self.peer is not None and self.peer.is_full:
+            self.peer.has_room()
         return data
+
+    def has_room(self) -> None:
+        """What was sent here has been read."""
+        self.is_full = self.room <= self.capacity // 3
+        self.stir()
+        if self.on_room is not None:
+            self.network.loop.call_soon(self.on_room)
 
     def recv(self, size: int) -> bytes:
         if self.arrived:
@@ -203,7 +222,11 @@ class End:
         self._check_usable()
         if self.has_ended:
             return b""
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise BlockingIOError(errno.EAGAIN, "nothing there")
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.arrived) or self.has_ended or self.reset is not None
 
 
 class Socket:
@@ -242,6 +265,12 @@ class Socket:
     def connected(self, end: End | None, error: int | None = None) -> None:
         self._is_connecting = False
         self._end, self._error = end, error
+        if end is not None:
+            end.sock = self
+        self.stir()
+
+    def stir(self) -> None:
+        self._network.loop.stir(self._descriptor)
 
     @property
     def is_open(self) -> bool:
@@ -254,7 +283,7 @@ class Socket:
         end = self._end
         if end is None or end.reset is not None:
             return wanted
-        ready = selectors.EVENT_READ if end.arrived or end.has_ended else 0
+        ready = selectors.EVENT_READ if end.is_readable else 0
         # as Linux does: a third of the buffer must be free
         if wanted & selectors.EVENT_WRITE and (end.room > end.capacity // 3 or end.is_write_ended):
             ready |= selectors.EVENT_WRITE

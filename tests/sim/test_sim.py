@@ -30,8 +30,8 @@ def simulation(*arguments: str, **variables: str) -> str:
 
 
 QUICK = 75
-MORE = {"connection": 600, "producer": 900, "consumer": 400, "lookup": 150}
-"""Each to its end: together 90 s of CPU, about."""
+MORE = {"connection": 1400, "producer": 2400, "consumer": 850, "lookup": 350}
+"""Each to its end: 5,000 seeds, in 100 s of CPU, about."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -64,6 +64,32 @@ def test_a_lookupd_that_hangs_does_not_put_off_when_topics_of_a_pattern_are_look
                 good.notice()
                 await asyncio.sleep(4.0)
                 assert f"orders{number}" in handled
-        loop.books.check()
 
     in_virtual_time("pattern", scenario)
+
+
+def test_a_topic_of_a_pattern_is_asked_of_the_lookupd_that_named_it_while_that_was_busy() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        good, ignorant = (ModelLookupd(loop.network, loop.books, f"10.2.0.{number}", [nsqd]) for number in (1, 2))
+        ignorant.is_ignorant = True  # and soon has nothing to do
+        good.host.delays = (0.1, 0.1)
+        handled: set[str] = set()
+
+        async def handle(_: Any, message: Any) -> None:
+            handled.add(message.topic)
+
+        for number in range(60):  # the round takes longer than the list
+            nsqd.log(f"orders{number}").store(b"body")
+        good.notice()
+        async with Consumer(
+            re.compile("orders.*"), "c", lookupd_http_addresses=["10.2.0.1:4161", "10.2.0.2:4161"],
+            message_handler=handle, lookupd_poll_interval=20.0, lookupd_poll_jitter=0.0,
+        ):  # fmt: skip
+            await asyncio.sleep(10.0)
+            nsqd.log("orders60").store(b"body")
+            good.notice()
+            await asyncio.sleep(15.0)
+            assert "orders60" in handled
+
+    in_virtual_time("busy", scenario)

@@ -41,8 +41,8 @@ class World:
         self.faults = Faults(self.network, self.books, self.nsqds)
         self.faults_of_lookupds = Faults(self.network, self.books, self.lookupds)  # type: ignore[arg-type]
         self.is_faulty = chance.happens(faulty)
-        self._watched: list[Any] = []
-        self._notice()
+        self._is_telling = False
+        loop.books.on_change = self._changed
 
     @property
     def is_redesigned(self) -> bool:
@@ -72,13 +72,16 @@ class World:
     def last_end(self) -> float:
         return max(self.faults.last_end, self.faults_of_lookupds.last_end)
 
-    def _notice(self) -> None:
-        """Every lookupd hears of what changes, each after a time of its own; leaders that died are replaced."""
-        if self.lookupds and (state := self.lookupds[0]._state()) != self._watched:
-            self._watched = state
-            for lookupd in self.lookupds:
-                self.loop.call_later(self.loop.chance.random() * LONGEST_NOTICE, lookupd.notice)
-        self.loop.call_later(0.1, self._notice)
+    def _changed(self) -> None:
+        if not self._is_telling:  # what changes in one turn is told at once
+            self._is_telling = True
+            self.loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        """Every lookupd hears of what has changed, each after a time of its own."""
+        self._is_telling = False
+        for lookupd in self.lookupds:
+            self.loop.call_later(self.loop.chance.random() * LONGEST_NOTICE, lookupd.notice)
 
     @property
     def addresses(self) -> dict[str, list[str]]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple
 
 import gevent
 import pytest
 
 import nsq_fast
-from nsq_fast import aio, threads
+from nsq_fast import Message, aio, threads
 
 from .held_publishes import OK, PublishNsqd
 from .loops import LOOPS, run
@@ -193,6 +194,51 @@ class AsyncioFace(Face):
     async def messages(self, consumer: Any) -> AsyncIterator[Any]:
         async for message in consumer:
             yield message
+
+
+BODIES = {b"%d" % number for number in range(100)}
+
+
+class Place(NamedTuple):
+    """Servers, as arguments of clients; and what creates a topic there, with so many partitions and the channel c."""
+
+    servers: dict[str, Any]
+    create: Callable[[str, int], object]
+    takes_keys: bool = True
+    """Its lookup says how many partitions there are, or there are none."""
+
+
+class Topic:
+    """A topic of a place, with the channel c."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, place: Place, bodies: Iterable[bytes] = (), partitions: int = 1) -> None:
+        self.name = f"contract{next(self._numbers)}"
+        self.place, self.servers = place, place.servers
+        place.create(self.name, partitions)
+        self.publish(bodies)
+
+    def publish(self, bodies: Iterable[bytes]) -> None:
+        if stored := sorted(bodies):
+            with threads.Producer(**self.servers) as producer:
+                producer.multipublish(self.name, stored)
+
+    def consumer(self, face: Face, **options: Any) -> AbstractAsyncContextManager[Any]:
+        """A consumer of it, that runs."""
+        return face.client("Consumer", self.name, "c", **self.servers, **options)
+
+    async def consumed(self, face: Face, count: int) -> list[Message]:
+        """So many messages; there are no others."""
+        found: list[Message] = []
+
+        async def handle(consumer: Any, message: Message) -> None:
+            found.append(message)
+
+        async with self.consumer(face, message_handler=handle, max_in_flight=20) as consumer:
+            await face.until(lambda: consumer.stats().totals.finished >= count)
+        assert len(found) == count
+        return found
 
 
 class Joined:

@@ -21,14 +21,6 @@ ROOT = Path(__file__).parent.parent.parent
 WAIT = 30.0
 
 
-@pytest.fixture
-def filled(nsqd_process: Any) -> str:
-    """An nsqd with the messages 0 to 99 in the topic t."""
-    with Producer(nsqd_process.address) as producer:
-        producer.multipublish("t", [b"%d" % number for number in range(100)])
-    return str(nsqd_process.address)
-
-
 def all_of(found: set[bytes]) -> bool:
     return found == {b"%d" % number for number in range(100)}
 
