@@ -176,9 +176,6 @@ BROKER_REPLICA_RECOVERED = _event("broker_replica_recovered", "a replica that wa
 BROKER_DATA_DAMAGED = _event("broker_data_damaged", "a file of messages is damaged, or lacks messages")
 BROKER_METADATA_INVALID = _event("broker_metadata_invalid", "a file of metadata is missing, damaged or incomplete")
 BROKER_FILE_IGNORED = _event("broker_file_ignored", "a file in the data folder is none of the broker's")
-BROKER_MOVE_FAILED = _event(
-    "broker_move_failed", "balancing a redesigned cluster could not move a partition; it is tried again"
-)
 BROKER_NODE_STAYS = _event("broker_node_stays", "a node that is to leave has what no other node can take")
 BROKER_MESSAGE_TRACED = _event(
     "broker_message_traced", "what became of a traced message, in the words of a redesigned nsqd"

@@ -112,14 +112,27 @@ def replace_file(path: Path, data: bytes | bytearray, *, sync: bool) -> None:
     temporary.replace(path)
 
 
-def set_aside(path: Path) -> str:
-    """Rename a file that cannot be read; a clause for the log that says what became of it."""
-    aside = path.with_name(path.name + BAD_SUFFIX)
+def read_file(path: Path, decode: Callable[[bytes], T], loss: str) -> T | None:
+    """What a small file says; None where there is none. One that is damaged is kept under another name.
+
+    Args:
+        decode: raises ValueError for damage; ``loss``: what that means, for the log.
+
+    Raises OSError when the disk does not give it.
+    """
     try:
-        path.replace(aside)
-    except OSError as error:
-        return f"the file could not be renamed: {error}"
-    return f"the file is kept as {aside}"
+        return decode(read_patiently(path, path.read_bytes))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        aside = path.with_name(path.name + BAD_SUFFIX)
+        try:
+            path.replace(aside)
+            kept = f"the file is kept as {aside}"
+        except OSError as failure:
+            kept = f"the file could not be renamed: {failure}"
+        logger.error("%s cannot be read: %s; %s; %s", path, error, loss, kept, extra=BROKER_DATA_DAMAGED)
+        return None
 
 
 def checked(content: bytes) -> bytes:
@@ -205,13 +218,13 @@ class Head(NamedTuple):
         return packed + zlib.crc32(packed).to_bytes(_CRC_SIZE, "big")
 
     @classmethod
-    def decode(cls, data: bytes) -> Head | None:
+    def decode(cls, data: bytes, magic: bytes = _MAGIC) -> Head | None:
         """The head of a file; None if it is damaged, or of another kind."""
         if len(data) < _HEAD.size:
             return None
-        _, code, first, offset, _ = _HEAD.unpack_from(data)
-        head = cls(code, first, offset)
-        return head if data[: _HEAD.size] == head.encode() else None
+        found, code, first, offset, crc = _HEAD.unpack_from(data)
+        is_whole = found == magic and crc == zlib.crc32(data[: _HEAD.size - _CRC_SIZE])
+        return cls(code, first, offset) if is_whole else None
 
 
 class Batch(NamedTuple):
@@ -313,6 +326,9 @@ class JournalFile:
             return bytes(self._memory[offset : offset + size])
         return os.pread(self._open(), size, offset)
 
+    def read_patiently(self, offset: int, size: int) -> bytes:
+        return read_patiently(self, lambda: self.read(offset, size))
+
     def batches(self, offset: int, read: Callable[[int, int], bytes] | None = None) -> Iterator[list[Batch]]:
         """The batches from ``offset`` on, those of one read at a time.
 
@@ -342,21 +358,32 @@ class JournalFile:
                 raise Damaged(offset + at)
             offset += at
 
-    def cut_off(self, offset: int) -> str:
-        """Keep what is behind ``offset`` in another file, and have it no more; a clause that says what became of it."""
-        if self.path is None:
-            self.size = offset
-            return "it had no name"
-        aside = self.path.with_name(self.path.name + BAD_SUFFIX)
+    def whole(self, offset: int, read: Callable[[int, int], bytes] | None = None) -> Iterator[Batch]:
+        """The batches from ``offset`` up to damage: what is behind that is cut off."""
+        number = self.head.first
         try:
-            rest = self.read(offset, self.size)
-            replace_file(aside, rest, sync=False)
-            os.ftruncate(self._open(), offset)
-        except OSError as error:
-            return f"the rest could not be kept in another file: {error}"
-        finally:
-            self.size = offset
-        return f"the rest is kept as {aside}"
+            for batch in itertools.chain.from_iterable(self.batches(offset, read)):
+                number = self.head.first + batch.begin + batch.length
+                yield batch
+        except Damaged as damage:
+            self.cut_off(damage.offset, number)
+
+    def cut_off(self, offset: int, number: int) -> None:
+        """Keep what is behind ``offset``, the records from that number on, in another file; and have it no more."""
+        size, self.size = self.size, offset
+        kept = "it had no name"
+        if self.path is not None:
+            aside = self.path.with_name(self.path.name + BAD_SUFFIX)
+            try:
+                replace_file(aside, os.pread(self._open(), size - offset, offset), sync=False)
+                os.ftruncate(self._open(), offset)
+                kept = f"it is kept as {aside}"
+            except OSError as error:
+                kept = f"it could not be kept in another file: {error}"
+        logger.error(
+            "%s is damaged at byte %d of %d: what is behind it, from record number %d on, is lost here; %s",
+            self, offset, size, number, kept, extra=BROKER_DATA_DAMAGED,
+        )  # fmt: skip
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._open(), size)
@@ -553,13 +580,13 @@ class Journal:
                     break
         except Damaged as damage:
             if not messages:
-                self._cut_off(file, position.sequence, damage.offset)
+                file.cut_off(damage.offset, position.sequence)
+                if file is self._files[-1]:
+                    self.end = Position(self.end.sequence, damage.offset)
         return messages, position
 
     def _batches(self, file: JournalFile, offset: int) -> Iterator[list[Batch]]:
-        if not self._is_patient:
-            return file.batches(offset)
-        return file.batches(offset, lambda at, size: read_patiently(file, lambda: file.read(at, size)))
+        return file.batches(offset, file.read_patiently if self._is_patient else None)
 
     def seek(self, sequence: int, start: Position | None = None) -> Position:
         """The position of a record by its number, or of the first one that is still there. Looks from ``start`` on."""
@@ -586,15 +613,6 @@ class Journal:
                 self._lose(self._files[-1], Position(lost, 0), sequence)
 
     # --- what is lost ------------------------------------------------------------------------------------------------
-
-    def _cut_off(self, file: JournalFile, sequence: int, offset: int) -> None:
-        size = file.size
-        logger.error(
-            "%s is damaged: what is behind byte %d of its %d bytes, from message number %d on, is lost; %s",
-            file, offset, size, sequence, file.cut_off(offset), extra=BROKER_DATA_DAMAGED,
-        )  # fmt: skip
-        if file is self._files[-1]:
-            self.end = Position(self.end.sequence, offset)
 
     def _lose(self, file: JournalFile, position: Position, end: int) -> None:
         logger.error(
@@ -645,7 +663,7 @@ class Journal:
     def _load(self, folder: Path) -> None:
         for path in (folder / name for name in sorted(_names_in(folder)) if name.endswith(SUFFIX)):
             if path.stem.isdecimal():
-                self._files.append(read_patiently(path, lambda path=path: _open_file(path)))  # type: ignore[misc]
+                self._files.append(open_file(path, Head(0, int(path.stem), 0), is_known=True))
             else:
                 logger.warning(
                     "%s is no part of the log: its name is no number; it is left alone", path, extra=BROKER_FILE_IGNORED
@@ -655,12 +673,9 @@ class Journal:
             return
         last = self._files[-1]
         self.end = Position(last.head.first, last.size and _HEAD.size)
-        try:
-            for batch in itertools.chain.from_iterable(self._batches(last, _HEAD.size)):
-                self.end = Position(last.head.first + batch.begin + batch.length, batch.end)
-                self.last_id = _ID_OF(batch.records(batch.length - 1, batch.length)[0])
-        except Damaged as damage:
-            self._cut_off(last, self.end.sequence, damage.offset)
+        for batch in last.whole(_HEAD.size, last.read_patiently):
+            self.end = Position(last.head.first + batch.begin + batch.length, batch.end)
+            self.last_id = _ID_OF(batch.records(batch.length - 1, batch.length)[0])
 
 
 def _messages(batch: Batch, first: int, start: int, stop: int) -> Iterator[Message]:
@@ -684,37 +699,72 @@ def _names_in(folder: Path) -> set[str]:
         return set()
 
 
-def _open_file(path: Path) -> JournalFile:
-    """A file that is there; one of version 0.2 is written anew."""
-    head = Head(0, int(path.stem), 0)
+# --- files of version 0.2 --------------------------------------------------------------------------------------------
+
+
+def open_file(path: Path, head: Head, *, is_known: bool = False) -> JournalFile:
+    """A file that is there; one of version 0.2 is written anew. Raises OSError.
+
+    Args:
+        head: what it begins with if it is empty, or its head is damaged: then all of it is lost.
+        is_known: whether any other head is damage.
+    """
+    return read_patiently(path, lambda: _open_file(path, head, is_known=is_known))
+
+
+def _open_file(path: Path, head: Head, *, is_known: bool) -> JournalFile:
     file = JournalFile(path, head, path.stat().st_size)
-    if file.size and file.read(0, _HEAD.size) != head.encode():
-        data = path.read_bytes()
-        file.close()
-        content, end = bytearray(head.encode()), 0
-        for index, (frame, due, end) in enumerate(_records_of_0_2(data)):  # noqa: B007
-            content += encode(index, [frame], due)
-        if end < len(data):
-            rest = path.with_name(path.name + BAD_SUFFIX)
-            rest.write_bytes(data[end:])
-            logger.error(
-                "%s is damaged: what is behind byte %d of its %d bytes is lost; it is kept as %s",
-                path, end, len(data), rest, extra=BROKER_DATA_DAMAGED,
-            )  # fmt: skip
-        replace_file(path, content, sync=True)
-        file.size = len(content)
+    found = Head.decode(file.read(0, _HEAD.size))
+    if not file.size or found == head or (found is not None and not is_known):
+        file.head = found or head
+        return file
+    file.close()
+    data = path.read_bytes()
+    file.head, records = _of_0_2(data, head)
+    content, end = bytearray(file.head.encode()), 0
+    for index, (record, due, end) in enumerate(records):  # noqa: B007
+        content += encode(index, [record], due)
+    if end < len(data):
+        rest = path.with_name(path.name + BAD_SUFFIX)
+        rest.write_bytes(data[end:])
+        logger.error(
+            "%s is damaged at byte %d of %d: what is behind it is lost here; it is kept as %s",
+            path, end, len(data), rest, extra=BROKER_DATA_DAMAGED,
+        )  # fmt: skip
+    replace_file(path, content, sync=True)
+    file.size = len(content)
     return file
 
 
+_REPLICA_0_2 = b"nsqlog1\n"
 _MARKER_0_2 = b"\xfa\xce\x0f\xf5"
 _DEFERRED_0_2 = struct.Struct(">iiq")
 
 
-def _records_of_0_2(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The whole records that a file of version 0.2 begins with: the frame, when it is due, and where the record ends.
+def _of_0_2(data: bytes, head: Head) -> tuple[Head, Iterator[tuple[bytes, int, int]]]:
+    """The head of a file, and its whole records: each with when it is due, and where it ends.
 
-    One is a frame and a marker, or one with ``int32 size | int32 3 | int64 due ns`` before it.
+    A file of a replica has a head as today, and ``uint32 crc | uint32 size | record``. That of a topic has none, and
+    frames with a marker behind each, those that are deferred with ``int32 size | int32 3 | int64 due ns`` before it.
     """
+    if not data.startswith(_REPLICA_0_2):
+        return head, _frames_of_0_2(data)
+    found = Head.decode(data, _REPLICA_0_2)
+    return (head, iter(())) if found is None else (found, _replica_of_0_2(data))
+
+
+def _replica_of_0_2(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    at = _HEAD.size
+    while at + 8 <= len(data):
+        crc, size = struct.unpack_from(">II", data, at)
+        end = at + 8 + size
+        if end > len(data) or zlib.crc32(data[at + 4 : end]) != crc:
+            return
+        yield data[at + 8 : end], 0, end
+        at = end
+
+
+def _frames_of_0_2(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     at = 0
     while at + BODY_AT <= len(data):
         size, kind = struct.unpack_from(">ii", data, at)

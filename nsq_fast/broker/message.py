@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import time
 from collections.abc import Sequence
 
 from nsq_fast.errors import NsqError
+
+
+def collect_rarely() -> None:
+    """Have the collector look for garbage less often: for a process that is a broker and nothing else.
+
+    It goes over every message that waits, each of which is an object: of 1,000,000 in memory that took half of what
+    it cost to publish them.
+    """
+    gc.set_threshold(50_000, *gc.get_threshold()[1:])
+
 
 # --- what the broker's state refuses, for its TCP and HTTP servers to put into their words ---------------------------
 

@@ -203,25 +203,50 @@ NODE_DEFAULTS: Mapping[str, Any] = {
 }
 
 
+TIMINGS: Mapping[str, Mapping[str, float]] = {
+    "fast": {},
+    "real": {
+        "takeover_delay": 22.0,
+        "writable_delay": 117.0,
+        "publish_patience": 12.0,
+        "readiness": 115.0,
+        "migrate_delay": 300.0,
+    },
+}
+"""What ``timings`` makes of other options that are not given: as measured on three real nodes, but for the last one."""
+
+
 class ClusterOptions(Config, frozen=True):
     """How the cluster as a whole behaves."""
 
+    timings: str = option("fast", "how long the cluster takes for what it does: fast, or real, as three real nodes do")
     move_step: float = option(0.012, "what each of the three stages of a move of a leader takes", unit="s", minimum=0.0)
     takeover_delay: float = option(0.5, "how long after its death others lead what a node led", unit="s", minimum=0.0)
     migrate_delay: float = option(
         2.0, "how long after its death another node gets the replicas that a node had", unit="s", minimum=0.0
     )
-    balance_interval: float = option(
-        0.0, "time between two looks at whether the nodes have the same to do; 0: only on demand", unit="s", minimum=0.0
-    )
     readiness: float = option(
         0.2, "longest time until a new partition has a leader, and until the cluster is stable", unit="s", minimum=0.0
+    )
+    writable_delay: float = option(
+        0.0,
+        "longest time from the death of its leader until a partition takes publishes; 0: when another one leads",
+        unit="s",
+        minimum=0.0,
+    )
+    publish_patience: float = option(
+        0.0, "how long a publish waits for a replica that does not answer", unit="s", minimum=0.0
     )
     kind: bool = option(
         False,
         "be ready at once, take publishes while one replica is in sync, and let messages pass those with other tags",
     )
     allow_write_with_nochannels: bool = option(False, "let lookups for writing show partitions without a channel")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.timings not in TIMINGS:
+            raise ConfigError(f"timings={self.timings!r}: must be one of {', '.join(map(repr, TIMINGS))}")
 
     @property
     def ready_after(self) -> float:

@@ -23,6 +23,7 @@ from gevent.fileobject import FileObjectPosix
 from gevent.lock import Semaphore
 from gevent.monkey import get_original
 
+from nsq_fast.broker.message import collect_rarely
 from nsq_fast.broker.net import HeldPorts
 from nsq_fast.broker.servers import NsqdServer, ServerGroup, Watched, serve
 from nsq_fast.errors import NotRunning, NsqError
@@ -218,6 +219,7 @@ class BrokerProcess(Watched):
 
 def run(make: Callable[..., ServerGroup]) -> None:
     """Start what ``make`` makes of the settings on stdin, and execute the commands that follow them."""
+    collect_rarely()
     commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
     group = make(**msgspec.json.decode(commands.readline()))
     follower: Greenlet[..., Any] = Greenlet(_run_commands, commands, group)
@@ -315,7 +317,6 @@ class ClusterProcess(BrokerProcess):
     kill_node = _remote("kill_node")
     restart_node = _remote("restart_node")
     remove_node = _remote("remove_node")
-    balance = _remote("balance")
     isolate_node = _remote("isolate_node")
     heal_node = _remote("heal_node")
 

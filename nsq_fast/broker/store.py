@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from nsq_fast.broker.channel import Channel, ranges_of
-from nsq_fast.broker.journal import Journal, check, checked, read_patiently, replace_file, set_aside
+from nsq_fast.broker.journal import Journal, check, checked, read_file, replace_file
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_METADATA_INVALID
@@ -272,14 +272,16 @@ class Store:
         """The topics and channels that there are: those in nsqd.dat, and topics that it should name and does not."""
         if self._path is None:
             return Metadata()
-        metadata = _read_metadata(self._path / _METADATA)
-        topics = [] if metadata is None else metadata.topics or []
+        path = self._path / _METADATA
+        is_there = path.exists()
+        metadata = read_file(path, msgspec.json.Decoder(Metadata).decode, "topics are found by their folders")
+        topics = (metadata and metadata.topics) or []
         known = {topic.name for topic in topics}
         found = [name for name in self._topics_on_disk() if name not in known]
-        if found and metadata is not None:
+        if found and (metadata is not None or not is_there):
             logger.error(
                 "%s does not name the topics %s, which have messages in %s: they are there again, not paused",
-                self._path / _METADATA, ", ".join(found), self._path / _TOPICS, extra=BROKER_METADATA_INVALID,
+                path, ", ".join(found), self._path / _TOPICS, extra=BROKER_METADATA_INVALID,
             )  # fmt: skip
         return Metadata([*topics, *map(TopicMetadata, found)])
 
@@ -305,21 +307,15 @@ class Store:
         """
         if log.folder is None:
             return None
-        log.kept = _read_kept(log.folder / _KEPT_FILE)
+        log.kept = read_file(log.folder / _KEPT_FILE, decode_kept, "the messages in it are lost") or {}
         path = log.folder / _CHECKPOINT
-        try:
-            return msgspec.json.decode(check(read_patiently(path, path.read_bytes)), type=Checkpoint)
-        except FileNotFoundError:
-            if log.first < log.end.sequence or log.kept:
-                logger.error(
-                    "%s is missing: every message of the topic comes again", path, extra=BROKER_METADATA_INVALID
-                )
-        except ValueError as error:
-            logger.error(
-                "%s cannot be read: %s; every message of the topic comes again; %s",
-                path, error, set_aside(path), extra=BROKER_METADATA_INVALID,
-            )  # fmt: skip
-        return None
+        if not path.exists() and (log.first < log.end.sequence or log.kept):
+            logger.error("%s is missing: every message of the topic comes again", path, extra=BROKER_METADATA_INVALID)
+
+        def decode(data: bytes) -> Checkpoint:
+            return msgspec.json.decode(check(data), type=Checkpoint)
+
+        return read_file(path, decode, "every message of the topic comes again")
 
     def save_checkpoint(self, topic: Topic) -> None:
         """Write a topic's checkpoint, and remove the segments that no channel needs any more. Raises OSError."""
@@ -342,34 +338,6 @@ class Store:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def _read_kept(path: Path) -> dict[int, bytes]:
-    try:
-        return decode_kept(read_patiently(path, path.read_bytes))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        what = set_aside(path)
-        logger.error(
-            "%s cannot be read: %s; the messages in it are lost; %s", path, error, what, extra=BROKER_DATA_DAMAGED
-        )
-        return {}
-
-
-def _read_metadata(path: Path) -> Metadata | None:
-    """The content of nsqd.dat; None when it is damaged. Raises OSError when the disk does not give it."""
-    try:
-        return msgspec.json.decode(read_patiently(path, path.read_bytes), type=Metadata)
-    except FileNotFoundError:
-        return Metadata()
-    except ValueError as error:
-        what = set_aside(path)
-        logger.error(
-            "failed to parse metadata in %s: %s; topics are found by their folders; %s",
-            path, error, what, extra=BROKER_METADATA_INVALID,
-        )  # fmt: skip
-        return None
 
 
 def _lock(path: Path) -> int:

@@ -13,124 +13,62 @@ from nsq_fast.broker import RedesignedCluster
 
 SUB = b"SUB plain ch 0\n"
 ID = b"\0" * 7 + b"c" + b"\0" * 8
-ID_TEXT = "[0 0 0 0 0 0 0 99 0 0 0 0 0 0 0 0]"
 NEXT = b"PUB plain 0\n" + sized(b"next")
 
 FATAL = {
-    "unknown command": (b"FOO\n", "E_INVALID invalid command [[70 79 79]]"),
-    "delayed publish": (b"DPUB plain 9\n", "E_INVALID invalid command [[68 80 85 66] [112 108 97 105 110] [57]]"),
-    "publish without topic": (b"PUB\n", "E_INVALID insufficient number of parameters"),
-    "illegal topic": (b"PUB b@d 0\n" + sized(b"x"), "E_TOPIC_NOT_EXIST "),
-    "no such partition": (b"PUB plain 9\n" + sized(b"x"), "E_TOPIC_NOT_EXIST "),
-    "negative partition": (b"PUB plain -2\n" + sized(b"x"), "E_TOPIC_NOT_EXIST "),
-    "huge partition": (
-        b"PUB plain 99999999999999999999\n" + sized(b"x"),
-        "E_BAD_PARTITION topic partition is not valid: "
-        'strconv.Atoi: parsing "99999999999999999999": value out of range',
-    ),
-    "message too big": (b"PUB plain 0\n\x40\0\0\0", "E_BAD_MESSAGE message too big 1073741824 > 1048576"),
-    "body too big": (b"MPUB plain 0\n\x40\0\0\0", "E_BAD_BODY body too big 1073741824 > 5242880"),
-    "no messages": (b"MPUB plain 0\n" + many(), "E_BAD_BODY MPUB invalid message count 0"),
-    "empty message": (b"MPUB plain 0\n" + many(b"a", b""), "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
-    "trace id only": (
-        b"PUB_TRACE plain 0\n" + sized(traced(7, b"")),
-        "E_BAD_BODY invalid body size 8 with trace id enabled",
-    ),
-    "trace ids only": (
-        b"MPUB_TRACE plain 0\n" + many(traced(7, b"")),
-        "E_BAD_MESSAGE MPUB invalid message(0) body size 8 for tracing",
-    ),
-    "header length only": (
-        b"PUB_EXT plain 0\n" + sized(b"\0\0"),
-        "E_BAD_BODY invalid body size 2 with ext json header enabled",
-    ),
-    "header beyond body": (
-        b"PUB_EXT plain 0\n" + sized(b"\0\x20abc"),
-        "E_BAD_BODY invalid body size 5 in ext json header content length",
-    ),
-    "too few words": (b"SUB plain\n", "E_INVALID SUB insufficient number of parameters"),
-    "illegal topic to subscribe": (b"SUB b@d c\n", 'E_BAD_TOPIC SUB topic name "b@d" is not valid'),
-    "illegal channel": (b"SUB plain c@\n", 'E_BAD_CHANNEL SUB channel name "c@" is not valid'),
-    "no topic to subscribe": (b"SUB nix ch\n", "E_TOPIC_NOT_EXIST "),
-    "unknown position": (b"SUB_ADVANCED plain ch 0 foo:1\n", "E_INVALID invalid consume offset:foo:1"),
-    "unknown special": (b"SUB_ADVANCED plain ch 0 special:2\n", "E_INVALID not supported offset type"),
-    "too many colons": (b"SUB_ADVANCED plain ch 0 a:b:c\n", "E_INVALID invalid consume offset:a:b:c"),
-    "ordered topic": (
-        b"SUB_ADVANCED ord ch 0\n",
-        "E_SUB_ORDER_IS_MUST this topic is configured only allow ordered sub",
-    ),
-    "ext support for a plain topic": (
-        identify(extend_support=True) + SUB,
-        "E_SUB_EXTEND_FORBIDDON this topic is not extended and should not identify as extend support.",
-    ),
-    "sampling in order": (
-        identify(sample_rate=50) + b"SUB_ORDERED plain ch 0\n",
-        "E_INVALID order consume is not allowed while sample rate is not 0",
-    ),
-    "subscribed twice": (SUB + SUB, "E_INVALID cannot SUB in current state"),
-    "finish without subscription": (b"FIN " + ID + b"\n", "E_INVALID cannot FIN in current state"),
-    "id zero": (SUB + b"FIN " + bytes(16) + b"\n", "E_INVALID Invalid Message ID"),
-    "negative id": (SUB + b"FIN " + b"\xff" * 16 + b"\n", "E_INVALID Invalid Message ID"),
-    "negative delay": (
-        SUB + b"REQ " + ID + b" -1\n",
-        "E_INVALID REQ could not parse timeout \0\0\0\0\0\0\0c\0\0\0\0\0\0\0\0, -1",
-    ),
-    "carriage return after a delay": (
-        SUB + b"REQ " + ID + b" 100\r\n",
-        "E_INVALID REQ could not parse timeout \0\0\0\0\0\0\0c\0\0\0\0\0\0\0\0, 100\r",
-    ),
-    "too many ready": (SUB + b"RDY 2501\n", "E_INVALID RDY count 2501 out of range 0-2500"),
-    "closed twice": (SUB + b"CLS\nCLS\n", "E_INVALID cannot CLS in current state"),
-    "create illegal topic": (b"INTERNAL_CREATE_TOPIC z@ 0\n", 'E_BAD_TOPIC topic name "z@" is not valid'),
-    "create negative partition": (
-        b"INTERNAL_CREATE_TOPIC z -1\n",
-        "E_BAD_PARTITION partition should not less than 0",
-    ),
-    "create odd ext": (
-        b"INTERNAL_CREATE_TOPIC z 0 q\n",
-        'E_BAD_EXT topic ext is not valid: strconv.ParseBool: parsing "q": invalid syntax',
-    ),
-    "small buffer": (identify(output_buffer_size=10), "E_BAD_BODY IDENTIFY output buffer size (10) is invalid"),
-    "slow buffer": (
-        identify(output_buffer_timeout=2000),
-        "E_BAD_BODY IDENTIFY output buffer timeout (2000) is invalid",
-    ),
-    "long tag": (identify(desired_tag="x" * 101), "E_BAD_BODY IDENTIFY invalid tag len 101, exceed limit 100"),
+    "unknown command": (b"FOO\n", "E_INVALID"),
+    "delayed publish": (b"DPUB plain 9\n", "E_INVALID"),
+    "publish without topic": (b"PUB\n", "E_INVALID"),
+    "illegal topic": (b"PUB b@d 0\n" + sized(b"x"), "E_TOPIC_NOT_EXIST"),
+    "no such partition": (b"PUB plain 9\n" + sized(b"x"), "E_TOPIC_NOT_EXIST"),
+    "negative partition": (b"PUB plain -2\n" + sized(b"x"), "E_TOPIC_NOT_EXIST"),
+    "huge partition": (b"PUB plain 99999999999999999999\n" + sized(b"x"), "E_BAD_PARTITION"),
+    "message too big": (b"PUB plain 0\n\x40\0\0\0", "E_BAD_MESSAGE"),
+    "body too big": (b"MPUB plain 0\n\x40\0\0\0", "E_BAD_BODY"),
+    "no messages": (b"MPUB plain 0\n" + many(), "E_BAD_BODY"),
+    "empty message": (b"MPUB plain 0\n" + many(b"a", b""), "E_BAD_MESSAGE"),
+    "trace id only": (b"PUB_TRACE plain 0\n" + sized(traced(7, b"")), "E_BAD_BODY"),
+    "trace ids only": (b"MPUB_TRACE plain 0\n" + many(traced(7, b"")), "E_BAD_MESSAGE"),
+    "header length only": (b"PUB_EXT plain 0\n" + sized(b"\0\0"), "E_BAD_BODY"),
+    "header beyond body": (b"PUB_EXT plain 0\n" + sized(b"\0\x20abc"), "E_BAD_BODY"),
+    "too few words": (b"SUB plain\n", "E_INVALID"),
+    "illegal topic to subscribe": (b"SUB b@d c\n", "E_BAD_TOPIC"),
+    "illegal channel": (b"SUB plain c@\n", "E_BAD_CHANNEL"),
+    "no topic to subscribe": (b"SUB nix ch\n", "E_TOPIC_NOT_EXIST"),
+    "unknown position": (b"SUB_ADVANCED plain ch 0 foo:1\n", "E_INVALID"),
+    "unknown special": (b"SUB_ADVANCED plain ch 0 special:2\n", "E_INVALID"),
+    "too many colons": (b"SUB_ADVANCED plain ch 0 a:b:c\n", "E_INVALID"),
+    "ordered topic": (b"SUB_ADVANCED ord ch 0\n", "E_SUB_ORDER_IS_MUST"),
+    "ext support for a plain topic": (identify(extend_support=True) + SUB, "E_SUB_EXTEND_FORBIDDON"),
+    "sampling in order": (identify(sample_rate=50) + b"SUB_ORDERED plain ch 0\n", "E_INVALID"),
+    "subscribed twice": (SUB + SUB, "E_INVALID"),
+    "finish without subscription": (b"FIN " + ID + b"\n", "E_INVALID"),
+    "id zero": (SUB + b"FIN " + bytes(16) + b"\n", "E_INVALID"),
+    "negative id": (SUB + b"FIN " + b"\xff" * 16 + b"\n", "E_INVALID"),
+    "negative delay": (SUB + b"REQ " + ID + b" -1\n", "E_INVALID"),
+    "carriage return after a delay": (SUB + b"REQ " + ID + b" 100\r\n", "E_INVALID"),
+    "too many ready": (SUB + b"RDY 2501\n", "E_INVALID"),
+    "closed twice": (SUB + b"CLS\nCLS\n", "E_INVALID"),
+    "create illegal topic": (b"INTERNAL_CREATE_TOPIC z@ 0\n", "E_BAD_TOPIC"),
+    "create negative partition": (b"INTERNAL_CREATE_TOPIC z -1\n", "E_BAD_PARTITION"),
+    "create odd ext": (b"INTERNAL_CREATE_TOPIC z 0 q\n", "E_BAD_EXT"),
+    "small buffer": (identify(output_buffer_size=10), "E_BAD_BODY"),
+    "slow buffer": (identify(output_buffer_timeout=2000), "E_BAD_BODY"),
+    "long tag": (identify(desired_tag="x" * 101), "E_BAD_BODY"),
 }
 
 NOT_FATAL = {
-    "header where there is no ext": (
-        b"PUB_EXT plain 0\n" + sized(headed({"a": "b"}, b"x")),
-        "E_EXT_NOT_SUPPORT ext content not supported in topic plain",
-    ),
-    "trace id is a number": (
-        b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": 5}, b"x")),
-        "INVALID_TRACE_ID passin trace id should be string",
-    ),
-    "trace id is no number": (
-        b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": "-1"}, b"x")),
-        "INVALID_TRACE_ID invalid trace id",
-    ),
+    "header where there is no ext": (b"PUB_EXT plain 0\n" + sized(headed({"a": "b"}, b"x")), "E_EXT_NOT_SUPPORT"),
+    "trace id is a number": (b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": 5}, b"x")), "INVALID_TRACE_ID"),
+    "trace id is no number": (b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": "-1"}, b"x")), "INVALID_TRACE_ID"),
     "last header of several": (
         b"MPUB_EXT plain 0\n" + many(headed(b"", b"y"), headed({"a": "b"}, b"x")),
-        "E_EXT_NOT_SUPPORT ext content not supported in topic plain",
+        "E_EXT_NOT_SUPPORT",
     ),
-    "create topic": (
-        b"INTERNAL_CREATE_TOPIC zz 0\n",
-        "E_CREATE_TOPIC_FAILED CREATE_TOPIC is not allowed here while cluster feature enabled.",
-    ),
-    "unknown message to finish": (
-        SUB + b"FIN " + ID + b"\n",
-        f"E_FIN_FAILED FIN {ID_TEXT} failed ErrType:7 ErrCode:0 : Message ID not in flight",
-    ),
-    "unknown message to requeue": (
-        SUB + b"REQ " + ID + b" 0\n",
-        f"E_REQ_FAILED REQ {ID_TEXT} failed Message ID not in flight",
-    ),
-    "unknown message to touch": (
-        SUB + b"TOUCH " + ID + b"\n",
-        f"E_TOUCH_FAILED TOUCH {ID_TEXT} failed Message ID not in flight",
-    ),
+    "create topic": (b"INTERNAL_CREATE_TOPIC zz 0\n", "E_CREATE_TOPIC_FAILED"),
+    "unknown message to finish": (SUB + b"FIN " + ID + b"\n", "E_FIN_FAILED"),
+    "unknown message to requeue": (SUB + b"REQ " + ID + b" 0\n", "E_REQ_FAILED"),
+    "unknown message to touch": (SUB + b"TOUCH " + ID + b"\n", "E_TOUCH_FAILED"),
 }
 
 
@@ -160,7 +98,7 @@ def errors(client: WireClient) -> list[Frame]:
 @pytest.mark.parametrize(("sent", "error"), FATAL.values(), ids=FATAL)
 def test_fatal_error(client: WireClient, sent: bytes, error: str) -> None:
     client.send(sent)
-    assert [frame.data.decode() for frame in errors(client)] == [error]
+    assert [frame.data.split(b" ")[0].decode() for frame in errors(client)] == [error]
     assert client.reader.read() == b""
     client.close()
 
@@ -168,7 +106,7 @@ def test_fatal_error(client: WireClient, sent: bytes, error: str) -> None:
 @pytest.mark.parametrize(("sent", "error"), NOT_FATAL.values(), ids=NOT_FATAL)
 def test_error_that_is_not_fatal(client: WireClient, sent: bytes, error: str) -> None:
     client.send(sent + NEXT)
-    assert [frame.data.decode() for frame in errors(client)] == [error]
+    assert [frame.data.split(b" ")[0].decode() for frame in errors(client)] == [error]
     client.close()
 
 

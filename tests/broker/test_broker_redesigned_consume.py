@@ -56,27 +56,6 @@ def test_one_message_at_a_time_over_all_clients(cluster: RedesignedCluster) -> N
     second.close()
 
 
-def test_nothing_before_the_first_ready(cluster: RedesignedCluster) -> None:
-    publish(cluster, "ord", b"a")
-    consumer = Consumer(leader(cluster), ORDERED, rdy=0)
-    assert consumer.is_quiet()
-    consumer.send(b"RDY 1\n")
-    assert consumer.receive().attempts == 1
-    consumer.close()
-
-
-def test_offsets_follow_each_other(cluster: RedesignedCluster) -> None:
-    publish(cluster, "ord", b"a", b"bb", b"ccc")
-    consumer = Consumer(leader(cluster), ORDERED)
-    seen = []
-    for _ in range(3):
-        frame = consumer.receive()
-        seen.append(detail(frame))
-        consumer.finish(frame)
-    assert seen == [(0, 31, b"a"), (31, 32, b"bb"), (63, 33, b"ccc")]
-    consumer.close()
-
-
 def test_requeue_in_order(cluster: RedesignedCluster) -> None:
     publish(cluster, "ord", b"a", b"b")
     consumer = Consumer(leader(cluster), ORDERED, msg_timeout=1000)
@@ -159,13 +138,6 @@ def test_a_delay_is_kept_where_there_is_no_order(cluster: RedesignedCluster) -> 
     consumer.close()
 
 
-def test_a_message_that_times_out_comes_again(cluster: RedesignedCluster) -> None:
-    publish(cluster, "plain", b"a")
-    consumer = Consumer(leader(cluster, "plain"), "SUB plain ch 0", msg_timeout=1000)
-    assert [consumer.receive().attempts, consumer.receive().attempts] == [1, 2]
-    consumer.close()
-
-
 def test_too_many_requeues_are_refused(cluster: RedesignedCluster) -> None:
     publish(cluster, "plain", b"a")
     consumer = Consumer(leader(cluster, "plain"), "SUB plain ch 0")
@@ -174,15 +146,6 @@ def test_too_many_requeues_are_refused(cluster: RedesignedCluster) -> None:
     frame = consumer.receive()
     consumer.requeue(frame)
     assert consumer.frame().data.endswith(b"Message too much requeue")
-    consumer.close()
-
-
-def test_only_the_first_half_of_an_id_counts(cluster: RedesignedCluster) -> None:
-    publish(cluster, "plain", b"a")
-    consumer = Consumer(leader(cluster, "plain"), "SUB plain ch 0")
-    frame = consumer.receive()
-    consumer.send(b"FIN " + frame.id[:8] + b"whatever\n")
-    until(lambda: cluster.partition("plain", 0).channel("ch").depth == 0)
     consumer.close()
 
 

@@ -145,26 +145,6 @@ def limit_clients(node: Any, ready: int, prefix: str = "") -> None:
     assert ask(node.http_address, "POST", path).status == 200
 
 
-def test_a_client_has_no_more_in_flight_than_its_limit_whatever_its_rdy_is(node: Any) -> None:
-    consumer, client = Consumer(node, "SUB t c 0", rdy=10), WireClient(node.tcp_address)
-    limit_clients(node, 2)
-    limit_clients(node, 0, prefix="another")
-    for body in (b"1", b"2", b"3", b"4"):
-        assert client.command(b"PUB t 0\n" + sized(body)) == b"OK"
-    first = consumer.receive()
-    assert (first.body, consumer.receive().body) == (b"1", b"2")
-    assert consumer.is_quiet()
-    consumer.send(b"RDY 20\n")
-    assert consumer.is_quiet()
-    consumer.finish(first)
-    assert consumer.receive().body == b"3"
-    assert consumer.is_quiet()
-    limit_clients(node, 50000)
-    assert consumer.receive().body == b"4"
-    consumer.close()
-    client.close()
-
-
 def test_figures_for_people(node: Any) -> None:
     assert ask(node.http_address, "POST", "/pub?topic=t&partition=0", b"x").status == 200
     text = ask(node.http_address, "GET", "/stats").body.decode()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from support.http import ask
-from support.redesigned import Consumer, publish
 
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.broker.go import decode_json_header
@@ -51,26 +50,6 @@ def test_a_tombstone_hides_a_node_from_those_who_publish(cluster: RedesignedClus
     assert row["tombstones"] == [True]
     assert ask(lookupd, "POST", f"/topic/tombstone?topic=t&node={node}&restore=true").status == 200
     assert partitions("w") == ["0"]
-
-
-def test_debug_shows_what_is_registered(cluster: RedesignedCluster) -> None:
-    shown = ask(cluster.lookupds[0].http_address, "GET", "/debug").json["data"]
-    assert [row["partitionID"] for row in shown["topic:t"]] == ["0"]
-    assert [row["channelName"] for row in shown["channel:t:0"]] == ["c", "d"]
-    assert sum(key.startswith("peerInfo:") for key in shown) == 1
-
-
-def test_delayed_messages_are_finished_on_demand(cluster: RedesignedCluster) -> None:
-    publish(cluster, "t", b"1")
-    consumer = Consumer(cluster.nsqds[0], "SUB t c 0")
-    consumer.requeue(consumer.receive(), 3_600_000)
-    channel = cluster.partition("t", 0).channel("c")
-    assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
-    assert len(channel.deferred) == 1
-    path = "/channel/finishmemdelayed?topic=t&partition=0&channel=c"
-    assert ask(cluster.nsqds[0].http_address, "POST", path).status == 200
-    assert (len(channel.deferred), channel.depth) == (0, 0)
-    consumer.close()
 
 
 @pytest.mark.parametrize("path", ["/pub_ext?topic=r&ext=x", "/pubtrace?topic=r&trace_id=x"])

@@ -61,13 +61,6 @@ def test_lookup_for_writing_needs_a_channel(cluster: RedesignedCluster, lookup: 
     assert reply["partitions"]["1"]["distributed_id"] == node.id
 
 
-def test_lookup_when_writing_is_disabled(lookup: Callable[..., Any]) -> None:
-    assert lookup("/disable/write?type=all", "POST")[0] == 200
-    reply = lookup("/lookup?topic=ord&access=w")[1]
-    assert (reply["partitions"], reply["producers"]) == (None, None)
-    assert lookup("/lookup?topic=ord")[1]["partitions"]
-
-
 def test_an_original_nsqd_beside_the_cluster(cluster: RedesignedCluster, lookup: Callable[..., Any]) -> None:
     options = NsqdOptions(lookupd_tcp_addresses=(str(cluster.lookupds[0].tcp_address),))
     with NsqdServer(options) as nsqd:
@@ -90,27 +83,6 @@ def test_what_there_is(lookup: Callable[..., Any]) -> None:
     assert lookup("/cluster/stats")[1]["stable"] is True
     rows = lookup("/nodes")[1]["producers"]
     assert sorted(number for row in rows for number in row["partitions"]["ord"]) == ["0", "1", "2"]
-
-
-CREATE = {
-    "topic": ("partition_num=1&replicator=1", "MISSING_ARG_TOPIC"),
-    "name": ("topic=b@d&partition_num=1&replicator=1", "INVALID_ARG_TOPIC"),
-    "partitions": ("topic=t&replicator=1", "MISSING_ARG_TOPIC_PARTITION_NUM"),
-    "bad partitions": ("topic=t&partition_num=0&replicator=1", "INVALID_ARG_TOPIC_PARTITION_NUM"),
-    "too many partitions": (
-        "topic=t&partition_num=255&replicator=1&orderedmulti=true",
-        "max partition allowed exceed",
-    ),
-    "replicator": ("topic=t&partition_num=1", "MISSING_ARG_TOPIC_REPLICATOR"),
-    "bad replicator": ("topic=t&partition_num=1&replicator=6", "INVALID_ARG_TOPIC_REPLICATOR"),
-    "nodes": ("topic=t&partition_num=2&replicator=2", "ErrType:9 ErrCode:1 : No node is available for topic"),
-    "another": ("topic=ord&partition_num=4&replicator=2&orderedmulti=true", "already exist"),
-}
-
-
-@pytest.mark.parametrize(("query", "error"), CREATE.values(), ids=CREATE)
-def test_topics_that_cannot_be_created(lookup: Callable[..., Any], query: str, error: str) -> None:
-    assert lookup(f"/topic/create?{query}", "POST") == (400, {"message": error})
 
 
 def test_topics_come_and_go(cluster: RedesignedCluster, lookup: Callable[..., Any]) -> None:
@@ -152,23 +124,6 @@ def test_an_upgrade_to_ext(cluster: RedesignedCluster, lookup: Callable[..., Any
     consumer.close()
     Consumer(cluster.leader_of("plain", 0), "SUB plain ch 0", extend_support=True).close()
     assert lookup("/topic/meta/update?topic=no&upgradeext=true", "POST") == (400, {"message": "topic is not created"})
-
-
-def test_moves_and_deaths_by_http(cluster: RedesignedCluster, lookup: Callable[..., Any]) -> None:
-    old = cluster.leader_of("ord", 0)
-    move = "/topic/partition/move?topic=ord&partition={}&move_leader=true&move_from={}&move_to={}"
-    to = next(node for node in cluster.partition("ord", 0).replicas if node != old.id)
-    assert lookup(move.format(7, "a", "b"), "POST") == (400, {"message": "Key not found"})
-    assert lookup(move.format(0, "a", "b"), "POST") == (400, {"message": "move from not the topic leader"})
-    assert lookup(move.format(0, old.id, to), "POST")[0] == 200
-    assert cluster.leader_of("ord", 0).id == to
-    assert lookup("/embedded/leader/move?topic=ord&partition=0", "POST")[0] == 200
-    assert cluster.leader_of("ord", 0) is old
-    assert lookup("/embedded/node/kill?node=1", "POST")[0] == 200
-    assert not cluster.nsqds[1].is_running
-    assert lookup(f"/embedded/node/restart?node={cluster.nsqds[1].id}", "POST")[0] == 200
-    assert cluster.nsqds[1].is_running
-    assert lookup("/embedded/node/kill?node=9", "POST") == (400, {"message": "there is no node 9"})
 
 
 # --- nsqd ------------------------------------------------------------------------------------------------------------

@@ -62,12 +62,19 @@ def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:
     assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
     answer = ask(node.http_address, "GET", "/delayqueue/backupto?topic=t&partition=0")
     if is_ours(node):
-        assert (answer.status, answer.json["message"]) == (400, "No delayed queue on this topic")
+        assert answer.status == 404
     else:
         assert answer.status == 200
         assert len(answer.body) > 4096  # a database
     consumer.close()
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/channel/ratelimit?topic=t&partition=0&channel=c"), ("GET", "/serverstats")]
+)
+def test_what_runs_itself_on_real_servers_is_missing_here(node: Any, method: str, path: str) -> None:
+    assert (ask(node.http_address, method, path).status == 404) is is_ours(node)
 
 
 def test_a_route_of_metrics_is_missing_here(node: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.http import ask
-from support.redesigned import Consumer, headed, publish, sized
+from support.redesigned import Consumer, headed, sized
 from support.waiting import until
 from support.wire import WireClient
 
@@ -24,21 +24,6 @@ def is_stable(cluster: RedesignedCluster) -> bool:
 def shown(cluster: RedesignedCluster, access: str) -> dict[str, Any]:
     path = f"/lookup?topic=orders&access={access}"
     return ask(cluster.lookupds[0].http_address, "GET", path, **ACCEPT).json.get("partitions") or {}
-
-
-def test_a_new_topic_takes_its_time() -> None:
-    with RedesignedCluster(nodes=2, lookupds=1, readiness=6.0) as cluster:
-        assert not is_stable(cluster)  # nodes have come just now
-        assert ask(cluster.lookupds[0].http_address, "POST", CREATE).status == 200
-        assert (shown(cluster, "r"), shown(cluster, "w")) == ({}, {})
-        client = WireClient(cluster.node(cluster.partition("orders", 0).replicas[0]).tcp_address)
-        assert client.command(b"PUB orders 0\n" + sized(b"x")) == b"E_FAILED_ON_NOT_LEADER "
-        client.close()
-        move = "/topic/partition/move?topic=orders&partition=0&move_leader=true&move_to=x"
-        assert ask(cluster.lookupds[0].http_address, "POST", move).json == {"message": "the cluster is unstable"}
-        until(lambda: len(shown(cluster, "r")) == 2)
-        until(lambda: is_stable(cluster))
-        publish(cluster, "orders", b"x")
 
 
 def test_what_the_cluster_itself_creates_is_ready() -> None:

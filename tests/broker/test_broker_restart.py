@@ -78,15 +78,6 @@ def test_metadata_is_what_the_original_writes(server: NsqdServer, tmp_path: Path
     assert metadata["topics"] == [{"name": "t", "paused": False, "channels": [{"name": "c", "paused": False}]}]
 
 
-@pytest.mark.parametrize("again", [stop, kill])
-def test_messages_of_a_topic_without_channel_come_back(server: NsqdServer, again: Any) -> None:
-    publish(server, "t", 0, 50)
-    again(server)
-    publish(server, "t", 50, 5)
-    assert server.nsqd.topics["t"].depth == 55
-    assert consume(subscribe(server), 55) == list(range(55))
-
-
 def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None:
     server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.05, max_bytes_per_file=4096))
     with server:
@@ -120,15 +111,6 @@ def test_emptied_and_deleted_stays_so(server: NsqdServer, again: Any) -> None:
     assert server.nsqd.get_topic("other").depth == 0
 
 
-def test_a_channel_that_is_new_does_not_get_old_messages(server: NsqdServer) -> None:
-    server.nsqd.get_topic("t").get_channel("c")
-    publish(server, "t", 0, 50)
-    server.nsqd.topics["t"].get_channel("d")
-    publish(server, "t", 50, 1)
-    kill(server)
-    assert consume(subscribe(server, "d"), 1) == [50]
-
-
 @pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 40, b'{"end": "x"}'])
 def test_without_a_checkpoint_everything_comes_again(server: NsqdServer, damage: bytes) -> None:
     server.nsqd.get_topic("t").get_channel("c")
@@ -138,18 +120,6 @@ def test_without_a_checkpoint_everything_comes_again(server: NsqdServer, damage:
     path.write_bytes(damage)
     server.start()
     assert consume(subscribe(server), 50) == list(range(50))
-
-
-def test_half_a_record_is_dropped_and_the_log_goes_on(server: NsqdServer) -> None:
-    server.nsqd.get_topic("t").get_channel("c")
-    for n in range(10):
-        publish(server, "t", n, 1)
-    [path] = server.nsqd.topics["t"].log.folder.glob("*.log")
-    server.kill()
-    os.truncate(path, path.stat().st_size - 3)
-    server.start()
-    publish(server, "t", 10, 1)
-    assert consume(subscribe(server), 10) == [*range(9), 10]
 
 
 def test_data_path_is_for_one_nsqd(server: NsqdServer, tmp_path: Path) -> None:
@@ -306,25 +276,6 @@ def often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nsqd]:
     nsqd.start()
     yield nsqd
     nsqd.kill()
-
-
-def test_others_have_their_turn_while_checkpoints_of_many_topics_are_written(
-    often: Nsqd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(50):
-        often.get_topic(f"t{number}")
-    saved: list[str] = []
-    monkeypatch.setattr(Watched, "on_save", saved.append)
-    for number in range(50):
-        often.topics[f"t{number}"].message_count += 1  # as if there had been a message: nothing to sync
-    turns = set()
-
-    def look() -> bool:
-        turns.add(len(saved))
-        return len(saved) == 50
-
-    until(look, every=0)
-    assert len(turns) > 25
 
 
 def test_a_topic_that_is_deleted_while_checkpoints_are_written_does_not_come_back(

@@ -72,12 +72,6 @@ def shown(server: Any) -> Any:
     return topic
 
 
-def test_without_percentiles_nothing_is_measured(start_nsqd: Callable[..., Any]) -> None:
-    server = start_nsqd()
-    WireClient(server.tcp_address).publish("t", b"1")
-    assert shown(server)["e2e_processing_latency"] == {"count": 0, "percentiles": None}
-
-
 def test_gauges_of_statsd() -> None:
     nsqd = Nsqd(NsqdOptions(e2e_processing_latency_percentiles=(0.99, 0.5), statsd_mem_stats=False))
     nsqd.start()

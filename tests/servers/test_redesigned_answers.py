@@ -49,8 +49,6 @@ ANSWERS = [
 ]
 ANSWERS += [
     ("/cluster/node/remove?remove_node=x", "", NOT_CLUSTER_LEADER),
-    ("/cluster/balance/topn?enable=true", "", NOT_CLUSTER_LEADER),
-    ("/cluster/lookupd/tombstone", "MISSING_ARG_NODE", None),
     ("/topic/partition/expand?topic=a", "MISSING_ARG_TOPIC_PARTITION_NUM", None),
     ("/topic/partition/expand?topic=a&partition_num=0", "INVALID_ARG_TOPIC_PARTITION_NUM", None),
     ("/topic/partition/move?topic=a", "MISSING_ARG_TOPIC_PARTITION", None),

@@ -17,8 +17,6 @@ from support.waiting import until
 from support.wire import WireClient
 
 KINDS = ["embedded", "real"]
-BALANCING = "begin checking balance of topic data"
-"""What a real nsqlookupd writes when it looks whether nodes share the work, once in a minute."""
 DAY = 24 * 3600 * 10**9
 
 
@@ -96,18 +94,6 @@ def test_quotes_in_a_message_are_escaped_here(site: Site) -> None:
 def test_the_epoch_is_shown_here(site: Site) -> None:
     [row] = ask(site.nodes[0].http_address, "GET", "/coordinator/stats?topic=t&partition=0").json["topic_coord_stats"]
     assert ("epoch" in row) is site.is_ours
-
-
-def test_a_rate_limit_has_no_effect_here(site: Site) -> None:
-    path = "/channel/ratelimit?topic=t&partition=0&channel=ch&ratekilobytes=1"
-    assert ask(site.nodes[0].http_address, "POST", path).status == 200
-    bodies = [b"%d" % number + b"x" * 4_000 for number in range(5)]
-    with closing(Consumer(site.nodes[0], "SUB t ch 0")) as consumer:
-        began = time.monotonic()
-        publish(site.nodes[0], "t", *bodies)
-        assert sorted(consumer.receive().body for _ in bodies) == bodies
-        # 4 kB may exceed the limit at once; each of those behind them waits for a second, the most that it may.
-        assert site.is_ours or time.monotonic() - began > 3.0
 
 
 def test_a_topic_has_leaders_when_readiness_says_here(open_site: Callable[..., Site]) -> None:
@@ -238,30 +224,3 @@ def test_messages_go_one_by_one_here(open_site: Callable[..., Site]) -> None:
     else:
         assert ask(node.http_address, "POST", "/topic/greedyclean?topic=t&partition=0").status == 200
     assert (figures(node, "t")["backend_start"] > 0) is site.is_ours
-
-
-def test_nodes_share_few_partitions_here(open_site: Callable[..., Site]) -> None:
-    site = open_site(
-        2,
-        takeover_delay=0.02,
-        balance_interval=0.02,
-        flags={"lookupd_flags": ("-balance-interval=0", "-balance-interval=23", "-log-level=2")},
-    )
-    first, second = site.nodes
-    site.end(second)
-    topics = [f"t{number}" for number in range(6)]
-    for topic in topics:
-        eventually(lambda topic=topic: ask(site.lookupd, "POST", create(topic)).status == 200)
-    eventually(lambda: leaders(site, topics) == [first] * 6)
-    site.start(second)
-    if isinstance(site, RealSite):
-        looks = site.log().count(BALANCING)
-        eventually(lambda: site.log().count(BALANCING) > looks + 1)  # the first may have begun before
-    if site.is_ours:
-        eventually(lambda: leaders(site, topics).count(first) == leaders(site, topics).count(second) == 3)
-    else:
-        assert leaders(site, topics) == [first] * 6
-
-
-def leaders(site: Site, topics: list[str]) -> list[object]:
-    return [led(site, topic).get(0) for topic in topics]

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
 
 
-_SORT_BATCH = 256
-
-
 class Delivery:
     __slots__ = ("attempts", "delivered_at", "id", "is_placed", "priority", "record")
 
@@ -91,7 +88,7 @@ class DeliveryQueue:
     While there are clients with tags, the first of them is for clients with its tag, or for those without a tag
     where no client has it, and no other goes out before it: it blocks even clients that are idle
     (youzan/nsq: nsqd/channel.go, messagePump). Where it ``is_kind`` a message passes
-    those for clients with another tag.
+    those for clients with another tag, but not on an ordered channel.
     """
 
     def __init__(self, log: PartitionLog, confirmed: Confirmed, *, is_kind: bool) -> None:
@@ -101,59 +98,50 @@ class DeliveryQueue:
         self._cursor = log.end
         # Before this sequence some records were done already when the cursor was set back.
         self._reread_until = log.end
-        # By the tags of clients where it is kind, else all below "".
-        self._waiting: dict[str, deque[Delivery]] = {"": deque()}
+        self._waiting: deque[Delivery] = deque()
         self._tags: set[str] = set()
 
     @property
     def has_tags(self) -> bool:
         return bool(self._tags)
 
-    @property
-    def untagged_count(self) -> int:
-        """Deliveries for clients without a tag, counting what is not read yet."""
-        return self._log.end - self._cursor + len(self._waiting[""])
+    def __len__(self) -> int:
+        """How many there are, counting what is not read yet."""
+        return self._log.end - self._cursor + len(self._waiting)
 
     def has_ready(self, tag: str, *, is_ordered: bool) -> bool:
-        if self._tags and not self._is_kind:
-            head = self._head()
-            return head is not None and self._tag_for(head.record) == tag
-        if self._waiting[tag]:
-            return True
-        if is_ordered and any(self._waiting.values()):
-            return False  # the next message is for clients with another tag
-        return self._cursor < self._log.end
+        if not self._tags:
+            return bool(self._waiting) or self._cursor < self._log.end
+        if self._is_kind and not is_ordered:
+            return self._cursor < self._log.end or any(self._tag_of(each) == tag for each in self._waiting)
+        head = self._head()
+        return head is not None and self._tag_of(head) == tag
 
     def take(self, tag: str, count: int, *, is_ordered: bool) -> list[Delivery]:
         """Up to ``count`` deliveries for a client with this tag."""
-        if self._tags and not self._is_kind:
-            return self._take_from_head(tag, count)
-        queue = self._waiting[tag]
         if self._tags:
-            self._sort_until(queue, count, 1 if is_ordered else _SORT_BATCH)
-        taken = [queue.popleft() for _ in range(min(count, len(queue)))]
-        if len(taken) < count and not self._tags:
+            return self._take_tagged(tag, count, can_pass=self._is_kind and not is_ordered)
+        waiting = self._waiting
+        taken = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+        if len(taken) < count:
             taken += map(Delivery, self._read(count - len(taken)))
         return taken
 
-    def _take_from_head(self, tag: str, count: int) -> list[Delivery]:
+    def _take_tagged(self, tag: str, count: int, *, can_pass: bool) -> list[Delivery]:
         taken: list[Delivery] = []
-        while len(taken) < count and (head := self._head()) is not None and self._tag_for(head.record) == tag:
-            taken.append(self._waiting[""].popleft())
+        passed: list[Delivery] = []
+        while len(taken) < count and (head := self._head()) is not None:
+            is_wanted = self._tag_of(head) == tag
+            if not is_wanted and not can_pass:
+                break
+            (taken if is_wanted else passed).append(self._waiting.popleft())
+        self.put_first(passed)
         return taken
 
     def _head(self) -> Delivery | None:
-        waiting = self._waiting[""]
-        if not waiting:
-            waiting.extend(map(Delivery, self._read(1)))
-        return waiting[0] if waiting else None
-
-    def _sort_until(self, queue: deque[Delivery], count: int, step: int) -> None:
-        """Read on until ``queue`` has enough; what is not for it goes where it belongs. A step of 1 is all of it."""
-        while len(queue) < count and self._cursor < self._log.end:
-            self.put_back(list(map(Delivery, self._read(step))))
-            if step == 1:
-                return
+        if not self._waiting:
+            self._waiting.extend(map(Delivery, self._read(1)))
+        return self._waiting[0] if self._waiting else None
 
     def _read(self, count: int) -> list[Record]:
         while records := self._log.read(self._cursor, count):
@@ -165,50 +153,36 @@ class DeliveryQueue:
                 return left
         return []
 
-    def _tag_for(self, record: Record) -> str:
-        tag = tag_of(record)
+    def _tag_of(self, delivery: Delivery) -> str:
+        tag = tag_of(delivery.record)
         return tag if tag in self._tags else ""
 
-    def _queue_for(self, delivery: Delivery) -> deque[Delivery]:
-        return self._waiting[self._tag_for(delivery.record) if self._is_kind and self._tags else ""]
-
-    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+    def put_back(self, deliveries: Iterable[Delivery]) -> None:
         """Deliver these again, behind what waits."""
-        for delivery in deliveries:
-            self._queue_for(delivery).append(delivery)
+        self._waiting.extend(deliveries)
 
     def put_first(self, deliveries: Sequence[Delivery]) -> None:
         """Deliver these again, in their order, before what waits."""
-        for delivery in reversed(deliveries):
-            self._queue_for(delivery).appendleft(delivery)
+        self._waiting.extendleft(reversed(deliveries))
 
-    def add_tag(self, tag: str) -> None:
-        self._tags.add(tag)
-        self._waiting.setdefault(tag, deque())
-
-    def drop_tag(self, tag: str) -> None:
-        """There is no client with this tag any more."""
-        self._tags.discard(tag)
-        self._waiting[""].extendleft(reversed(self._waiting.pop(tag, ())))
+    def follow_tags(self, tags: Iterable[str]) -> None:
+        """The clients have these tags now."""
+        self._tags = {tag for tag in tags if tag}
 
     def rewind(self) -> None:
         """Deliver again what is not done."""
-        self._forget()
+        self._waiting.clear()
         self._reread_until = self._cursor
         self._cursor = self._confirmed.position
 
     def go_to(self, position: int) -> None:
-        self._forget()
+        self._waiting.clear()
         self._cursor = self._reread_until = position
 
     def follow(self, log: PartitionLog) -> None:
         """Read another log, which is that of the new leader; ``rewind`` or ``go_to`` comes next."""
         self._log = log
         self._cursor = min(self._cursor, log.end)
-
-    def _forget(self) -> None:
-        for queue in self._waiting.values():
-            queue.clear()
 
 
 # --- what decides whether a client gets a message of an ext topic ----------------------------------------------------
@@ -461,7 +435,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         if self.is_ordered:
             count = 1
         elif len(self.clients) > 1:
-            count = min(count, self._queue.untagged_count // len(self.clients) + 1)
+            count = min(count, len(self._queue) // len(self.clients) + 1)
         taken = self._queue.take(client.tag, count, is_ordered=self.is_ordered)
         if self._queue.has_tags:
             self.notify()  # the next message may be for others
@@ -512,7 +486,7 @@ class PartitionChannel(BaseChannel[Delivery]):
     def _count_for_waiting(self) -> int:
         if self._queue.has_tags:
             return len(self._waiting)  # who gets the next message depends on its tag
-        return 1 if self.is_ordered else self._queue.untagged_count
+        return 1 if self.is_ordered else len(self._queue)
 
     def put_back(self, messages: Sequence[Delivery]) -> None:
         self._queue.put_back(messages)
@@ -577,10 +551,6 @@ class PartitionChannel(BaseChannel[Delivery]):
                 return True
         return False
 
-    def finish_deferred(self) -> None:
-        self.confirmed.confirm(self.deferred)
-        self.deferred.clear()
-
     def requeue(self, client: NodeConnection, id: bytes, delay: float) -> None:
         """Give a message back, ready after ``delay`` seconds; NotOwner when that is refused.
 
@@ -609,8 +579,10 @@ class PartitionChannel(BaseChannel[Delivery]):
     def add_client(self, client: NodeConnection, limit: int = 0) -> None:
         """Subscribe a client; Exiting when the channel has ``limit`` clients."""
         super().add_client(client, limit)
-        if client.tag:
-            self._queue.add_tag(client.tag)
+        self._follow_tags()
+
+    def _follow_tags(self) -> None:
+        self._queue.follow_tags(client.tag for client in self.clients.values())
 
     def _left(self, client: NodeConnection) -> None:
         """What it has in flight is ready again at once, as if it had not been delivered.
@@ -621,17 +593,10 @@ class PartitionChannel(BaseChannel[Delivery]):
         client.in_flight.clear()
         for delivery in returned:
             delivery.attempts -= 1
-        if client.tag and not any(other.tag == client.tag for other in self.clients.values()):
-            self._queue.drop_tag(client.tag)
+        self._follow_tags()
         if self.trace.follows(self._log):
             self._trace("REQ", returned, client)
         self._queue.put_first(returned)
-
-    def limit_clients(self, prefix: str, limit: int) -> None:
-        """From now on clients that are there, and whose address begins so, have no more in flight than this."""
-        for client in self.clients.values():
-            if client.remote_address.startswith(prefix):
-                client.limit_rdy(limit)
 
     def interrupt(self, log: PartitionLog | None = None) -> None:
         """The leader has changed: clients are disconnected, and messages that are not done are delivered again.

@@ -10,7 +10,14 @@ from typing import Any
 from gevent import sleep
 
 from nsq_fast.broker.http import Router
-from nsq_fast.broker.options import NODE_DEFAULTS, ClusterOptions, LookupdOptions, NsqdOptions, cluster_lookupd_options
+from nsq_fast.broker.options import (
+    NODE_DEFAULTS,
+    TIMINGS,
+    ClusterOptions,
+    LookupdOptions,
+    NsqdOptions,
+    cluster_lookupd_options,
+)
 from nsq_fast.broker.redesigned.commands import REDESIGNED
 from nsq_fast.broker.redesigned.coordinator import ClusterError, Coordinator
 from nsq_fast.broker.redesigned.http import NodeRoutes
@@ -63,7 +70,7 @@ class NodeServer(NsqdServer):
         super().kill()
 
     def _make_nsqd(self) -> Any:
-        return Node(self.options, self._coordinator.state, self._coordinator.replica_failed)
+        return Node(self.options, self._coordinator)
 
     def _make_router(self) -> Router:
         return NodeRoutes(self.nsqd, lambda: (self.tcp_address, self.http_address), lambda lookupds: None).router()
@@ -144,7 +151,8 @@ class RedesignedCluster(ServerGroup):
         for name, count in (("nodes", nodes), ("lookupds", lookupds)):
             if count < 1:
                 raise ConfigError(f"{name}={count}: must be 1 or more")
-        self.options, base = split_options({**NODE_DEFAULTS, **options}, ClusterOptions, NsqdOptions)
+        options = {**NODE_DEFAULTS, **TIMINGS.get(options.get("timings", ""), {}), **options}
+        self.options, base = split_options(options, ClusterOptions, NsqdOptions)
         self._data_path = data_path
         self._interval = base.sync_timeout
         self._keeper: DiskKeeper | None = None
@@ -249,7 +257,7 @@ class RedesignedCluster(ServerGroup):
         self.node(node).restart()
 
     def add_node(self) -> NodeServer:
-        """Start one more nsqd, on free ports. It gets partitions of new topics, and others by ``balance``."""
+        """Start one more nsqd, on free ports. It gets partitions of new topics, and those that are moved there."""
         number = len(self.nsqds)
         options = self._base.replace(**dict.fromkeys(("tcp_address", "http_address"), "127.0.0.1:0"))
         node = NodeServer(options, self.coordinator, number + 1)
@@ -265,13 +273,6 @@ class RedesignedCluster(ServerGroup):
             sleep(_POLL)
         server.stop()
 
-    def balance(self) -> int:
-        """Move leaders and replicas until the nodes have the same to do; how many moves that took.
-
-        It waits while the cluster is not stable. Raises ClusterError when a move is refused.
-        """
-        return self.coordinator.balance()
-
     def isolate_node(self, node: int | str | NodeServer) -> None:
         """Cut a node off from the rest of the cluster; its clients still reach it.
 
@@ -284,10 +285,9 @@ class RedesignedCluster(ServerGroup):
         self.coordinator.heal(self.node(node).id)
 
     def listed_lookupds(self) -> dict[str, Any]:
-        """The answer to /listlookup: those that run, but for those with a tombstone; the first that runs leads."""
+        """The answer to /listlookup: those that run; the first of them leads."""
         running = [lookupd.listed() for lookupd in self.lookupds if lookupd.is_running]
-        shown = [listed for listed in running if listed["ID"] not in self.state.lookupd_tombstones]
-        return {"lookupdnodes": shown, "lookupdleader": running[0] if running else {}}
+        return {"lookupdnodes": running, "lookupdleader": running[0] if running else {}}
 
     def _start(self) -> None:
         for lookupd in self.lookupds:
@@ -298,7 +298,6 @@ class RedesignedCluster(ServerGroup):
             self._keeper = DiskKeeper(self.state, self._data_path, self.options, self._interval)
             self._keeper.restore()
             self.coordinator.restored()
-        self.coordinator.start()
 
     def stop(self) -> None:
         self._end(super().stop, save=True)

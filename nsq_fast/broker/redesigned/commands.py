@@ -178,7 +178,7 @@ class NodeNegotiation(Negotiation):
         )
 
 
-DEFAULT_LIMITED_RDY = 50000  # youzan/nsq: nsqd/client_v2.go, defaultLimitedRdy
+LIMITED_RDY = 50000  # a client has no more in flight (youzan/nsq: nsqd/client_v2.go, defaultLimitedRdy)
 
 
 class NodeConnection(Connection):
@@ -189,7 +189,6 @@ class NodeConnection(Connection):
         tag: of the messages that it wants; empty for those without one.
         matches: its filter.
         gets_ext, gets_detail: whether its frames have the ext field, and the detail header.
-        limited_rdy: it has no more messages in flight than this, whatever its RDY says.
     """
 
     silent_intervals = 3
@@ -203,7 +202,6 @@ class NodeConnection(Connection):
         self.matches = make_filter(None)
         self.gets_ext = False
         self.gets_detail = False
-        self.limited_rdy = DEFAULT_LIMITED_RDY
 
     @property
     def node(self) -> Node:
@@ -225,7 +223,7 @@ class NodeConnection(Connection):
 
     def set_rdy(self, count: int) -> None:
         super().set_rdy(count)
-        self.max_in_flight = min(count, self.limited_rdy)
+        self.max_in_flight = min(count, LIMITED_RDY)
 
     def refuse(self, command: str, id: bytes, reason: object) -> None:
         if command == "FIN":
@@ -241,10 +239,6 @@ class NodeConnection(Connection):
         except NotLeader as error:
             raise FatalError(error.code, "") from error
 
-    def limit_rdy(self, limit: int) -> None:
-        self.limited_rdy = limit
-        self.set_rdy(self.rdy)
-
     def stats(self) -> dict[str, Any]:
         """Figures under the server's JSON names; durations in nanoseconds (youzan/nsq: nsqd/stats.go, ClientStats)."""
         profile = self.node_profile
@@ -259,7 +253,7 @@ class NodeConnection(Connection):
             "output_buffer_timeout": round(profile.output_buffer_timeout * 1e9),
             "msg_timeout": round(profile.msg_timeout * 1e9),
             "ext_filter": profile.ext_filter or {},
-            "limited_rdy": self.limited_rdy,
+            "limited_rdy": LIMITED_RDY,
         }
 
 

@@ -1,4 +1,4 @@
-"""Decides who leads what: first leaders, takeovers, moves, balancing; and what an administrator does to topics.
+"""Decides who leads what: first leaders, takeovers, moves; and what an administrator does to topics and nodes.
 
 Nodes send heartbeats. One that is silent for the detection time, ``takeover_delay``, is *lost*: others may lead what it
 led, and it is trusted again when it is heard of. Each answer gives a node a *lease*, which is shorter than that; a node
@@ -10,22 +10,21 @@ consistence/nsqd_node_etcd.go, ETCD_TTL; nsqlookup_coordinator.go, handleNsqdNod
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import mmh3
 from gevent import Greenlet, sleep, spawn, spawn_later
-from gevent.event import Event
 from gevent.lock import Semaphore
 
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.partition import MAX_PARTITIONS, MAX_SYNC_EVERY, ClusterState, Partition, TopicMeta
 from nsq_fast.errors import NsqError
-from nsq_fast.log_events import BROKER_MOVE_FAILED, BROKER_NODE_STAYS, BROKER_REPLICA_FAILED, BROKER_REPLICA_RECOVERED
+from nsq_fast.log_events import BROKER_NODE_STAYS, BROKER_REPLICA_FAILED, BROKER_REPLICA_RECOVERED
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.coordinator")
 
@@ -37,6 +36,8 @@ LEASE_SHARE = 0.8
 """The length of a lease, in detection times."""
 _FIRST_RETRY, _LONGEST_RETRY = 0.1, 5.0
 """Seconds until a replica that could not be written is tried again: twice as long each time."""
+LEAST_READINESS, LEAST_WRITABLE = 55 / 115, 96 / 117
+"""The shortest times that were measured on real nodes, as shares of the longest: ``readiness``, ``writable_delay``."""
 _POLL = 0.005
 _PAUSE = 0.1
 """Seconds after a move that failed, and between two looks at a node that cannot be emptied: others may be possible."""
@@ -46,94 +47,17 @@ class ClusterError(NsqError):
     """The cluster refuses what an administrator asks for; the text is what the server would answer."""
 
 
-# --- where partitions are to stand, and which to move so that nodes have the same to do. No clock, no I/O ------------
-# The partitions of a topic that may share nodes stand on a *ring* of all nodes, which begins at a node that the name
-# of the topic gives: the first node of a partition leads it, the next ones have its replicas, and the next partition
-# begins one node further. Others are moved: away from nodes that leave, then until the nodes have the same number of
-# leaders, and of replicas (youzan/nsq: consistence/data_placement_mgr.go,
-# getRebalancedMultiTopicPartitionsFromNameList; nsqlookup_coordinator.go, processRemovingNodes).
-
-
 def ring(topic: str, number: int, replicas: int, nodes: Sequence[str]) -> tuple[str, ...]:
-    """The nodes of a partition on the ring, the leader first; none where there are fewer nodes than replicas.
+    """The nodes of a partition that may share them with others of its topic: the first of them leads it.
 
-    Args:
-        nodes: all, in the order of the ring (the real server sorts their ids).
+    They stand on a ring of all nodes, which begins at one that the name of the topic gives; the next partition begins
+    one node further. None where there are fewer nodes than replicas (youzan/nsq: consistence/data_placement_mgr.go,
+    getRebalancedMultiTopicPartitionsFromNameList, which sorts the ids of nodes).
     """
     if len(nodes) < replicas:
         return ()
     first = mmh3.hash(topic, 0, False) + number
     return tuple(nodes[(first + step) % len(nodes)] for step in range(replicas))
-
-
-class Placement(NamedTuple):
-    """Where a partition stands: the first of the nodes leads it. If it ``may_share`` them, it stands on the ring."""
-
-    topic: str
-    number: int
-    nodes: tuple[str, ...]
-    may_share: bool = False
-
-
-class Move(NamedTuple):
-    """What to move: the leadership of a partition, or a replica that does not lead.
-
-    A node that gets the leadership and has no replica gets that of the former leader.
-    """
-
-    topic: str
-    number: int
-    origin: str
-    target: str
-    is_leader: bool
-
-
-def next_move(placements: Sequence[Placement], nodes: Sequence[str], leaving: Collection[str] = ()) -> Move | None:
-    """The move that helps most; None when none does.
-
-    Each move lowers a cost, whose parts are compared in this order, so that moves come to an end: replicas on nodes
-    that leave, leaders there, how far partitions are off the ring, and the sums of the squares of how many leaders, and
-    replicas, the nodes have.
-
-    Args:
-        nodes: those that can be talked to, in the order of the ring.
-        leaving: those of them that are to have nothing in the end.
-    """
-    staying = [node for node in nodes if node not in leaving]
-    leaders = Counter(each.nodes[0] for each in placements)
-    replicas = Counter(node for each in placements for node in each.nodes)
-    of_topic = {(each.topic, node) for each in placements for node in each.nodes}
-    best, least = None, (0, 0, 0, 0, 0)
-    for place in placements:
-        leader, *others = place.nodes
-        on_ring = ring(place.topic, place.number, len(place.nodes), staying) if place.may_share else ()
-        for target in staying if leader in nodes else ():
-            is_copied = target not in place.nodes
-            if target == leader or (is_copied and not place.may_share and (place.topic, target) in of_topic):
-                continue
-            for origin in (leader, *others) if is_copied else (leader,):
-                if origin not in nodes:
-                    continue
-                is_leader, leaves = origin == leader, origin in leaving
-                off = _change_of_ring(place, origin, target, on_ring) if on_ring else 0
-                cost = (
-                    -(leaves and is_copied),
-                    -(leaves and is_leader),
-                    off,
-                    0 if on_ring or not is_leader else leaders[target] - leaders[origin] + 1,
-                    0 if on_ring or not is_copied else replicas[target] - replicas[origin] + 1,
-                )
-                if cost < least:
-                    best, least = Move(place.topic, place.number, origin, target, is_leader), cost
-    return best
-
-
-def _change_of_ring(place: Placement, origin: str, target: str, on_ring: tuple[str, ...]) -> int:
-    """By how much a move brings a partition nearer to its nodes on the ring."""
-    leader, nodes, wanted = place.nodes[0], set(place.nodes), set(on_ring)
-    nodes_then = nodes if target in nodes else nodes - {origin} | {target}
-    leader_then = target if origin == leader else leader
-    return 2 * (len(wanted - nodes_then) - len(wanted - nodes)) + (leader_then != on_ring[0]) - (leader != on_ring[0])
 
 
 class Coordinator:
@@ -146,16 +70,15 @@ class Coordinator:
 
     def __init__(self, state: ClusterState, options: ClusterOptions) -> None:
         self.state = state
-        self._options = options
+        self.options = options
         self._trusted: set[str] = set()
         self._silent: dict[str, float] = {}  # since when nodes cannot be reached
         self._moving = Semaphore()
         self._retry: Greenlet[..., None] | None = None
         self._retry_delay = _FIRST_RETRY
         self._settles_at = 0.0
-        self._is_wanted = Event()
         self._told: set[str] = set()  # nodes of which it was said what they wait for
-        self._balancer: Greenlet[..., None] | None = None
+        self._emptying: Greenlet[..., None] | None = None
 
     # --- whether all is quiet ----------------------------------------------------------------------------------------
 
@@ -163,13 +86,9 @@ class Coordinator:
     def is_stable(self) -> bool:
         """Whether every partition has a leader that is alive, none is being moved, and nothing changed just now."""
         is_quiet = not self._moving.locked() and time.monotonic() >= self._settles_at
-        return (
-            is_quiet
-            and not self.state.is_upgrading
-            and all(
-                partition.leader in self.state.reachable and len(partition.in_sync) >= partition.quorum
-                for partition in self.state.all_partitions()
-            )
+        return is_quiet and all(
+            partition.leader in self.state.reachable and len(partition.in_sync) >= partition.quorum
+            for partition in self.state.all_partitions()
         )
 
     def require_stable(self) -> None:
@@ -178,7 +97,7 @@ class Coordinator:
 
     def _unsettle(self) -> None:
         """Something has changed: the cluster is not stable for a while."""
-        self._settles_at = time.monotonic() + self._options.ready_after
+        self._settles_at = time.monotonic() + self.options.ready_after
 
     # --- nodes that come and go --------------------------------------------------------------------------------------
 
@@ -192,8 +111,8 @@ class Coordinator:
             self._trusted.add(node)
             self._silent.pop(node, None)
         self._elect()
-        if self._options.ready_after:
-            spawn_later(random.uniform(0, self._options.ready_after), self.catch_up)
+        if self.options.ready_after:
+            spawn_later(random.uniform(0, self.options.ready_after), self.catch_up)
         else:
             self.catch_up()
 
@@ -206,7 +125,7 @@ class Coordinator:
         for partition in self.state.led_by(node):
             partition.interrupt()
             partition.registered = None
-        if self._options.kind:  # publishing does not wait until the death is noticed
+        if self.options.kind:  # publishing does not wait until the death is noticed
             for partition in self.state.all_partitions():
                 partition.shrink(self._trusted - {node})
         self._fall_silent(node)
@@ -214,7 +133,7 @@ class Coordinator:
     def isolate(self, node: str) -> None:
         """Cut a node off from the others and from the coordinator, though not from its clients."""
         self.state.isolated.add(node)
-        self.state.lease_ends.setdefault(node, time.monotonic() + LEASE_SHARE * self._options.takeover_delay)
+        self.state.lease_ends.setdefault(node, time.monotonic() + LEASE_SHARE * self.options.takeover_delay)
         for partition in self.state.all_partitions():
             partition.stale.setdefault(node, partition.decision)
         self._fall_silent(node)
@@ -230,7 +149,7 @@ class Coordinator:
 
     def _fall_silent(self, node: str) -> None:
         since = self._silent.setdefault(node, time.monotonic())
-        spawn_later(self._options.takeover_delay, self._lose, node, since)
+        spawn_later(self.options.takeover_delay, self._lose, node, since)
 
     def _lose(self, node: str, since: float) -> None:
         """Trust a node no more, unless it was heard of meanwhile; others get its replicas later, if it stays away."""
@@ -244,12 +163,23 @@ class Coordinator:
         for partition in self.state.all_partitions():
             if not partition.is_new:
                 partition.elect(self._trusted)
-                partition.serve()
+                if partition.serve() and self.options.writable_delay:
+                    self._open_later(partition)
             if not self._moving.locked():
                 self._register(partition)
 
+    def _open_later(self, partition: Partition) -> None:
+        """For a while a partition whose leader has died can only be read: writers find it nowhere."""
+        partition.is_writable = False
+        delay = random.uniform(LEAST_WRITABLE, 1.0) * self.options.writable_delay - self.options.takeover_delay
+        spawn_later(max(0.0, delay), self._open, partition)
+
+    def _open(self, partition: Partition) -> None:
+        partition.is_writable = True
+        self._register(partition)
+
     def _register(self, partition: Partition) -> None:
-        if partition.leader in self._trusted & self.state.alive:
+        if partition.is_writable and partition.leader in self._trusted & self.state.alive:
             partition.registered = partition.leader
 
     def restored(self) -> None:
@@ -295,7 +225,7 @@ class Coordinator:
         if target == former:
             return
         partition.is_writable = False
-        sleep(self._options.move_step)
+        sleep(self.options.move_step)
         is_guest = target not in partition.logs
         partition.add(target)
         if not partition.catch_up(target):
@@ -305,9 +235,9 @@ class Coordinator:
         partition.is_writable = False
         if is_guest:  # it takes the place of the one that led
             partition.drop(former)
-        sleep(self._options.move_step)
+        sleep(self.options.move_step)
         partition.is_writable = True
-        sleep(self._options.move_step)
+        sleep(self.options.move_step)
 
     def _after_move(self) -> None:
         self._unsettle()
@@ -390,7 +320,7 @@ class Coordinator:
 
     def _migrate_later(self) -> None:
         """Give replicas that are not in sync after ``migrate_delay`` to other nodes."""
-        spawn_later(self._options.migrate_delay, self._migrate)
+        spawn_later(self.options.migrate_delay, self._migrate)
 
     def _migrate(self) -> None:
         for partition in self.state.all_partitions():
@@ -400,23 +330,35 @@ class Coordinator:
     def _fit_replicas(self, partition: Partition) -> None:
         """Give a partition more replicas, or fewer, until as many are in sync as its topic wants.
 
-        Nothing happens without a leader; and no replica goes before enough others are in sync.
+        Those on nodes that leave do not count. Nothing happens without a leader; and no replica goes before enough
+        others are in sync.
         """
-        wanted, meta = partition.meta.replica, partition.meta
+        meta, staying = partition.meta, self.state.staying
         if partition.leader not in self.state.reachable:
             return
-        on_ring = ring(partition.topic, partition.number, wanted, self._staying) if meta.may_share_nodes else ()
-        load = Counter(node for each in self.state.all_partitions() for node in each.logs)
-        free = self.state.staying.difference(partition.logs)
-        for node in sorted(free, key=lambda node: (node not in on_ring, load[node])):
-            if len(partition.in_sync) >= wanted:
+
+        def are_enough(without: str = "") -> bool:
+            return len(staying.intersection(partition.in_sync) - {without}) >= meta.replica
+
+        for node in self._free(partition):
+            if are_enough():
                 break
             partition.add(node)
             partition.catch_up(node)
-        late = [node for node in partition.logs if node not in partition.in_sync]
-        for node in [*late, *(node for node in partition.in_sync if node != partition.leader)]:
-            if len(partition.logs) > wanted and len(set(partition.in_sync) - {node}) >= wanted:
+        first = [node for node in partition.logs if node not in partition.in_sync or node not in staying]
+        for node in dict.fromkeys((*first, *partition.in_sync)):
+            if node != partition.leader and len(partition.logs) > meta.replica and are_enough(without=node):
                 partition.drop(node)
+
+    def _free(self, partition: Partition) -> list[str]:
+        """The nodes that may get a replica of a partition, the best first."""
+        meta, on_ring, taken = partition.meta, tuple[str, ...](), set(partition.logs)
+        if meta.may_share_nodes:
+            on_ring = ring(partition.topic, partition.number, meta.replica, self._staying)
+        else:
+            taken.update(*(sibling.logs for sibling in self.state.topics[partition.topic]))
+        load = Counter(node for each in self.state.all_partitions() for node in each.logs)
+        return sorted(self.state.staying - taken, key=lambda node: (node not in on_ring, load[node]))
 
     @property
     def _staying(self) -> list[str]:
@@ -458,14 +400,15 @@ class Coordinator:
         partitions = self.state.topics[topic]
         while len(partitions) < meta.partition_num:
             nodes = self._place(partitions, topic, meta)
-            made = Partition(self.state, topic, meta, len(partitions), nodes, is_kind=self._options.kind)
+            made = Partition(self.state, topic, meta, len(partitions), nodes, is_kind=self.options.kind)
             partitions.append(made)
             for channel in meta.channels:
                 made.channel(channel)
-            if self._options.ready_after:
+            if self.options.ready_after:
                 self._unsettle()
                 made.wait_for_leader()
-                spawn_later(random.uniform(0, self._options.ready_after), self._begin, made)
+                least = LEAST_READINESS if self.options.timings == "real" else 0.0
+                spawn_later(random.uniform(least, 1.0) * self.options.ready_after, self._begin, made)
         self.state.keeper.decided()
 
     def _begin(self, partition: Partition) -> None:
@@ -561,69 +504,43 @@ class Coordinator:
             raise ClusterError(NO_TOPIC)
         return self.state.topics[topic]
 
-    # --- balancing ---------------------------------------------------------------------------------------------------
-    # One move after the other, whenever the cluster is stable. Nodes that leave are emptied at once, the others
-    # balanced every ``balance_interval``, if any.
-
-    def start(self) -> None:
-        self._balancer = spawn(self._run)
-        self._balancer.name = "cluster-balancer"
-
-    def stop(self) -> None:
-        if self._balancer is not None:
-            self._balancer.kill()
-            self._balancer = None
+    # --- nodes that leave --------------------------------------------------------------------------------------------
 
     def empty(self, node: str) -> None:
         """A node is to have nothing in the end: it gets no more partitions, and others get those that it has."""
         self.state.leaving.add(node)
-        self._is_wanted.set()
+        if not self._emptying:
+            self._emptying = spawn(self._empty_nodes)
+            self._emptying.name = "cluster-emptying"
+
+    def stop(self) -> None:
+        if self._emptying is not None:
+            self._emptying.kill()
 
     def has_partitions(self, node: str) -> bool:
         return any(node in partition.logs for partition in self.state.all_partitions())
 
-    def balance(self, is_wanted: Callable[[Move], bool] = lambda move: True) -> int:
-        """Move until no move helps, or is wanted; how many there were. Raises ClusterError when one is refused."""
-        count = 0
-        while (move := self._next()) is not None and is_wanted(move):
-            self.move(move.topic, move.number, move.origin, move.target, is_leader=move.is_leader)
-            count += 1
-        return count
-
-    def _run(self) -> None:
-        interval = self._options.balance_interval
-        pause = interval or None
+    def _empty_nodes(self) -> None:
+        """Have partitions leave, one after the other, whenever the cluster is stable."""
         while True:
-            is_wanted = self._is_wanted.wait(pause)
-            self._is_wanted.clear()
-            try:
-                if is_wanted or not interval:
-                    self.balance(lambda move: move.origin in self.state.leaving)
-                else:
-                    self.balance()
-            except ClusterError as error:
-                logger.warning("a partition was not moved: %s; it is tried again", error, extra=BROKER_MOVE_FAILED)
-                sleep(_PAUSE)
-                self._is_wanted.set()
-            else:
-                pause = interval or (_PAUSE if self._tell_what_waits() else None)
+            for partition in self.state.all_partitions():
+                while not self.is_stable:
+                    sleep(_POLL)
+                if self.state.leaving.intersection(partition.logs):
+                    self._leave_nodes(partition)
+            if not self._tell_what_waits():
+                return
+            sleep(_PAUSE)
 
-    def _next(self) -> Move | None:
-        while not self.is_stable:
-            sleep(_POLL)
-        reachable = self.state.reachable
-        placements = [
-            Placement(
-                partition.topic,
-                partition.number,
-                (partition.leader, *(node for node in partition.logs if node != partition.leader)),
-                partition.meta.may_share_nodes,
-            )
-            for partition in self.state.all_partitions()
-            if partition.leader is not None
-        ]
-        nodes = [node for node in self.state.node_ids if node in reachable]
-        return next_move(placements, nodes, self.state.leaving & reachable)
+    def _leave_nodes(self, partition: Partition) -> None:
+        self._fit_replicas(partition)
+        if partition.leader in self.state.leaving:
+            target = next((node for node in partition.in_sync if node in self.state.staying), None)
+            if target is not None:
+                with contextlib.suppress(ClusterError):  # it is tried again
+                    self.move_leader(partition.topic, partition.number, target)
+                self._fit_replicas(partition)
+        self._unsettle()
 
     def _tell_what_waits(self) -> bool:
         """Whether a node is to leave and cannot yet; that is said once."""

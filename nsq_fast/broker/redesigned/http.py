@@ -1,8 +1,7 @@
 """The HTTP routes of a node of the cluster (youzan/nsq: nsqdserver/http.go).
 
 Every route that names a topic takes ``partition``; without it the server's default partition is meant. Publishing and
-reading are negotiated (see ``http``). What a route would do to files or memory of the real server, and what needs no
-doing here, is checked and left.
+reading are negotiated (see ``http``). There are the routes that clients and nsqadmin use.
 """
 
 from __future__ import annotations
@@ -40,11 +39,6 @@ _SWITCHES: Mapping[str, Callable[[PartitionChannel], None]] = {
     "skip": lambda channel: channel.set_skipped(True),
     "unskip": lambda channel: channel.set_skipped(False),
     "empty": lambda channel: channel.empty(),
-    "finishmemdelayed": lambda channel: channel.finish_deferred(),
-    # Confirmed positions need no mending, and no delayed messages are on disk.
-    "fixconfirmed": lambda channel: None,
-    "emptydelayed": lambda channel: None,
-    "requeuedelayed": lambda channel: None,
 }
 _SEARCH_MODES = {"count": COUNT, "virtual_offset": OFFSET}
 _HEADER_PREFIX = "X-Nsqext-"
@@ -74,11 +68,8 @@ class NodeRoutes(HostRoutes):
             ("GET", "/config/*", self.get_config),
             ("PUT", "/config/*", self.put_config),
             ("GET", "/coordinator/stats", self._coordinator_stats),
-            ("GET", "/serverstats", self._server_stats),
-            ("POST", "/disable/write", self._disable_write),
             ("GET", "/message/get", self._get_message),
             ("POST", "/message/finish", self._finish_message),
-            ("GET", "/message/stats", self._message_stats),
             ("GET", "/message/historystats", self._history_stats),
             ("POST", "/message/trace/enable", lambda request: self._switch_trace(request, True)),
             ("POST", "/message/trace/disable", lambda request: self._switch_trace(request, False)),
@@ -86,16 +77,8 @@ class NodeRoutes(HostRoutes):
             ("POST", "/channel/delete", self._delete_channel),
             ("POST", "/channel/setoffset", self._set_offset),
             ("POST", "/channel/setorder", self._set_order),
-            ("POST", "/channel/ratelimit", self._limit_rate),
-            ("POST", "/channel/setclientlimit", self._limit_clients),
             ("POST", "/channel/skipZanTest", self._skip_test_messages),
             ("POST", "/channel/unskipZanTest", self._skip_test_messages),
-            ("GET", "/delayqueue/backupto", self._back_up_delayed),
-            ("PUT", "/delayqueue/enable", _check_query),
-            ("PUT", "/filemeta_writer/enable", _check_query),
-            ("POST", "/topic/cleanunused", _check_query),
-            ("POST", "/topic/greedyclean", self._check_partition),
-            ("POST", "/topic/fixdata", self._check_partition),
         ):
             router.add(method, path, handler)
         for name, switch in _SWITCHES.items():
@@ -108,10 +91,6 @@ class NodeRoutes(HostRoutes):
     def _partition(self, request: Request) -> Partition:
         """The partition that a request names, or the default one of its topic."""
         return self._find(request, valid_topic_of(request), _number_of(request))
-
-    def _check_partition(self, request: Request) -> None:
-        """There is nothing to do to it."""
-        self._partition(request)
 
     def _named(self, request: Request) -> tuple[Partition, str]:
         topic, number = valid_topic_of(request), _number_of(request)
@@ -153,9 +132,6 @@ class NodeRoutes(HostRoutes):
             return _stats_text(rows, node)
         return {**self.vitals(), "topics": rows}
 
-    def _server_stats(self, request: Request) -> dict[str, Any]:
-        return {**self.vitals(), "server_pub_failed": sum(each.failed_count for each in self._host.partitions)}
-
     def _coordinator_stats(self, request: Request) -> Any:
         topic = request.get("topic")
         wanted = _integer(request, "partition", "INVALID_REQUEST") if request.get("partition") else NO_PARTITION
@@ -176,34 +152,17 @@ class NodeRoutes(HostRoutes):
             ],
         }
 
-    def _message_stats(self, request: Request) -> str | None:
-        """A text for people; the real server shows more of its inside."""
-        partition, name = self._named(request)
-        channel = partition.channels.get(name)
-        if channel is None:
-            return None
-        counts = f"inflight {channel.in_flight_count}, req {channel.requeue_count}, deferred: {len(channel.deferred)}"
-        place = f"confirmed: {channel.confirmed.position} of {partition.log.end}"
-        return f"topic {partition.topic} channel {name} \n{counts}\n{place}\n"
-
     def _history_stats(self, request: Request) -> dict[str, Any]:
-        topic, number = request.get("topic") or "", request.get("partition") or ""
-        if not topic and not number:
-            rows = [
-                {"topic_name": partition.topic, "topic_partition": str(partition.number), "hourly_pub_size": 0}
-                for partition in self._host.partitions
-                if partition.leader == self._host.id
-            ]
-            return {"node_hourly_pub_size_stats": rows or None}
-        try:
-            parsed = parse_integer(number.encode())
-        except ValueError as error:
-            if topic and number:
-                raise request.refuse(400, "INVALID_REQUEST") from error
-            parsed = 0
-        with _refusing(request, status=404):
-            self._host.find(topic, parsed)
-        return {"hourly_pub_size": [0] * _HOURS}
+        """What nsqadmin asks for; nothing is counted by the hour."""
+        if request.get("topic"):
+            self._partition(request)
+            return {"hourly_pub_size": [0] * _HOURS}
+        rows = [
+            {"topic_name": partition.topic, "topic_partition": str(partition.number), "hourly_pub_size": 0}
+            for partition in self._host.partitions
+            if partition.leader == self._host.id
+        ]
+        return {"node_hourly_pub_size_stats": rows or None}
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
@@ -260,9 +219,6 @@ class NodeRoutes(HostRoutes):
         with _refusing(request):
             return self._host.publish(partition, drafts)
 
-    def _disable_write(self, request: Request) -> None:
-        self._host.state.is_write_disabled = request.get("type") == "all"
-
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _get_message(self, request: Request) -> dict[str, Any]:
@@ -302,12 +258,6 @@ class NodeRoutes(HostRoutes):
             elif partition.topic == topic and channel in partition.channels:
                 names = trace.slow_channels if request.get("slow") == "true" else trace.channels
                 (names.add if is_on else names.discard)(str(channel))
-
-    def _back_up_delayed(self, request: Request) -> None:
-        number = _integer(request, "partition", "INVALID_REQUEST")
-        with _refusing(request, status=404):
-            self._host.find(request.get("topic") or "", number)
-        raise request.refuse(400, "No delayed queue on this topic")
 
     # --- channels ----------------------------------------------------------------------------------------------------
 
@@ -361,16 +311,6 @@ class NodeRoutes(HostRoutes):
             raise request.refuse(400, "INVALID_OPTION")
         channel.set_ordered(order == "true")
 
-    def _limit_rate(self, request: Request) -> None:
-        """The limit is checked, and has no effect."""
-        self._channel(request, is_led=False)
-        _integer(request, "ratekilobytes", "INVALID_OPTION")
-
-    def _limit_clients(self, request: Request) -> None:
-        """Of the clients that are there now (youzan/nsq: nsqd/channel.go, SetClientLimitedRdy)."""
-        _, channel = self._channel(request, is_led=False)
-        channel.limit_clients(request.get("client_prefix") or "", _integer(request, "ready", "INVALID_OPTION"))
-
 
 @contextmanager
 def _refusing(request: Request, *, status: int = 400) -> Iterator[None]:
@@ -409,10 +349,6 @@ def _integer(request: Request, name: str, text: str = "", *, function: str = "At
         return parse_integer((request.get(name) or "").encode(), function)
     except ValueError as error:
         raise request.refuse(400, text or str(error)) from error
-
-
-def _check_query(request: Request) -> None:
-    request.get("")
 
 
 def _search(request: Request, partition: Partition, mode: str, value: int) -> Record:

@@ -13,7 +13,6 @@ and its CRC-32 in a line of its own; it is replaced as a whole.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import shutil
@@ -25,7 +24,7 @@ import msgspec
 from gevent import Greenlet, sleep, spawn
 
 from nsq_fast.broker.channel import ranges_of
-from nsq_fast.broker.journal import Trouble, check, checked, for_each, read_patiently, replace_file, set_aside
+from nsq_fast.broker.journal import Trouble, check, checked, for_each, read_file, replace_file
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.channel import PartitionChannel
 from nsq_fast.broker.redesigned.log import PartitionLog
@@ -62,9 +61,9 @@ class StoredPartition(msgspec.Struct):
 
 
 class StoredTopic(msgspec.Struct):
-    """A topic: its meta data by name, and its partitions in the order of their numbers."""
+    """A topic, and its partitions in the order of their numbers."""
 
-    meta: dict[str, int | bool | list[str]]
+    meta: TopicMeta
     partitions: list[StoredPartition]
 
 
@@ -171,7 +170,6 @@ class DiskKeeper(Keeper):
             self._try(self._save_all)
 
     def _restored(self, name: str, topic: StoredTopic) -> list[Partition]:
-        meta = TopicMeta(**topic.meta)  # type: ignore[arg-type]
         ids = self._state.node_ids
         partitions: list[Partition] = []
         for number, stored in enumerate(topic.partitions):
@@ -185,7 +183,7 @@ class DiskKeeper(Keeper):
             leader = ids[stored.leader] if stored.leader is not None and stored.leader < len(ids) else None
             last = Decision(stored.epoch, leader, tuple(ids[node] for node in stored.isr if node < len(ids)))
             partitions.append(
-                Partition(self._state, name, meta, number, replicas, last=last, is_kind=self._options.kind)
+                Partition(self._state, name, topic.meta, number, replicas, last=last, is_kind=self._options.kind)
             )
             self._restore_channels(partitions[-1], stored)
         return partitions
@@ -214,7 +212,7 @@ class DiskKeeper(Keeper):
     def _save_decisions(self) -> None:
         self._version += 1
         topics = self._left_out | {
-            name: StoredTopic(dataclasses.asdict(partitions[0].meta), [self._stored(each) for each in partitions])
+            name: StoredTopic(partitions[0].meta, [self._stored(each) for each in partitions])
             for name, partitions in self._state.topics.items()
             if partitions
         }
@@ -286,17 +284,10 @@ FileT = TypeVar("FileT")
 
 
 def _read(path: Path, kind: type[FileT]) -> FileT | None:
-    """The content of a file; None where there is none. One that is damaged is kept under another name.
+    def decode(data: bytes) -> FileT:
+        return msgspec.json.decode(check(data), type=kind)
 
-    Raises OSError when the disk does not give it.
-    """
-    try:
-        return msgspec.json.decode(check(read_patiently(path, path.read_bytes)), type=kind)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        logger.error("%s cannot be read: %s; %s", path, error, set_aside(path), extra=BROKER_METADATA_INVALID)
-        return None
+    return read_file(path, decode, "another node may know, or messages come again")
 
 
 def _go_to(channel: PartitionChannel, stored: StoredChannel, log: PartitionLog) -> None:

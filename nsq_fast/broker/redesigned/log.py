@@ -14,13 +14,12 @@ import bisect
 import logging
 import struct
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nsq_fast.broker.journal import Damaged, Head, JournalFile, encode, read_patiently, replace_file, set_aside
-from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
+from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, replace_file
+from nsq_fast.log_events import BROKER_FILE_IGNORED
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.log")
 
@@ -291,39 +290,17 @@ class PartitionLog:
     def _load(self, path: Path) -> None:
         self._file = file = JournalFile(path, Head(self._code, 0, 0))
         try:
-            data = read_patiently(path, path.read_bytes)
+            file = open_file(path, file.head)
         except FileNotFoundError:
             return
-        if not data:
-            return
-        head = Head.decode(data)
-        older = _head_of_0_2(data) if head is None else None
-        head = head or older
-        if head is None:
-            logger.error("%s is damaged from its first byte on; %s", path, set_aside(path), extra=BROKER_DATA_DAMAGED)
-            return
-        if head.code != self._code:
+        if file.head.code != self._code:
             logger.warning("%s is of a topic that was deleted: it is removed", path, extra=BROKER_FILE_IGNORED)
-            path.unlink()
+            file.remove()
             return
-        file.head, file.size = head, len(data)
-        self.first, self.end_offset = head.first, head.offset
-        try:
-            if older is not None:
-                self._take(_records_of_0_2(data))
-            else:
-                for batches in file.batches(len(head.encode()), lambda at, size: data[at : at + size]):
-                    for batch in batches:
-                        self._take(batch.records(0, batch.length))
-        except Damaged as damage:
-            logger.error(
-                "%s is damaged at byte %d of %d: its first %d records are whole, what is behind them is lost here; %s",
-                path, damage.offset, len(data), len(self._records), file.cut_off(damage.offset),
-                extra=BROKER_DATA_DAMAGED,
-            )  # fmt: skip
-
-        if older is not None:
-            self._rewrite(file, self.first, self.start_offset, self._records)
+        self._file = file
+        self.first, self.end_offset = file.head.first, file.head.offset
+        for batch in file.whole(len(file.head.encode()), file.read_patiently):
+            self._take(batch.records(0, batch.length))
 
     def _take(self, stored: Iterable[bytes]) -> None:
         for each in stored:
@@ -348,29 +325,3 @@ def _decode(stored: bytes, sequence: int, offset: int) -> Record:
         ext, begin = stored[begin:end], end
     size = _RECORD_FIXED + len(stored) - _STORED.size
     return Record(sequence, id, timestamp, offset, size, ext, stored[begin:])
-
-
-_HEAD_0_2 = struct.Struct(">8sQQQI")
-
-
-def _head_of_0_2(data: bytes) -> Head | None:
-    """The head of a file of version 0.2, which has a CRC for each record."""
-    if len(data) < _HEAD_0_2.size or not data.startswith(b"nsqlog1\n"):
-        return None
-    _, code, first, offset, crc = _HEAD_0_2.unpack_from(data)
-    return Head(code, first, offset) if zlib.crc32(data[: _HEAD_0_2.size - 4]) == crc else None
-
-
-def _records_of_0_2(data: bytes) -> Iterator[bytes]:
-    """The records as they are stored now. Raises Damaged.
-
-    One is ``uint32 crc | uint32 size | record``; ``size`` counts what is behind it.
-    """
-    at = _HEAD_0_2.size
-    while at < len(data):
-        crc, size = struct.unpack_from(">II", data, at) if at + 8 <= len(data) else (0, 0)
-        end = at + 8 + size
-        if size < _STORED.size or end > len(data) or zlib.crc32(data[at + 4 : end]) != crc:
-            raise Damaged(at)
-        yield data[at + 8 : end]
-        at = end

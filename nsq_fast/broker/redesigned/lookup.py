@@ -2,15 +2,12 @@
 
 For writing a partition is shown only where it may be written and has a channel; for reading also where it can only be
 consumed. Nsqds of the original that have registered stand beside them, without partitions, and are for reading only.
-
-Beside the real server's routes there are those below ``/embedded``, which kill and restart nodes, and move a leader
-without naming the nodes: for tests and demos.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +25,7 @@ if TYPE_CHECKING:
 READ, WRITE = "r", "w"
 MAX_PARTITION_NUM = 255
 MAX_REPLICATOR = 5
-MAX_LOAD_FACTOR = 10000
 NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
-_NO_LOOKUPD = "lookup node id not found"
 _NOT_CREATED = "topic is not created"
 _PLACE = ("hostname", "broadcast_address", "tcp_port", "http_port")
 
@@ -57,7 +52,6 @@ class ClusterLookupRoutes:
             ("/channels", self._channels),
             ("/nodes", lambda request: {"producers": self._nodes()}),
             ("/listlookup", lambda request: self._cluster.listed_lookupds()),
-            ("/debug", lambda request: self._debug()),
         ):
             router.add("GET", path, handler, style_negotiated)
         for path, handle in (
@@ -69,15 +63,7 @@ class ClusterLookupRoutes:
             ("/topic/tombstone", self._tombstone),
             ("/channel/create", self._create_channel),
             ("/channel/delete", self._delete_channel),
-            ("/disable/write", self._disable_write),
             ("/cluster/node/remove", self._remove_node),
-            ("/cluster/upgrade/begin", lambda request: self._upgrade(request, True)),
-            ("/cluster/upgrade/done", lambda request: self._upgrade(request, False)),
-            ("/cluster/balance/topn", self._require_leader),
-            ("/cluster/lookupd/tombstone", self._tombstone_lookupd),
-            ("/embedded/leader/move", self._move_leader),
-            ("/embedded/node/kill", lambda request: self._with_node(request, self._cluster.kill_node)),
-            ("/embedded/node/restart", lambda request: self._with_node(request, self._cluster.restart_node)),
         ):
             router.add("POST", path, handle)
         router.add("PUT", "/topic/create", self._create_topic)
@@ -109,8 +95,6 @@ class ClusterLookupRoutes:
             "partitions": {str(number): self._peer(node) for number, node in found.items()},
             "producers": [*map(self._peer, sorted(set(found.values()))), *map(_original, originals)],
         }
-        if access == WRITE and self._state.is_write_disabled:
-            answer |= {"partitions": None, "producers": None}
         if request.get("metainfo"):
             answer["meta"] = self._meta(topic).public()
         return answer
@@ -168,27 +152,6 @@ class ClusterLookupRoutes:
     def _running(self) -> list[str]:
         return [node for node in self._state.node_ids if node in self._state.alive]
 
-    def _debug(self) -> dict[str, list[dict[str, Any]]]:
-        shown: dict[str, list[dict[str, Any]]] = {}
-        for partition in self._state.all_partitions():
-            node, place = partition.registered, {"partitionID": str(partition.number)}
-            if node not in self._state.alive:
-                continue
-            marks = {"tombstoned": (partition.topic, node) in self._tombstones, "tombstoned_at": 0}
-            peer = self._registered(node)
-            shown.setdefault(f"topic:{partition.topic}", []).append({**place, **peer, **marks})
-            for channel in partition.channels:
-                row = {**place, "channelName": channel, "peerId": peer["id"]}
-                shown.setdefault(f"channel:{partition.topic}:{partition.number}", []).append(row)
-        for node in self._state.alive:
-            row = self._registered(node)
-            shown[f"peerInfo:{row['id']}"] = [row]
-        return shown
-
-    def _registered(self, node: str) -> dict[str, Any]:
-        peer = self._peer(node)
-        return {**{key: peer[key] for key in ("id", *_PLACE, "version")}, "last_update": time.time_ns()}
-
     # --- topics ------------------------------------------------------------------------------------------------------
 
     def _create_topic(self, request: Request) -> None:
@@ -202,7 +165,6 @@ class ClusterLookupRoutes:
             ext=_flag(request, "extend"),
             multi_part=_flag(request, "multipart"),
             disable_channel_auto_create=_flag(request, "disable_channel_auto_create"),
-            suggested_load=_load(request),
             sync_every=_sync_every(request, 0),
             retention_days=_days(request, 0),
         )
@@ -290,9 +252,6 @@ class ClusterLookupRoutes:
                 self._require_leader(request)
                 self._coordinator.unregister_channel(topic, channel)
 
-    def _disable_write(self, request: Request) -> None:
-        self._state.is_write_disabled = request.get("type") == "all"
-
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _cluster_stats(self, request: Request) -> dict[str, Any]:
@@ -312,20 +271,6 @@ class ClusterLookupRoutes:
         self._require_leader(request)
         self._coordinator.empty(request.get("remove_node") or "")
 
-    def _upgrade(self, request: Request, is_upgrading: bool) -> None:
-        self._require_leader(request)
-        self._state.is_upgrading = is_upgrading
-
-    def _tombstone_lookupd(self, request: Request) -> None:
-        node = request.get("node")
-        if not node:
-            raise request.refuse(400, "MISSING_ARG_NODE")
-        tombstones, is_shown = self._state.lookupd_tombstones, bool(request.get("restore"))
-        known: Sequence[str] = [each["ID"] for each in self._cluster.listed_lookupds()["lookupdnodes"]]
-        if node not in (tombstones if is_shown else known):
-            raise request.refuse(404, _NO_LOOKUPD)
-        (tombstones.remove if is_shown else tombstones.add)(node)
-
     def _move_partition(self, request: Request) -> None:
         topic, number = topic_of(request), _partition(request)
         origin, target = request.get("move_from") or "", request.get("move_to") or ""
@@ -339,15 +284,6 @@ class ClusterLookupRoutes:
             is_leader = request.get("move_leader") == "true"
             self._coordinator.check(topic, number, origin, target, is_leader=is_leader)
             self._coordinator.move(topic, number, origin, target, is_leader=is_leader)
-
-    def _move_leader(self, request: Request) -> None:
-        with _refusing(request):
-            self._coordinator.move_leader(topic_of(request), _partition(request))
-
-    def _with_node(self, request: Request, do: Any) -> None:
-        node = required(request, "node")
-        with _refusing(request):
-            do(int(node) if node.isdecimal() else node)
 
     def _leads(self) -> bool:
         return next((each for each in self._cluster.lookupds if each.is_running), None) is self._server
@@ -410,14 +346,6 @@ def _sync_every(request: Request, default: int) -> int:
 
 def _days(request: Request, default: int) -> int:
     return _integer(request, "retention", default)
-
-
-def _load(request: Request) -> int:
-    text = "INVALID_ARG_TOPIC_LOAD_FACTOR"
-    load = _integer(request, "suggestload", 0, text)
-    if not 0 <= load <= MAX_LOAD_FACTOR:
-        raise request.refuse(400, text)
-    return load
 
 
 def _integer(request: Request, name: str, default: int, text: str | None = None) -> int:

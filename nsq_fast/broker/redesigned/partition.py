@@ -20,9 +20,9 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gevent import Greenlet, sleep, spawn
 
@@ -32,6 +32,9 @@ from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.redesigned.channel import PartitionChannel, Trace
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog, Record
 from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
+
+if TYPE_CHECKING:
+    from nsq_fast.broker.redesigned.coordinator import Coordinator
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.partition")
 
@@ -43,6 +46,7 @@ NO_PARTITION = -1
 _DAY = 24 * 3600 * 1_000_000_000
 RETAINED_RECORDS = 100_000
 """So many records that are done stay in a log, to be found again."""
+_POLL = 0.01
 CLEAN_INTERVAL = 60.0
 """Seconds between two looks for messages that are older than their retention."""
 
@@ -54,7 +58,6 @@ class TopicMeta:
     Attributes:
         sync_every: so many messages go to the disk itself at once, where there is a data path; 0: none does.
         retention_days: messages that all channels are done with go after so long; 0 is DEFAULT_RETENTION_DAYS.
-        suggested_load: what the real server would use to place it.
         magic_code: tells it from another topic that had its name: data of that one are not its own.
         channels: those registered, where they are not made by SUB.
     """
@@ -67,7 +70,6 @@ class TopicMeta:
     disable_channel_auto_create: bool = False
     sync_every: int = 0
     retention_days: int = 0
-    suggested_load: int = 0
     magic_code: int = 0
     channels: list[str] = dataclasses.field(default_factory=list)
 
@@ -105,6 +107,14 @@ class ReplicaFailed(Exception):
 
     def __init__(self, node: str) -> None:
         super().__init__(node)
+        self.node = node
+
+
+class Unreachable(NotWritable):
+    """A replica in sync, of this node, does not answer."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
         self.node = node
 
 
@@ -284,28 +294,30 @@ class Partition:
         """Be without a leader, as a new partition is at first."""
         self.is_new, self.registered = True, None
 
-    def serve(self) -> None:
-        """Let channels go on with the log of the leader, if it is another one than before."""
+    def serve(self) -> bool:
+        """Let channels go on with the log of the leader, if it is another one than before; whether it is."""
         leader = self.leader
-        if leader is not None and leader != self._serving:
+        is_another = leader is not None and leader != self._serving
+        if leader is not None and is_another:
             self._serving, self.registered, self.is_writable = leader, None, True
             self.log = self.logs[leader]
             self._follow_trace()
             for channel in self.channels.values():
                 channel.interrupt(self.log)
+        return is_another
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
     def append(self, node: str, drafts: Sequence[Draft]) -> list[Record]:
         """Store messages by what a node knows, as the leader, on every replica in sync; the records are confirmed.
 
-        Raises NotLeader when it is not the leader; NotWritable when too few replicas are in sync, or one of them cannot
-        be reached; ReplicaFailed when another one cannot write; NotWritable, with an OSError as the cause, when this
-        one cannot.
+        Raises NotLeader when it is not the leader; NotWritable when too few replicas are in sync; Unreachable,
+        ReplicaFailed when another one does not answer, or cannot write; NotWritable, with an OSError as the cause, when
+        this one cannot.
         """
         _, leader, isr = self.stale.get(node, self.decision)
         log = self.logs.get(node)
-        if log is None or self.is_new or self._state.is_write_disabled:
+        if log is None or self.is_new:
             raise NotLeader
         if leader == node and not self.is_writable:
             raise NotWritable
@@ -329,7 +341,7 @@ class Partition:
 
     def _share(self, log: PartitionLog, node: str, other: str) -> None:
         if other not in self.logs or not self._state.can_reach(node, other):
-            raise NotWritable
+            raise Unreachable(other)
         try:
             self.logs[other].copy(log)
         except OSError as error:
@@ -458,9 +470,6 @@ class ClusterState:
         isolated: the nodes that nothing but clients can reach.
         lease_ends: until when those may lead, by the monotonic clock.
         leaving: the nodes that are to have nothing in the end.
-        is_upgrading: whether an administrator is upgrading the servers: nothing is moved meanwhile.
-        lookupd_tombstones: ids of the nsqlookupds that /listlookup does not show.
-        is_write_disabled: whether an administrator has stopped all publishing.
         keeper: told of what has to survive the process.
     """
 
@@ -472,9 +481,6 @@ class ClusterState:
         self.isolated: set[str] = set()
         self.lease_ends: dict[str, float] = {}
         self.leaving: set[str] = set()
-        self.is_upgrading = False
-        self.lookupd_tombstones: set[str] = set()
-        self.is_write_disabled = False
 
     @property
     def reachable(self) -> set[str]:
@@ -512,17 +518,16 @@ class Node(Host):
         id: what the cluster knows it by. Set once its ports are known.
 
     Args:
-        replica_failed: called with a partition and a node that cannot write its replica; whether it is not in sync any
-            more.
+        coordinator: decides what becomes of a replica that does not answer, or cannot write.
     """
 
-    def __init__(
-        self, options: NsqdOptions, state: ClusterState, replica_failed: Callable[[Partition, str, OSError], bool]
-    ) -> None:
+    def __init__(self, options: NsqdOptions, coordinator: Coordinator) -> None:
         super().__init__(options)
-        self._replica_failed = replica_failed
+        self._coordinator = coordinator
+        self._patience = coordinator.options.publish_patience
+        self._waits: dict[tuple[str, str], float] = {}  # until when it waits, by the partition and the node
         self.id = ""
-        self.state = state
+        self.state = coordinator.state
         self._writing = Trouble(
             logger, "failed to write messages: %s; publishes are refused", "messages can be written again"
         )
@@ -585,8 +590,23 @@ class Node(Host):
             except ReplicaFailed as failed:  # noqa: PERF203
                 error = failed.__cause__
                 assert isinstance(error, OSError)
-                if not self._replica_failed(partition, failed.node, error):
+                if not self._coordinator.replica_failed(partition, failed.node, error):
                     raise NotWritable from error
+            except Unreachable as silent:
+                if not self._patience:
+                    raise
+                self._wait_for(partition, silent.node)
+
+    def _wait_for(self, partition: Partition, node: str) -> None:
+        """Wait until a replica answers; NotLeader when it has not for too long, and it is out of sync then."""
+        wait = partition.name, node
+        give_up_at = self._waits.setdefault(wait, time.monotonic() + self._patience)
+        while not (is_back := self.state.can_reach(self.id, node)) and time.monotonic() < give_up_at:
+            sleep(_POLL)
+        self._waits.pop(wait, None)
+        if not is_back:
+            self._coordinator.replica_failed(partition, node, TimeoutError(f"no answer for {self._patience:g} s"))
+            raise NotLeader
 
     def _scan_loop(self) -> None:
         cleans_at = time.monotonic() + CLEAN_INTERVAL
