@@ -53,12 +53,14 @@ def _check_name(kind: str, name: str) -> str:
 
 
 class Address(NamedTuple):
-    """Host and port of a server. IPv6 hosts are kept without brackets."""
+    """Host and port of a server, IPv6 hosts without brackets; of a Unix socket the path, and port 0."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
+        if self.host.startswith("/"):
+            return f"unix:{self.host}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

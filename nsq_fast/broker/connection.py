@@ -18,7 +18,7 @@ from nsq_fast.broker.identify import (
     Upgrades,
     upgrade_tls,
 )
-from nsq_fast.broker.net import reset_on_close
+from nsq_fast.broker.net import reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
 from nsq_fast.printable import printable
@@ -235,8 +235,8 @@ class Connection:
         self.server = server
         self.nsqd = server.nsqd
         self.id = id
-        self.host = str(address[0])
-        self.remote_address = f"[{address[0]}]:{address[1]}" if ":" in self.host else f"{address[0]}:{address[1]}"
+        self.host = str(address[0]) if address else ""
+        self.remote_address = shown_peer(address)
         self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
         self.state = STATE_INIT
         self.channel: BaseChannel[Any] | None = None

@@ -20,7 +20,7 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from nsq_fast.broker.message import Exiting, NotFound
-from nsq_fast.broker.net import Faults, Listener
+from nsq_fast.broker.net import Faults, Listener, shown_peer
 from nsq_fast.errors import HttpError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
@@ -144,6 +144,7 @@ class Request:
             raise Malformed
         method, target, minor = line.groups()
         self.method = method.decode()
+        self.query: str
         path, _, self.query = target.decode("latin-1").partition("?")
         if _BAD_ESCAPE.search(path):
             raise Malformed
@@ -203,7 +204,7 @@ class Request:
 
     @property
     def remote_address(self) -> str:
-        return f"{self._address[0]}:{self._address[1]}" if self._address else ""
+        return shown_peer(self._address)
 
     def header(self, name: str) -> str:
         """The values of a header, with commas between them; nothing if it was not sent."""

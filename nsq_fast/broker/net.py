@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import logging
 import os
+import stat
 import struct
 import sys
 import weakref
@@ -310,17 +311,44 @@ _CAN_SHARE = sys.platform == "linux"
 
 
 def bind(address: str | tuple[str, int]) -> Any:
-    """A socket on ``host:port`` (IPv6 hosts in brackets; port 0 takes any free one) that does not listen yet.
+    """A socket on ``host:port`` (IPv6 hosts in brackets; port 0: a free one), or on a path; it does not listen yet.
 
-    Raises OSError, with the address, when the port is in use.
+    Raises OSError, with the address, when it is in use.
     """
     host, port = split_listen_address(address) if isinstance(address, str) else address
+    if host.startswith("/"):
+        return _bind_path(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     with closed_on_error(sock, address):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
     return sock
+
+
+def _bind_path(path: str) -> Any:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with closed_on_error(sock, path):
+        if _is_left(path):
+            os.unlink(path)
+        sock.bind(path)
+    return sock
+
+
+def _is_left(path: str) -> bool:
+    """Whether it is the socket of a server that was killed: nobody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return sock.connect_ex(path) == errno.ECONNREFUSED and stat.S_ISSOCK(os.stat(path).st_mode)
+
+
+def shown_peer(address: Any) -> str:
+    """Where a client is, as Go shows it; at the other end of a Unix socket it has no name."""
+    return str(Address(*address[:2])) if address else "@"
+
+
+def address_of(sock: Any) -> Address:
+    name = sock.getsockname()
+    return Address(name, 0) if sock.family == socket.AF_UNIX else Address(*name[:2])
 
 
 @contextlib.contextmanager
@@ -334,9 +362,18 @@ def closed_on_error(sock: Any, address: object) -> Iterator[None]:
 
 
 def split_listen_address(text: str) -> tuple[str, int]:
-    """Split ``host:port``. Unlike an address to connect to, the port may be 0 and the host empty (all of them)."""
+    """Split ``host:port``. Unlike an address to connect to, the port may be 0 and the host empty (all of them).
+
+    A Unix socket, ``unix:path`` or ``/path``, is a path without a port.
+    """
+    if is_path(text):
+        return os.path.abspath(text.removeprefix("unix:")), 0
     host, _, port = text.rpartition(":")
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def is_path(address: str) -> bool:
+    return address.startswith(("unix:", "/"))
 
 
 class HeldPorts:
@@ -348,8 +385,11 @@ class HeldPorts:
         weakref.finalize(self, _let_go, self._held).atexit = False
 
     def hold(self, address: Address) -> None:
-        """Bind a port that was given up just now. Without effect when somebody else has it already."""
-        if address not in self._held:
+        """Bind a port that was given up just now. Without effect when somebody else has it already, and for a path."""
+        if not address.port:
+            with contextlib.suppress(OSError):
+                os.unlink(address.host)
+        elif address not in self._held:
             with contextlib.suppress(OSError):
                 self._held[address] = bind(address).detach()
 
@@ -395,7 +435,7 @@ class Listener:
         faults: Faults,
         ssl_context: SSLContext | None = None,
     ) -> None:
-        self.address = Address(*sock.getsockname()[:2])
+        self.address = address_of(sock)
         with closed_on_error(sock, self.address):
             sock.listen(BACKLOG)
         self._name = name
@@ -442,7 +482,8 @@ class Listener:
         try:
             # Without it each reply on a kept connection waits for the peer's delayed ACK, 40 ms:
             # test_replies_on_a_kept_connection_do_not_wait.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._ssl_context is not None:
                 with Timeout(HANDSHAKE_TIMEOUT, TimeoutError("TLS handshake timed out")):
                     sock = self._ssl_context.wrap_socket(sock, server_side=True)

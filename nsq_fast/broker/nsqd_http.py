@@ -60,8 +60,8 @@ class HostRoutes:
             "version": options.version,
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
-            "http_port": -1 if http is None else http.port,
-            "tcp_port": -1 if tcp is None else tcp.port,
+            "http_port": http.port or -1 if http else -1,  # that of a Unix socket, too
+            "tcp_port": tcp.port or -1 if tcp else -1,
             "start_time": int(self._host.started_at),
             **self._more_info(),
         }

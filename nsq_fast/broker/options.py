@@ -1,7 +1,7 @@
 """Options of the embedded servers: the original's flags, with underscores for dashes, and those of a cluster.
 
 Durations are seconds as floats. Addresses to listen on are ``host:port``, where
-port 0 takes any free port; an empty address leaves that face out.
+port 0 takes any free port; an empty address leaves that face out. An nsqd takes ``unix:path`` and ``/path``, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
+from nsq_fast.broker.net import is_path
 from nsq_fast.config import Config, option
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import parse_addresses
@@ -31,8 +32,8 @@ _CHOICES = {
 
 
 class NsqdOptions(Config, frozen=True):
-    tcp_address: str = option("127.0.0.1:0", "where clients connect")
-    http_address: str = option("127.0.0.1:0", "where HTTP is served")
+    tcp_address: str = option("127.0.0.1:0", "where clients connect: host:port, or unix:path")
+    http_address: str = option("127.0.0.1:0", "where HTTP is served: host:port, or unix:path")
     https_address: str = option("", "where HTTPS is served; needs tls_cert")
     broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to clients")
     broadcast_tcp_port: int = option(
@@ -127,7 +128,7 @@ class NsqdOptions(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_listen_addresses(self, "tcp_address", "http_address", "https_address")
+        _check_listen_addresses(self, "tcp_address", "http_address", "https_address", paths="-HA." not in self.version)
         _check_servers(self)
         _check_percentiles(self)
         for name, choices in _CHOICES.items():
@@ -154,11 +155,13 @@ class LookupdOptions(Config, frozen=True):
         _check_listen_addresses(self, "tcp_address", "http_address")
 
 
-def _check_listen_addresses(options: Config, *names: str) -> None:
+def _check_listen_addresses(options: Config, *names: str, paths: bool = False) -> None:
     for name in names:
         value = getattr(options, name)
         _, colon, port = value.rpartition(":")
-        if value and not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        if not value or (paths and name != "https_address" and value.removeprefix("unix:") and is_path(value)):
+            continue
+        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ConfigError(f"{name}={value!r}: must be host:port with a port of 0 to 65535, or empty")
 
 

@@ -24,7 +24,7 @@ from nsq_fast.broker.http import HttpFace, Router
 from nsq_fast.broker.identify import server_context
 from nsq_fast.broker.lookup_peer import Registrar
 from nsq_fast.broker.lookupd import LookupDB, LookupdProtocol, LookupdRoutes
-from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
+from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults, is_path
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
@@ -302,7 +302,9 @@ class NsqdServer(Server):
     def _register(self) -> None:
         self.nsqd.subscribe(self._on_change)
         self.nsqd.lookup_channels = lambda topic: sorted(self.registrar.channels_of(topic))
-        self.registrar.start()
+        identity = self._identity()
+        if identity["tcp_port"] and identity["http_port"]:  # an nsqlookupd refuses one without, as behind Unix sockets
+            self.registrar.start()
 
     def _on_change(self, event: str, topic: str, channel: str | None) -> None:
         tell = self.registrar.register if event == "create" else self.registrar.unregister
@@ -514,8 +516,11 @@ def counted(base: Any, number: int, fixed: Sequence[Mapping[str, Any]], **change
         fixed: where servers are to listen, as ``{"tcp": (host, port), ...}`` for each.
     """
     for name in ("tcp_address", "http_address", "https_address"):
-        host, _, port = getattr(base, name, "").rpartition(":")
-        if port and int(port):
+        address = getattr(base, name, "")
+        host, _, port = address.rpartition(":")
+        if is_path(address):
+            changes[name] = f"{address}.{number}" if number else address
+        elif port and int(port):
             changes[name] = f"{host}:{int(port) + 10 * number}"
     for face, address in (fixed[number] if number < len(fixed) else {}).items():
         if address is not None:

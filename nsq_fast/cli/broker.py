@@ -22,6 +22,7 @@ from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
+from nsq_fast.broker.net import is_path, split_listen_address
 from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
@@ -253,8 +254,8 @@ def _is_given(context: click.Context, name: str) -> bool:
 
 def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> RedesignedCluster:
     addresses = {
-        "nsqds": _all_but_first_free(nodes, flags["tcp_address"]),
-        "lookupds": _all_but_first_free(lookupds, lookupd_flags["tcp_address"]),
+        "nsqds": _all_but_first_free(nodes, flags),
+        "lookupds": _all_but_first_free(lookupds, lookupd_flags),
     }
     try:
         return RedesignedCluster(nodes, lookupds, lookupd_options=lookupd_flags, addresses=addresses, **flags)
@@ -262,13 +263,15 @@ def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: di
         raise click.UsageError(str(error)) from error
 
 
-def _all_but_first_free(count: int, address: str) -> list[dict[str, Any]]:
-    host = address.rpartition(":")[0]
-    return [{}] + [{"tcp": (host, 0), "http": (host, 0)}] * (count - 1)
+def _all_but_first_free(count: int, flags: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where servers listen: all but the first on free ports, or on paths that are counted."""
+    faces = {face: flags[f"{face}_address"] for face in ("tcp", "http")}
+    free = {face: (split_listen_address(at)[0], 0) for face, at in faces.items() if at and not is_path(at)}
+    return [{}] + [free] * (count - 1)
 
 
 def _broker(nsqds: int, lookupd: bool, nsqd_flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> Broker:
-    addresses = {"nsqds": _all_but_first_free(nsqds, nsqd_flags["tcp_address"])} if nsqds else None
+    addresses = {"nsqds": _all_but_first_free(nsqds, nsqd_flags)} if nsqds else None
     return Broker(nsqds, lookupd, lookupd_options=lookupd_flags, addresses=addresses, **nsqd_flags)
 
 
