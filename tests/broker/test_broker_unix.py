@@ -58,6 +58,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
             daemon.start()
             stops.append(daemon.stop)
             until((tmp_path / "h").exists)
+            assert get(tmp_path / "h", "/ping").body == b"OK"  # from then on it listens to SIGTERM
 
     run.stop = lambda: stops.pop()()  # type: ignore[attr-defined]
     yield run
