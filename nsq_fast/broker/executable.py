@@ -20,7 +20,7 @@ import msgspec.toml
 
 from nsq_fast._version import __version__
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
-from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, serve
+from nsq_fast.broker.servers import LookupdServer, NsqdServer, serve
 from nsq_fast.config import Option
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_LISTENING, BROKER_OPTION_IGNORED, BROKER_START_FAILED
@@ -55,21 +55,6 @@ _DEFAULTS = {
 _OPTIONS: dict[str, type[NsqdOptions] | type[LookupdOptions]] = {"nsqd": NsqdOptions, "nsqlookupd": LookupdOptions}
 
 
-class _One(ServerGroup):
-    """A single server as a group, so that it is served as all groups are."""
-
-    def __init__(self, server: NsqdServer | LookupdServer) -> None:
-        super().__init__()
-        self._server = server
-
-    @property
-    def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
-        return {"server": self._server}
-
-    def _start(self) -> None:
-        self._server.start()
-
-
 def main(kind: str, arguments: Sequence[str]) -> int:
     """Run ``nsqd`` or ``nsqlookupd`` until a signal stops it; returns the exit status."""
     if any(argument.lstrip("-") in ("version", "version=true") for argument in arguments):
@@ -87,7 +72,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
     for note in notes:
         log.warning("%s", note, extra=BROKER_OPTION_IGNORED)
     try:
-        serve(_One(server), lambda: _log_addresses(log, server))
+        serve(server, lambda: _log_addresses(log, server))
     except OSError as error:
         log.critical("%s", error, extra=BROKER_START_FAILED)
         return 1

@@ -97,11 +97,8 @@ class Negotiation:
 
     def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:
         """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
-        profile.client_id = request.client_id or ""
-        profile.hostname = request.hostname or ""
-        profile.user_agent = request.user_agent or ""
-        profile.topology_region = request.topology_region or ""
-        profile.topology_zone = request.topology_zone or ""
+        for name in ("client_id", "hostname", "user_agent", "topology_region", "topology_zone"):
+            setattr(profile, name, getattr(request, name) or "")
         _apply_heartbeat(request.heartbeat_interval or 0, profile, options)
         self._apply_output_buffer(request.output_buffer_size or 0, request.output_buffer_timeout or 0, profile, options)
         sample_rate = request.sample_rate or 0

@@ -13,7 +13,7 @@ import msgspec
 
 from nsq_fast.broker.go import Int64, decode_json
 from nsq_fast.broker.http import Request, Router, required, style_text, topic_and_channel
-from nsq_fast.broker.net import Faults
+from nsq_fast.broker.net import FaultySocket
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, Invalid, ServerError
 from nsq_fast.log_events import BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
 from nsq_fast.names import Address, is_ephemeral, is_valid_name
@@ -28,26 +28,31 @@ logger = logging.getLogger("nsq_fast.broker.lookupd")
 # of the answers for a while. ``now`` is in seconds since the epoch.
 
 
-@dataclasses.dataclass(eq=False)
-class Peer:
-    """An nsqd that has sent IDENTIFY. ``remote_address`` is the address of its connection."""
+class Identity(msgspec.Struct):
+    """What an nsqd says of itself in IDENTIFY, and the address of its connection."""
 
-    remote_address: str
-    hostname: str
-    broadcast_address: str
-    tcp_port: int
-    http_port: int
-    version: str
-    topology_zone: str
-    topology_region: str
+    remote_address: str = ""
+    hostname: str = ""
+    broadcast_address: str = ""
+    tcp_port: Int64 = 0
+    http_port: Int64 = 0
+    version: str = ""
+    topology_zone: str = ""
+    topology_region: str = ""
 
-    def __post_init__(self) -> None:
-        self.id = self.remote_address
-        self.last_update = time.time()
+
+class Peer(Identity, eq=False):
+    """An nsqd that has sent IDENTIFY."""
+
+    last_update: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.remote_address
 
     def public(self) -> dict[str, object]:
         """As it stands in answers."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in Identity.__struct_fields__}
 
 
 @dataclasses.dataclass(eq=False)
@@ -183,68 +188,42 @@ MAX_BODY = 1024 * 1024
 _SIZE = struct.Struct(">i")
 
 
-class _Identify(msgspec.Struct):
-    version: str | None = None
-    tcp_port: Int64 | None = None
-    http_port: Int64 | None = None
-    hostname: str | None = None
-    broadcast_address: str | None = None
-    topology_zone: str | None = None
-    topology_region: str | None = None
-    remote_address: str | None = None
-
-
-class LookupdProtocol:
-    """Serves the TCP connections of an nsqlookupd.
+class LookupdConnection:
+    """One connection to an nsqlookupd.
 
     Args:
         identity: called for the JSON object that answers IDENTIFY (ports are known only after binding).
     """
 
-    def __init__(self, db: LookupDB, identity: Callable[[], dict[str, Any]], faults: Faults) -> None:
-        self._db = db
-        self._identity = identity
-        self._faults = faults
-
-    def handle(self, sock: Any, address: Any) -> None:
-        """Serve one connection until it ends."""
-        guarded = self._faults.guard(sock)
-        reader = sock.makefile("rb")
-        try:
-            if reader.read(4) == MAGIC_V1:
-                _Connection(self._db, self._identity, guarded, reader, Address(*address[:2])).serve()
-            else:
-                _send(guarded, b"E_BAD_PROTOCOL")
-        finally:
-            reader.close()
-
-
-def _send(sock: Any, reply: bytes) -> None:
-    sock.sendall(_SIZE.pack(len(reply)) + reply)
-
-
-class _Connection:
     def __init__(
-        self, db: LookupDB, identity: Callable[[], dict[str, Any]], sock: Any, reader: Any, address: Address
+        self, db: LookupDB, identity: Callable[[], dict[str, Any]], sock: FaultySocket, address: tuple[str, int]
     ) -> None:
         self._db = db
         self._identity = identity
         self._sock = sock
-        self._reader = reader
-        self._address = address
+        self._reader = sock.makefile("rb")
+        self._address = Address(*address[:2])
         self._peer: Peer | None = None
 
     def serve(self) -> None:
+        """Execute commands until it ends."""
         try:
+            if self._reader.read(4) != MAGIC_V1:
+                self._send(b"E_BAD_PROTOCOL")
+                return
             while (line := self._reader.readline(MAX_LINE)).endswith(b"\n"):
-                _send(self._sock, self._execute(line))
+                self._send(self._execute(line))
         except ServerError as error:
             logger.info("nsqd at %s: %s", self._address, printable(str(error)), extra=BROKER_NSQD_LEFT)
-            _send(self._sock, f"{error.code} {error.detail}".encode("utf-8", "surrogateescape"))
+            self._send(f"{error.code} {error.detail}".encode("utf-8", "surrogateescape"))
         finally:
+            self._reader.close()
             if self._peer is not None:
                 self._db.remove_peer(self._peer)
                 logger.info("nsqd at %s left", self._address, extra=BROKER_NSQD_LEFT)
+
+    def _send(self, reply: bytes) -> None:
+        self._sock.sendall(_SIZE.pack(len(reply)) + reply)
 
     def _execute(self, line: bytes) -> bytes:
         name, *params = line.strip().decode("utf-8", "surrogateescape").split(" ")
@@ -266,21 +245,13 @@ class _Connection:
         if self._peer is not None:
             raise Invalid("cannot IDENTIFY again")
         try:
-            info = decode_json(self._read_body(), _Identify)
+            info = decode_json(self._read_body(), Identity)
         except ValueError:
             raise BadBody("IDENTIFY failed to decode JSON body") from None
         if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
             raise BadBody("IDENTIFY missing fields")
-        self._peer = peer = Peer(
-            remote_address=str(self._address),
-            hostname=info.hostname or "",
-            broadcast_address=info.broadcast_address,
-            tcp_port=info.tcp_port,
-            http_port=info.http_port,
-            version=info.version,
-            topology_zone=info.topology_zone or "",
-            topology_region=info.topology_region or "",
-        )
+        fields = {**msgspec.structs.asdict(info), "remote_address": str(self._address)}
+        self._peer = peer = Peer(**fields, last_update=time.time())
         self._db.peers[peer.id] = peer
         place, version = f"{printable(peer.broadcast_address)}:{peer.tcp_port}", printable(peer.version)
         logger.info("nsqd %s (%s) joined", place, version, extra=BROKER_NSQD_JOINED)

@@ -64,19 +64,7 @@ class Faults:
     refuse_publishes: bool = False
     fail_fin: bool = False
 
-    SWITCHES = frozenset(
-        [
-            "refuse_connections",
-            "drop_replies",
-            "delay_replies",
-            "close_after",
-            "lie",
-            "lie_status",
-            "hold_messages",
-            "refuse_publishes",
-            "fail_fin",
-        ]
-    )
+    SWITCHES = frozenset(__annotations__)  # all of these
 
     def __init__(self) -> None:
         self.accepted = 0

@@ -23,7 +23,7 @@ from nsq_fast.broker.connection import ERROR, frame
 from nsq_fast.broker.http import HttpFace, Router
 from nsq_fast.broker.identify import server_context
 from nsq_fast.broker.lookup_peer import Registrar
-from nsq_fast.broker.lookupd import LookupDB, LookupdProtocol, LookupdRoutes
+from nsq_fast.broker.lookupd import LookupDB, LookupdConnection, LookupdRoutes
 from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults, is_path
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
@@ -367,9 +367,9 @@ class LookupdServer(Server):
         if self.is_running:
             return
         self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
-        protocol, faults = LookupdProtocol(self.db, self._identity, self.faults.tcp), self.faults
+        faults = self.faults
         try:
-            self._listen("tcp", lambda name, sock: Listener(name, sock, protocol.handle, faults.tcp))
+            self._listen("tcp", lambda name, sock: Listener(name, sock, self._serve_nsqd, faults.tcp))
             self._listen("http", lambda name, sock: HttpFace(name, sock, self._make_router(), faults.http))
         except OSError:
             self.stop()
@@ -383,6 +383,9 @@ class LookupdServer(Server):
         self.is_running = False
 
     kill = stop
+
+    def _serve_nsqd(self, sock: Any, address: Any) -> None:
+        LookupdConnection(self.db, self._identity, self.faults.tcp.guard(sock), address).serve()
 
     def _make_router(self) -> Router:
         return LookupdRoutes(self.db, self.options.version).router()
@@ -399,9 +402,6 @@ class LookupdServer(Server):
 
 class ServerGroup(Watched):
     """Servers that are started and stopped together. Use it in a ``with``, or call ``start`` and ``stop``."""
-
-    def __init__(self) -> None:
-        self._stopped = Event()
 
     @property
     @abstractmethod
@@ -428,7 +428,6 @@ class ServerGroup(Watched):
 
     def start(self) -> None:
         """Start all, and return when everything is known everywhere. Raises OSError when a port is in use."""
-        self._stopped.clear()
         try:
             self._start()
         except BaseException:
@@ -438,23 +437,14 @@ class ServerGroup(Watched):
     def stop(self) -> None:
         for server in self.servers.values():
             server.stop()
-        self.end()
 
     def kill(self) -> None:
         for server in self.servers.values():
             server.kill()
-        self.end()
 
     def release_ports(self) -> None:
         for server in self.servers.values():
             server.release_ports()
-
-    def end(self) -> None:
-        self._stopped.set()
-
-    def wait(self) -> None:
-        """Block until the group is stopped, or ``end`` is called."""
-        self._stopped.wait()
 
     @abstractmethod
     def _start(self) -> None: ...
@@ -496,15 +486,16 @@ class ServerGroup(Watched):
                 nsqd.start()
 
 
-def serve(group: ServerGroup, ready: Callable[[], object]) -> None:
-    """Run servers until SIGTERM or SIGINT, or until they are stopped; ``ready`` is called when they serve."""
-    watchers = [signal_handler(number, group.end) for number in (signal.SIGTERM, signal.SIGINT)]
+def serve(servers: Startable, ready: Callable[[], object], stopped: Event | None = None) -> None:
+    """Run servers until SIGTERM or SIGINT, or until ``stopped`` is set; ``ready`` is called when they serve."""
+    stopped = stopped or Event()
+    watchers = [signal_handler(number, stopped.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        group.start()
+        servers.start()
         ready()
-        group.wait()
+        stopped.wait()
     finally:
-        group.stop()  # ports stay held to the very end of the process, from which on its parent may hold them
+        servers.stop()  # ports stay held to the very end of the process, from which on its parent may hold them
         for watcher in watchers:
             watcher.cancel()
 
@@ -563,7 +554,6 @@ class Broker(ServerGroup):
         **options: Any,
     ) -> None:
         _check_arguments(nsqds, data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
-        super().__init__()
         self._addresses = addresses or {}
         self.lookupd: LookupdServer | None = None
         if lookupd:

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
-from gevent import Timeout
 from support.http import ask
-from support.waiting import WAIT, until
+from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import Broker, BrokerProcess
@@ -98,14 +96,6 @@ def test_several_nsqds_count_up_from_a_port_that_is_given() -> None:
     broker = Broker(nsqds=3, tcp_address="127.0.0.1:4150", http_address="127.0.0.1:0")
     assert [nsqd.options.tcp_address for nsqd in broker.nsqds] == ["127.0.0.1:4150", "127.0.0.1:4160", "127.0.0.1:4170"]
     assert len({nsqd.options.node_id for nsqd in broker.nsqds}) == 3
-
-
-def test_wait_returns_when_the_broker_ends() -> None:
-    with Broker() as broker:
-        waiter = gevent.spawn(broker.wait)
-        with Timeout(WAIT):
-            broker.end()
-            waiter.join()
 
 
 def test_a_process_serves(process: BrokerProcess) -> None:
