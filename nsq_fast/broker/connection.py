@@ -18,7 +18,7 @@ from nsq_fast.broker.identify import (
     Upgrades,
     upgrade_tls,
 )
-from nsq_fast.broker.net import reset_on_close, shown_peer
+from nsq_fast.broker.net import linger, reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
 from nsq_fast.printable import printable
@@ -99,8 +99,6 @@ class FlushTicker:
 
 
 _MAX_PENDING = 4096
-_LINGER = 0.25
-_DRAIN_SIZE = 128 * 1024
 
 
 class Output:
@@ -179,13 +177,9 @@ class Output:
         self.add(frame)
         try:
             self.flush()
-            # Closing with unread input would be a reset, and could cost the client this frame.
-            self.stream.shutdown(socket.SHUT_WR)
-            self.stream.settimeout(_LINGER)
-            while self.stream.recv(_DRAIN_SIZE):
-                pass
         except OSError:
-            pass
+            return
+        linger(self.stream)
 
 
 STATE_INIT = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import html
 import logging
@@ -16,11 +15,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
-from gevent import socket
 from gevent.ssl import SSLContext
 
 from nsq_fast.broker.message import Exiting, NotFound
-from nsq_fast.broker.net import Faults, Listener, shown_peer
+from nsq_fast.broker.net import Faults, Listener, linger, shown_peer
 from nsq_fast.errors import HttpError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
@@ -60,7 +58,6 @@ _READ_SIZE = 128 * 1024
 _MAX_HEAD = 64 * 1024
 _MAX_UNREAD = 256 * 1024
 """So much of a body that nobody wanted is read, to keep its connection (Go: net/http, maxPostHandlerReadBytes)."""
-_LINGER = 0.25
 _REQUEST_LINE = re.compile(rb"([!#-'*+.^-z|~0-9A-Z-]+) (?:http://[^/ ]+)?([/*][^\x00- \x7f]*) HTTP/1\.([01])\r\n")
 _HEADERS = re.compile(rb"(?:[!#-'*+.^-z|~0-9A-Z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
 _THAT_MATTER = re.compile(
@@ -427,7 +424,7 @@ class HttpFace(Listener):
             status = HTTPStatus(error.status)
             body = f"{error.status} {status.phrase}".encode()
             guarded.sendall(_encode(Reply(error.status, [_TEXT_TYPE], body), is_last=True))
-        _linger(sock)
+        linger(sock)
 
     def _answer(self, request: Request) -> Reply:
         faults = self._faults
@@ -452,16 +449,6 @@ _STATUS = {status.value: f"{status.value} {status.phrase}" for status in HTTPSta
 @functools.lru_cache(maxsize=1)
 def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
-
-
-def _linger(sock: Any) -> None:
-    """Let the client read the reply: with input unread, closing would be a reset, and could cost it the reply."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_WR)
-        sock.settimeout(_LINGER)
-        give_up_at = time.monotonic() + _LINGER
-        while sock.recv(_READ_SIZE) and time.monotonic() < give_up_at:
-            pass
 
 
 # --- query arguments of requests (nsqio/nsq: internal/http_api/topic_channel_args.go, GetTopicChannelArgs) -----------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import logging
@@ -10,18 +9,19 @@ import os
 import stat
 import struct
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gevent import Greenlet, Timeout, get_hub, joinall, sleep, socket, spawn
-from gevent import socket as gsocket
 from gevent.event import Event
 from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
+from nsq_fast.broker.options import is_path
 from nsq_fast.config import refuse_unknown
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
@@ -175,17 +175,31 @@ class ServerFaults:
 
 def reset_on_close(sock: Any) -> None:
     """Let the peer see a reset, not an end of stream, when the connection is closed."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(gsocket.SOL_SOCKET, gsocket.SO_LINGER, _RESET_ON_CLOSE)
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 def reset(sock: Any) -> None:
     reset_on_close(sock)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         # A close of the object would wait for the files made of it.
         os.close(sock.detach())
 
 
+LINGER = 0.25
+
+
+def linger(stream: Any) -> None:
+    """Let the peer read what was sent last: with input unread, closing would be a reset, and could cost it that."""
+    with suppress(OSError):
+        stream.shutdown(socket.SHUT_WR)
+        stream.settimeout(LINGER)
+        give_up_at = time.monotonic() + LINGER
+        while stream.recv(_DRAIN_SIZE) and time.monotonic() < give_up_at:
+            pass
+
+
+_DRAIN_SIZE = 128 * 1024
 _GARBAGE = b"\xff" * 64
 
 
@@ -339,7 +353,7 @@ def address_of(sock: Any) -> Address:
     return Address(name, 0) if sock.family == socket.AF_UNIX else Address(*name[:2])
 
 
-@contextlib.contextmanager
+@contextmanager
 def closed_on_error(sock: Any, address: object) -> Iterator[None]:
     """An OSError within closes the socket, and is raised with the address."""
     try:
@@ -360,10 +374,6 @@ def split_listen_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
-def is_path(address: str) -> bool:
-    return address.startswith(("unix:", "/"))
-
-
 class HeldPorts:
     """Ports that were given up for a while. They are let go when nothing refers to this object, too."""
 
@@ -375,10 +385,10 @@ class HeldPorts:
     def hold(self, address: Address) -> None:
         """Bind a port that was given up just now. Without effect when somebody else has it already, and for a path."""
         if not address.port:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(address.host)
         elif address not in self._held:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._held[address] = bind(address).detach()
 
     def take(self, address: str | Address) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
-from nsq_fast.broker.net import is_path
 from nsq_fast.config import Config, option
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import parse_addresses
@@ -153,6 +152,11 @@ class LookupdOptions(Config, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_listen_addresses(self, "tcp_address", "http_address")
+
+
+def is_path(address: str) -> bool:
+    """Whether an address to listen on is a Unix socket."""
+    return address.startswith(("unix:", "/"))
 
 
 def _check_listen_addresses(options: Config, *names: str, paths: bool = False) -> None:

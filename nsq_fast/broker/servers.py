@@ -22,12 +22,11 @@ from nsq_fast.broker.commands import ORIGINAL
 from nsq_fast.broker.connection import ERROR, frame
 from nsq_fast.broker.http import HttpFace, Router
 from nsq_fast.broker.identify import server_context
-from nsq_fast.broker.lookup_peer import Registrar
-from nsq_fast.broker.lookupd import LookupDB, LookupdConnection, LookupdRoutes
-from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults, is_path
+from nsq_fast.broker.lookupd import LookupDB, LookupdConnection, LookupdRoutes, Registrar
+from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.options import LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.stats import StatsdPusher, key_prefix
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.names import Address

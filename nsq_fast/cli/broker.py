@@ -22,8 +22,8 @@ from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
-from nsq_fast.broker.net import is_path, split_listen_address
-from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions
+from nsq_fast.broker.net import split_listen_address
+from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError

@@ -10,7 +10,7 @@ from support.http import ask
 from support.waiting import until
 
 from nsq_fast.broker import LookupdServer
-from nsq_fast.broker.lookup_peer import Registrar
+from nsq_fast.broker.lookupd import Registrar
 from nsq_fast.names import Address
 
 IDENTITY = {
