@@ -109,17 +109,14 @@ class Output:
     along.
 
     Args:
-        stream: what is written to; replaced when a layer is put on.
         on_idle: called after a write if ``is_awaited`` is set.
 
     Attributes:
-        frames: what the next write takes.
         buffered: bytes of the messages among them.
         is_urgent: whether they are not to wait for more.
         size: bytes of messages that may wait for more; 1: none waits.
         ticker: when messages are written although there are fewer.
         timeout: seconds that a write may take; None: any time.
-        is_writing: whether a write is going on. Set it to keep others from writing.
         is_awaited: whether a greenlet waits for the end of the write.
     """
 
@@ -204,21 +201,13 @@ class Connection:
     more, or the time for it has passed. Whoever finds the connection not being written to writes.
 
     Attributes:
-        id: unique in the process.
-        profile: what IDENTIFY has settled.
-        state: STATE_INIT, STATE_SUBSCRIBED or STATE_CLOSING.
-        channel: what it has subscribed to.
         rdy: how many messages it said it would have in flight.
         max_in_flight: how many it may have.
-        in_flight: those it has.
-        pub_counts: published so far, by topic.
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
         delays_messages: whether messages wait in the output buffer, as the client asked for.
         capitalizes: whether what AUTH is refused with begins with a capital.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
-        tls_socket: the socket inside TLS; None without.
-        output: what goes out.
     """
 
     silent_intervals = 2

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec.toml
 
 from nsq_fast._version import __version__
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.options import SINGULAR, LookupdOptions, NsqdOptions
 from nsq_fast.broker.servers import LookupdServer, NsqdServer, serve
 from nsq_fast.config import Option
 from nsq_fast.errors import ConfigError
@@ -31,11 +31,7 @@ LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR",
 # Flags of the originals that are no options of ours; whether each takes a value.
 _EXTRA = {"config": True, "enable-experiment": True, "log-level": True, "log-prefix": True}
 _DEPRECATED = {"verbose", "worker-id"}  # switches that have no effect in the originals either
-_SINGULAR = {
-    "lookupd-tcp-address": "lookupd_tcp_addresses",
-    "auth-http-address": "auth_http_addresses",
-    "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
-}
+_SINGULAR = {flag.replace("_", "-"): option for option, flag in SINGULAR.items()}
 _CONFIG_NAMES = {"id": "node_id", "nsqlookupd_tcp_addresses": "lookupd_tcp_addresses"}
 """Options that a configuration file calls otherwise (nsqio/nsq: nsqd/options.go, the tags)."""
 

@@ -22,6 +22,13 @@ VERSION = "1.3.0"
 
 DEFAULT_NODE_ID = zlib.crc32(socket.gethostname().encode()) % 1024
 
+SINGULAR = {
+    "lookupd_tcp_addresses": "lookupd_tcp_address",
+    "auth_http_addresses": "auth_http_address",
+    "e2e_processing_latency_percentiles": "e2e_processing_latency_percentile",
+}
+"""Options that are given one by one as a flag."""
+
 _CHOICES = {
     "auth_http_request_method": ("get", "post"),
     "tls_client_auth_policy": ("", "require", "require-verify"),

@@ -23,7 +23,7 @@ from gevent.event import Event
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
 from nsq_fast.broker.net import split_listen_address
-from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions, is_path
+from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
@@ -36,12 +36,6 @@ _LOOKUPD_DEFAULTS = {"tcp_address": "127.0.0.1:4160", "http_address": "127.0.0.1
 _FREE = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
 _LOOKUPD_FLAGS = ("inactive_producer_timeout", "tombstone_lifetime")
 _LISTEN = "lookupd_listen_"
-# What is called in the plural as an option, and given one by one as a flag.
-_SINGULAR = {
-    "lookupd_tcp_addresses": "lookupd_tcp_address",
-    "auth_http_addresses": "auth_http_address",
-    "e2e_processing_latency_percentiles": "e2e_processing_latency_percentile",
-}
 
 
 class _Switch(click.Option):
@@ -67,7 +61,7 @@ def _flags(
 
 def _flag(declared: Option, prefix: str, default: Any) -> Callable[..., Any]:
     several = isinstance(declared.default, tuple)
-    flag = f"--{prefix}{_SINGULAR.get(declared.name, declared.name)}".replace("_", "-")
+    flag = f"--{prefix}{SINGULAR.get(declared.name, declared.name)}".replace("_", "-")
     doc = declared.doc
     common: dict[str, Any] = {"help": f"{doc[0].upper()}{doc[1:]}.", "default": default}
     if isinstance(declared.default, bool):
@@ -245,7 +239,7 @@ def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
     for name in others:
         if _is_given(context, name):
             rest = "not for --redesigned" if redesigned else "for --redesigned only"
-            raise click.UsageError(f"--{_SINGULAR.get(name, name).replace('_', '-')}: {rest}")
+            raise click.UsageError(f"--{SINGULAR.get(name, name).replace('_', '-')}: {rest}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:

@@ -12,7 +12,6 @@ import pytest
 from gevent import sleep
 from support.wire import WireClient
 
-from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.broker.auth import AuthState, query_auth
 from nsq_fast.broker.http import HttpFace, Request, Router
 from nsq_fast.broker.net import Faults, bind
@@ -137,21 +136,10 @@ def test_a_grant_to_publish_must_match_no_channel_at_all(auth_server: Callable[.
     assert not query_auth([server.address], "s", "::1").allowed("t", "", "publish")
 
 
-@pytest.fixture(params=["embedded", "original"])
-def guard(request: pytest.FixtureRequest) -> Iterator[Callable[[AuthServer], Any]]:
+@pytest.fixture
+def guard(start_nsqd: Callable[..., Any]) -> Callable[[AuthServer], Any]:
     """Start an nsqd, ours or the original's, that asks an auth server."""
-    started: list[NsqdServer] = []
-
-    def start(server: AuthServer) -> Any:
-        if request.param == "original":
-            return request.getfixturevalue("real_nsqd")(f"-auth-http-address={server.address}")
-        started.append(NsqdServer(NsqdOptions(auth_http_addresses=(server.address,))))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for nsqd in started:
-        nsqd.stop()
+    return lambda server: start_nsqd(auth_http_addresses=(server.address,))
 
 
 def sized(body: bytes) -> bytes:

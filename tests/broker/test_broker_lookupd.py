@@ -125,23 +125,6 @@ def test_headers_say_the_kind_of_the_content(lookupd: Any) -> None:
     assert wrong.headers["allow"] == "GET, OPTIONS"
 
 
-def test_a_path_with_the_wrong_case_or_a_slash_is_redirected(lookupd: Any) -> None:
-    for method, path, status in [("GET", "/Topics", 301), ("GET", "/ping/", 301), ("POST", "/topic/create/", 307)]:
-        answer = ask(lookupd.http_address, method, path)
-        assert answer.status == status
-        assert answer.headers["location"] == path.lower().rstrip("/")
-
-
-def test_several_requests_on_one_connection(lookupd: Any) -> None:
-    with socket.create_connection(lookupd.http_address) as sock:
-        reader = sock.makefile("rb")
-        for _ in range(3):
-            sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
-            while reader.readline() != b"\r\n":
-                pass
-            assert reader.read(2) == b"OK"
-
-
 def test_topics_and_channels_made_by_hand_are_known_until_they_are_deleted(lookupd: Any) -> None:
     ask(lookupd.http_address, "POST", "/channel/create?topic=b&channel=c2")
     ask(lookupd.http_address, "POST", "/channel/create?topic=b&channel=c1")
@@ -304,19 +287,6 @@ def test_another_magic_is_refused(lookupd: Any) -> None:
     with Timeout(10):
         assert client.reply() == b"E_BAD_PROTOCOL"
     assert client.is_closed()
-
-
-def test_a_stopped_lookupd_starts_again_on_its_ports_and_knows_nothing() -> None:
-    server = LookupdServer(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"))
-    server.start()
-    ask(server.http_address, "POST", "/topic/create?topic=t")
-    before = (server.tcp_address, server.http_address)
-    server.stop()
-    with pytest.raises(ConnectionRefusedError):
-        ask(server.http_address, "GET", "/ping")
-    with server:
-        assert (server.tcp_address, server.http_address) == before
-        assert get(server, "/topics") == {"topics": []}
 
 
 @pytest.mark.parametrize("size", [-1, 2**31 - 1])
