@@ -67,6 +67,13 @@ FATAL = {
     "fin long": (SUB + b"FIN " + NO_ID + b"0\n", "E_INVALID invalid message ID"),
     "req delay": (SUB + b"REQ " + NO_ID + b" x\n", "E_INVALID REQ could not parse timeout x"),
     "cls twice": (SUB + b"CLS\nCLS\n", "E_INVALID cannot CLS in current state"),
+    "sub params": (b"SUB t\n", "E_INVALID SUB insufficient number of parameters"),
+    "rdy word": (SUB + b"RDY x\n", "E_INVALID RDY could not parse count x"),
+    "fin params": (SUB + b"FIN\n", "E_INVALID FIN insufficient number of params"),
+    "cls early": (b"CLS\n", "E_INVALID cannot CLS in current state"),
+    "pub params": (b"PUB\n", "E_INVALID PUB insufficient number of parameters"),
+    "mpub params": (b"MPUB\n", "E_INVALID MPUB insufficient number of parameters"),
+    "dpub params": (b"DPUB t\n", "E_INVALID DPUB insufficient number of parameters"),
     "pub big": (b"PUB t\n" + struct.pack(">i", 1048577), "E_BAD_MESSAGE PUB message too big 1048577 > 1048576"),
     "mpub big": (b"MPUB t\n" + struct.pack(">i", 5242881), "E_BAD_BODY MPUB body too big 5242881 > 5242880"),
     "mpub count": (
