@@ -57,9 +57,10 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
             daemon = Daemon([str(find_server("nsqd", "original")), *flags], tmp_path / "log")
             daemon.start()
             stops.append(daemon.stop)
-            until((tmp_path / "h").exists)
+            until(lambda: daemon.check() or (tmp_path / "h").exists())
             assert get(tmp_path / "h", "/ping").body == b"OK"  # from then on it listens to SIGTERM
 
+    run.is_ours = request.param == "embedded"  # type: ignore[attr-defined]
     run.stop = lambda: stops.pop()()  # type: ignore[attr-defined]
     yield run
     while stops:
@@ -109,10 +110,19 @@ def test_one_that_has_no_ports_to_tell_is_registered_nowhere(start: Any, tmp_pat
         assert not lookupd.db.peers
 
 
-def test_a_path_that_a_killed_server_has_left_is_taken_over_here(tmp_path: Path) -> None:
+def test_a_path_that_a_killed_server_has_left_is_taken_over_here(start: Any, tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(tmp_path / "t"))
     left.close()
+    if start.is_ours:
+        start()
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+    else:
+        with pytest.raises(RuntimeError, match="address already in use"):
+            start()
+
+
+def test_a_path_is_taken_from_no_server_that_listens_and_no_other_file(tmp_path: Path) -> None:
     with NsqdServer(NsqdOptions(tcp_address=f"unix:{tmp_path}/t")) as served:
         assert str(served.tcp_address) == f"unix:{tmp_path}/t"
         assert exchange(tmp_path / "t", PUB, len(OK)) == OK
