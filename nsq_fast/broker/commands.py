@@ -415,7 +415,7 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
     require_permission(conn, "MPUB", topic_name, "")
     topic = _topic(conn, topic_name, "MPUB")
-    size = _body_size(conn, data, at, "MPUB")
+    size = checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "MPUB")
     if size is None or mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
         return INCOMPLETE
     bodies, end, fault = read_bodies(conn, data, at + 4)
@@ -467,12 +467,18 @@ def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], in
 def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
     largest, invalid = conn.nsqd.options.max_msg_size, "invalid message body size"
-    size = checked_size(conn, data, at, largest, "E_BAD_MESSAGE", name, "message", invalid=invalid)
+    return _end(
+        conn, data, at, checked_size(conn, data, at, largest, "E_BAD_MESSAGE", name, "message", invalid=invalid)
+    )
+
+
+def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
+    """As ``_message_end``, for a body that is no message."""
+    return _end(conn, data, at, checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", name))
+
+
+def _end(conn: Connection, data: bytes, at: int, size: int | None) -> int:
     return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
-
-
-def _body_size(conn: Connection, data: bytes, at: int, name: str) -> int | None:
-    return checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", name)
 
 
 def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
@@ -540,11 +546,6 @@ def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         return INCOMPLETE
     conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end])))
     return end
-
-
-def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
-    size = _body_size(conn, data, at, name)
-    return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
 
 
 COMMANDS = CommandSet(

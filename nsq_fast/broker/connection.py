@@ -18,7 +18,7 @@ from nsq_fast.broker.identify import (
     Upgrades,
     upgrade_tls,
 )
-from nsq_fast.broker.net import reset_on_close
+from nsq_fast.broker.net import linger, reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
 from nsq_fast.printable import printable
@@ -99,8 +99,6 @@ class FlushTicker:
 
 
 _MAX_PENDING = 4096
-_LINGER = 0.25
-_DRAIN_SIZE = 128 * 1024
 
 
 class Output:
@@ -111,17 +109,14 @@ class Output:
     along.
 
     Args:
-        stream: what is written to; replaced when a layer is put on.
         on_idle: called after a write if ``is_awaited`` is set.
 
     Attributes:
-        frames: what the next write takes.
         buffered: bytes of the messages among them.
         is_urgent: whether they are not to wait for more.
         size: bytes of messages that may wait for more; 1: none waits.
         ticker: when messages are written although there are fewer.
         timeout: seconds that a write may take; None: any time.
-        is_writing: whether a write is going on. Set it to keep others from writing.
         is_awaited: whether a greenlet waits for the end of the write.
     """
 
@@ -179,13 +174,9 @@ class Output:
         self.add(frame)
         try:
             self.flush()
-            # Closing with unread input would be a reset, and could cost the client this frame.
-            self.stream.shutdown(socket.SHUT_WR)
-            self.stream.settimeout(_LINGER)
-            while self.stream.recv(_DRAIN_SIZE):
-                pass
         except OSError:
-            pass
+            return
+        linger(self.stream)
 
 
 STATE_INIT = 0
@@ -210,21 +201,13 @@ class Connection:
     more, or the time for it has passed. Whoever finds the connection not being written to writes.
 
     Attributes:
-        id: unique in the process.
-        profile: what IDENTIFY has settled.
-        state: STATE_INIT, STATE_SUBSCRIBED or STATE_CLOSING.
-        channel: what it has subscribed to.
         rdy: how many messages it said it would have in flight.
         max_in_flight: how many it may have.
-        in_flight: those it has.
-        pub_counts: published so far, by topic.
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
         delays_messages: whether messages wait in the output buffer, as the client asked for.
         capitalizes: whether what AUTH is refused with begins with a capital.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
-        tls_socket: the socket inside TLS; None without.
-        output: what goes out.
     """
 
     silent_intervals = 2
@@ -235,8 +218,8 @@ class Connection:
         self.server = server
         self.nsqd = server.nsqd
         self.id = id
-        self.host = str(address[0])
-        self.remote_address = f"[{address[0]}]:{address[1]}" if ":" in self.host else f"{address[0]}:{address[1]}"
+        self.host = str(address[0]) if address else ""
+        self.remote_address = shown_peer(address)
         self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
         self.state = STATE_INIT
         self.channel: BaseChannel[Any] | None = None

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec.toml
 
 from nsq_fast._version import __version__
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
-from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, serve
+from nsq_fast.broker.options import SINGULAR, LookupdOptions, NsqdOptions
+from nsq_fast.broker.servers import LookupdServer, NsqdServer, serve
 from nsq_fast.config import Option
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_LISTENING, BROKER_OPTION_IGNORED, BROKER_START_FAILED
@@ -31,11 +31,7 @@ LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR",
 # Flags of the originals that are no options of ours; whether each takes a value.
 _EXTRA = {"config": True, "enable-experiment": True, "log-level": True, "log-prefix": True}
 _DEPRECATED = {"verbose", "worker-id"}  # switches that have no effect in the originals either
-_SINGULAR = {
-    "lookupd-tcp-address": "lookupd_tcp_addresses",
-    "auth-http-address": "auth_http_addresses",
-    "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
-}
+_SINGULAR = {flag.replace("_", "-"): option for option, flag in SINGULAR.items()}
 _CONFIG_NAMES = {"id": "node_id", "nsqlookupd_tcp_addresses": "lookupd_tcp_addresses"}
 """Options that a configuration file calls otherwise (nsqio/nsq: nsqd/options.go, the tags)."""
 
@@ -55,21 +51,6 @@ _DEFAULTS = {
 _OPTIONS: dict[str, type[NsqdOptions] | type[LookupdOptions]] = {"nsqd": NsqdOptions, "nsqlookupd": LookupdOptions}
 
 
-class _One(ServerGroup):
-    """A single server as a group, so that it is served as all groups are."""
-
-    def __init__(self, server: NsqdServer | LookupdServer) -> None:
-        super().__init__()
-        self._server = server
-
-    @property
-    def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
-        return {"server": self._server}
-
-    def _start(self) -> None:
-        self._server.start()
-
-
 def main(kind: str, arguments: Sequence[str]) -> int:
     """Run ``nsqd`` or ``nsqlookupd`` until a signal stops it; returns the exit status."""
     if any(argument.lstrip("-") in ("version", "version=true") for argument in arguments):
@@ -87,7 +68,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
     for note in notes:
         log.warning("%s", note, extra=BROKER_OPTION_IGNORED)
     try:
-        serve(_One(server), lambda: _log_addresses(log, server))
+        serve(server, lambda: _log_addresses(log, server))
     except OSError as error:
         log.critical("%s", error, extra=BROKER_START_FAILED)
         return 1

@@ -1,24 +1,24 @@
-"""A tiny HTTP router on gevent.pywsgi: what the HTTP faces of nsqd and nsqlookupd have in common."""
+"""HTTP/1.1 of the embedded servers: requests read strictly from a socket, a router, and how NSQ's servers answer."""
 
 from __future__ import annotations
 
+import functools
 import html
 import logging
 import posixpath
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
+from email.utils import formatdate
 from http import HTTPStatus
-from io import BytesIO
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
-from gevent import GreenletExit
-from gevent.pywsgi import WSGIHandler, WSGIServer
 from gevent.ssl import SSLContext
 
 from nsq_fast.broker.message import Exiting, NotFound
-from nsq_fast.broker.net import Faults, Listener
+from nsq_fast.broker.net import Faults, Listener, linger, shown_peer
 from nsq_fast.errors import HttpError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
@@ -36,10 +36,8 @@ ACCEPT_V1 = "application/vnd.nsq; version=1.0"
 _NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
 _JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
 _TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
-_HEADER = re.compile(rb"([A-Za-z0-9-]+):[ \t]*([!-~](?:[ -~]*[!-~])?)[ \t]*\r\n\Z")
-_MOST_HEADERS = 100
-_LONGEST_HEADER = 65536
-_BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_BAD_QUERY = re.compile(rf"{_BAD_ESCAPE.pattern}|;")
 
 Headers = list[tuple[str, str]]
 
@@ -50,19 +48,143 @@ class Reply(NamedTuple):
     body: bytes
 
 
-Handler = Callable[["Request"], Any]
-Style = Callable[["Request", int, Any], Reply]
+# --- requests --------------------------------------------------------------------------------------------------------
+# Two readers of one request must not find different ends of it, or what one of them takes for a body is a request for
+# the other. So whatever HTTP leaves open is refused: lines that end otherwise than by CRLF or are continued, lengths
+# that are no plain number or are given twice, a length along with chunks (RFC 9112, 11.2).
+
+
+_READ_SIZE = 128 * 1024
+_MAX_HEAD = 64 * 1024
+_MAX_UNREAD = 256 * 1024
+"""So much of a body that nobody wanted is read, to keep its connection (Go: net/http, maxPostHandlerReadBytes)."""
+_REQUEST_LINE = re.compile(rb"([!#-'*+.^-z|~0-9A-Z-]+) (?:http://[^/ ]+)?([/*][^\x00- \x7f]*) HTTP/1\.([01])\r\n")
+_HEADERS = re.compile(rb"(?:[!#-'*+.^-z|~0-9A-Z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+_THAT_MATTER = re.compile(
+    rb"^(content-length|transfer-encoding|connection|expect|host):[ \t]*(.*?)[ \t]*\r$", re.IGNORECASE | re.MULTILINE
+)
+_SIZE_OF_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+
+class Malformed(Exception):
+    """What came is no request of HTTP/1.1; nothing behind it can be understood."""
+
+    def __init__(self, status: int = 400) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Stream:
+    """What a client sends on one connection."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._data = b""
+
+    def more(self) -> bool:
+        """Read what there is; False at the end."""
+        data = self._sock.recv(_READ_SIZE)
+        self._data = self._data + data if self._data else data
+        return bool(data)
+
+    def head(self) -> bytes:
+        """The next request without its body; nothing at the end. Raises Malformed."""
+        while (end := self._data.find(b"\r\n\r\n")) < 0:
+            line_end = self._data.find(b"\n")
+            if line_end >= 0 and self._data[line_end - 1 : line_end] != b"\r":
+                raise Malformed
+            if len(self._data) > _MAX_HEAD:
+                raise Malformed(431)
+            if not self.more():
+                return b""
+        return self.take(end + 4)
+
+    def line(self) -> bytes:
+        while (end := self._data.find(b"\n")) < 0:
+            if len(self._data) > _MAX_HEAD or not self.more():
+                raise Malformed
+        return self.take(end + 1)
+
+    def take(self, size: int) -> bytes:
+        data, self._data = self._data[:size], self._data[size:]
+        return data
+
+    def read(self, size: int) -> bytes:
+        """So many bytes; raises ConnectionError when there are no more of them."""
+        if len(self._data) < size:
+            chunks, have = [self._data], len(self._data)
+            while have < size:
+                chunks.append(self._sock.recv(_READ_SIZE))
+                if not chunks[-1]:
+                    raise ConnectionAbortedError("the client has sent half of a request")
+                have += len(chunks[-1])
+            self._data = b"".join(chunks)
+        return self.take(size)
+
+    def allow_body(self) -> None:
+        self._sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 class Request:
-    """One HTTP request. ``argument`` is the rest of the path for routes that end in ``/*``."""
+    """One HTTP request.
 
-    def __init__(self, environ: dict[str, Any]) -> None:
-        self._environ = environ
-        self._arguments: dict[str, str] | None = None
-        self.method: str = environ["REQUEST_METHOD"]
-        self.path: str = environ["PATH_INFO"]
+    Attributes:
+        argument: the rest of the path for routes that end in ``/*``.
+        is_last: whether no other request follows on its connection.
+        is_awaited: whether the client waits for leave to send its body.
+    """
+
+    def __init__(self, head: bytes, stream: Stream, address: Any) -> None:
+        """Raises Malformed."""
+        line = _REQUEST_LINE.match(head)
+        if line is None or _HEADERS.fullmatch(head, line.end()) is None:
+            raise Malformed
+        method, target, minor = line.groups()
+        self.method = method.decode()
+        self.query: str
+        path, _, self.query = target.decode("latin-1").partition("?")
+        if _BAD_ESCAPE.search(path):
+            raise Malformed
+        self.path = unquote(path, "latin-1") if "%" in path else path
         self.argument = ""
+        self.is_last = minor == b"0"
+        self.is_awaited = False
+        self._head = head
+        self._stream = stream
+        self._address = address
+        self._arguments: dict[str, str] | None = None
+        self._length: int | None = 0  # of the body that was not read yet; None: it comes in chunks
+        self._read_headers(_THAT_MATTER.findall(head, line.end()), is_old=self.is_last)
+
+    def _read_headers(self, found: list[tuple[bytes, bytes]], *, is_old: bool) -> None:
+        lengths, encodings, hosts = [], [], 0
+        for name, value in found:
+            match name.lower():
+                case b"content-length":
+                    lengths.append(value)
+                case b"transfer-encoding":
+                    encodings.append(value.lower())
+                case b"connection":
+                    options = {each.strip() for each in value.lower().split(b",")}
+                    self.is_last = b"close" in options or (self.is_last and b"keep-alive" not in options)
+                case b"expect":
+                    if value.lower() != b"100-continue":
+                        raise Malformed(417)
+                    self.is_awaited = not is_old
+                case _:
+                    hosts += 1
+        if encodings:
+            if encodings != [b"chunked"]:
+                raise Malformed(501)
+            if lengths or is_old:
+                raise Malformed
+            self._length = None
+        elif lengths:
+            if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 18:
+                raise Malformed
+            self._length = int(lengths[0])
+        if hosts > 1 or not (hosts or is_old):
+            raise Malformed
 
     def get(self, name: str) -> str | None:
         """The first value of a query argument, or None; refuses the request when its query is malformed."""
@@ -79,50 +201,80 @@ class Request:
 
     @property
     def remote_address(self) -> str:
-        return f"{self._environ['REMOTE_ADDR']}:{self._environ['REMOTE_PORT']}"
-
-    @property
-    def query(self) -> str:
-        text: str = self._environ.get("QUERY_STRING", "")
-        return text
+        return shown_peer(self._address)
 
     def header(self, name: str) -> str:
-        value: str = self._environ.get("HTTP_" + name.upper().replace("-", "_"), "")
-        return value
+        """The values of a header, with commas between them; nothing if it was not sent."""
+        return self._headers().get(name.lower(), "")
 
     def headers_with_prefix(self, prefix: str) -> dict[str, str]:
         """The request headers whose names begin so; the rest of each name, in lower case, and the value."""
-        start = "HTTP_" + prefix.upper().replace("-", "_")
-        return {
-            name[len(start) :].lower().replace("_", "-"): value
-            for name, value in self._environ.items()
-            if name.startswith(start)
-        }
+        start = prefix.lower()
+        return {name[len(start) :]: value for name, value in self._headers().items() if name.startswith(start)}
+
+    def _headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for line in self._head.decode("latin-1").split("\r\n")[1:-2]:
+            name, _, value = line.partition(":")
+            name, value = name.lower(), value.strip()
+            headers[name] = f"{headers[name]},{value}" if name in headers else value
+        return headers
 
     def body(self, limit: int, refusal: str) -> bytes:
         """Read the body; refuse with 413 and the text ``refusal`` beyond ``limit`` bytes, before reading them all."""
         self.check_length(limit, refusal)
+        if self.is_awaited:
+            self.is_awaited = False
+            self._stream.allow_body()
         try:
-            data: bytes = self._environ["wsgi.input"].read(limit + 1)
-        except OSError as error:
+            data = self._read_chunks(limit, refusal) if self._length is None else self._stream.read(self._length)
+        except (Malformed, OSError) as error:
+            self.is_last = True
             raise self.refuse(500, "INTERNAL_ERROR") from error
-        if len(data) > limit:
-            raise self.refuse(413, refusal)
+        self._length = 0
         return data
+
+    def _read_chunks(self, limit: int, refusal: str) -> bytes:
+        chunks, left = [], limit
+        while size := self._next_chunk():
+            left -= size
+            if left < 0:
+                raise self.refuse(413, refusal)
+            chunks.append(self._stream.read(size + 2))
+            if not chunks[-1].endswith(b"\r\n"):
+                raise Malformed
+        while self._stream.line() != b"\r\n":
+            pass  # trailers, which nobody asks for
+        return b"".join(chunk[:-2] for chunk in chunks)
+
+    def _next_chunk(self) -> int:
+        found = _SIZE_OF_CHUNK.fullmatch(self._stream.line())
+        if found is None:
+            raise Malformed
+        return int(found[1], 16)
 
     def check_length(self, limit: int, refusal: str) -> None:
         """Refuse a body that says it is longer than ``limit`` bytes, with 413 and the text ``refusal``."""
-        if int(self._environ.get("CONTENT_LENGTH") or 0) > limit:
+        if self._length is not None and self._length > limit:
             raise self.refuse(413, refusal)
+
+    def must_be_last(self) -> bool:
+        """Whether its connection has to end: also when the body will not come now, or is too much to read."""
+        return self.is_last or self.is_awaited or self._length is None or self._length > _MAX_UNREAD
+
+    def skip_body(self) -> None:
+        if self._length:
+            self._stream.read(self._length)
 
     def refuse(self, status: int, text: str) -> HttpError:
         return HttpError(self.path, status, text)
 
-    @property
-    def waits_to_send_its_body(self) -> bool:
-        """Whether the client waits for ``100 Continue`` before it sends its body, and has not got it."""
-        stream = self._environ["wsgi.input"]
-        return self.header("Expect").lower() == "100-continue" and stream.position == 0
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+Handler = Callable[[Request], Any]
+Style = Callable[[Request, int, Any], Reply]
 
 
 def style_v1(request: Request, status: int, data: Any) -> Reply:
@@ -165,7 +317,7 @@ class _Route(NamedTuple):
 
 
 class Router:
-    """The WSGI application: a table of method and path to handler.
+    """An application of ``HttpFace``: a table of method and path to handler.
 
     As the original's router (julienschmidt/httprouter) it answers 404 and 405 in the server's style, lists
     the allowed methods, and redirects where only the case or a slash at the end differs.
@@ -179,19 +331,7 @@ class Router:
         """Add a route. A path that ends in ``/*`` takes one more segment, which becomes ``request.argument``."""
         self._routes.setdefault(path, {})[method] = _Route(handler, style or self._style)
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer one request, as WSGI wants it."""
-        request = Request(environ)
-        reply = self._answer(request)
-        headers = [*reply.headers, ("Content-Length", str(len(reply.body)))]
-        if request.waits_to_send_its_body:
-            # The body will not come now, or comes as if it were the next request: end the connection.
-            headers.append(("Connection", "close"))
-            environ["wsgi.input"].content_length = 0
-        start_response(f"{reply.status} {HTTPStatus(reply.status).phrase}", headers)
-        return [] if request.method == "HEAD" else [reply.body]
-
-    def _answer(self, request: Request) -> Reply:
+    def __call__(self, request: Request) -> Reply:
         methods = self._find(request)
         if methods is None:
             return self._redirect(request) or self._style(request, 404, "NOT_FOUND")
@@ -248,96 +388,11 @@ class Router:
         return Reply(status, [allow, *headers], body)
 
 
-class _Headers(dict[str, str]):
-    """The headers of a request, as pywsgi asks for them: by their names in lower case."""
-
-    status = ""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return super().get(name.lower(), default)
-
-    getheader = get
-
-    @property
-    def headers(self) -> Iterable[str]:
-        return [f"{name}: {value}" for name, value in self.items()]
-
-    @property
-    def typeheader(self) -> str | None:
-        return super().get("content-type")
-
-
-class _Handler(WSGIHandler):
-    """pywsgi's, without a traceback on stderr for a client that goes away, or makes no sense, in its request."""
-
-    def MessageClass(self, *arguments: Any) -> Any:
-        # pywsgi has a parser of mails read the headers, which takes a quarter of the time of a short request. It gets
-        # those that are in any way unusual.
-        headers = _Headers()
-        lines: list[bytes] = []
-        while len(lines) <= _MOST_HEADERS:
-            line = self.rfile.readline(_LONGEST_HEADER + 1)
-            lines.append(line)
-            if line == b"\r\n":
-                return headers
-            found = _HEADER.match(line)
-            if found is None or (name := found[1].decode("latin-1").lower()) in headers:
-                break
-            headers[name] = found[2].decode("latin-1")
-        while lines[-1] not in (b"\r\n", b"\n", b"") and len(lines) <= _MOST_HEADERS:
-            lines.append(self.rfile.readline(_LONGEST_HEADER + 1))
-        return super().MessageClass(BytesIO(b"".join(lines)))
-
-    def read_request(self, raw_requestline: str) -> Any:
-        try:
-            return super().read_request(raw_requestline)
-        except (OSError, IndexError) as error:  # IndexError: pywsgi's own, for a version without a dot
-            raise ValueError(str(error)) from error
-
-    def run_application(self) -> None:
-        try:
-            super().run_application()
-        except GreenletExit:
-            assert self.wsgi_input is not None
-            # The server ends. pywsgi would read the rest of the body first, and the client may never send it.
-            self.wsgi_input.chunked_input = False
-            self.wsgi_input.content_length = 0
-            raise
-
-    _reply: bytearray | None = None
-
-    def process_result(self) -> None:
-        # All of a reply in one write: pywsgi has one for the headers.
-        self._reply = reply = bytearray()
-        try:
-            super().process_result()
-        finally:
-            self._reply = None
-        self._sendall(reply)
-
-    def _sendall(self, data: Any) -> None:
-        if self._reply is None:
-            super()._sendall(data)  # type: ignore[misc]
-        else:
-            self._reply += data
-
-    def log_request(self) -> None:
-        """There is no access log; pywsgi would make the line all the same."""
-
-    def handle_error(self, t: Any, v: Any, tb: Any) -> None:
-        if issubclass(t, GreenletExit):
-            self.close_connection = True  # else pywsgi waits for the next request, however it is killed
-        else:
-            super().handle_error(t, v, tb)
-
-    def _connection_upgrade_requested(self) -> bool:
-        # Nothing here is ever upgraded, but pywsgi gives a request that asks for it the bare socket as its body:
-        # reading it waits for more than the client has said it would send. Go's server reads the body as always.
-        return False
+# --- the server ------------------------------------------------------------------------------------------------------
 
 
 class HttpFace(Listener):
-    """A WSGI application on a bound socket, over HTTP, or over HTTPS when there is an SSL context.
+    """An application, a router as a rule, on a bound socket, over HTTP, or over HTTPS when there is an SSL context.
 
     There is no access log. Faults act on its connections and on its replies.
     """
@@ -346,37 +401,54 @@ class HttpFace(Listener):
         self,
         name: str,
         sock: Any,
-        application: Callable[..., Any],
+        application: Callable[[Request], Reply],
         faults: Faults,
         ssl_context: SSLContext | None = None,
     ) -> None:
         super().__init__(name, sock, self._serve_http, faults, ssl_context)
         self._application = application
-        host, port = self.address
-        # Never started: it serves the connections that the listener accepts.
-        self._wsgi = WSGIServer(
-            (host, port),
-            self._answer,
-            log=None,
-            error_log=None,
-            handler_class=_Handler,
-            environ={"SERVER_NAME": host, "SERVER_PORT": str(port)},
-        )
 
     def _serve_http(self, sock: Any, address: Any) -> None:
-        guarded: Any = self._faults.guard(sock, lies=False)
-        self._wsgi.handle(guarded, address)
+        guarded = self._faults.guard(sock, lies=False)
+        stream = Stream(guarded)
+        try:
+            while head := stream.head():
+                request = Request(head, stream, address)
+                reply = self._answer(request)
+                is_last = request.must_be_last()
+                guarded.sendall(_encode(reply, is_last=is_last, has_body=request.method != "HEAD"))
+                if is_last:
+                    break
+                request.skip_body()
+        except Malformed as error:
+            status = HTTPStatus(error.status)
+            body = f"{error.status} {status.phrase}".encode()
+            guarded.sendall(_encode(Reply(error.status, [_TEXT_TYPE], body), is_last=True))
+        linger(sock)
 
-    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def _answer(self, request: Request) -> Reply:
         faults = self._faults
-        if not faults.active:
-            return self._application(environ, start_response)  # type: ignore[no-any-return]
-        if faults.drop_replies:
-            faults.wait_until_heard()
-        if faults.lie is None:
-            return self._application(environ, start_response)  # type: ignore[no-any-return]
-        start_response(f"{faults.lie_status} {HTTPStatus(faults.lie_status).phrase}", [_JSON_TYPE, _NSQ_TYPE])
-        return [faults.lie]
+        if faults.active:
+            if faults.drop_replies:
+                faults.wait_until_heard()
+            if faults.lie is not None:
+                return Reply(faults.lie_status, [_JSON_TYPE, _NSQ_TYPE], faults.lie)
+        return self._application(request)
+
+
+def _encode(reply: Reply, *, is_last: bool, has_body: bool = True) -> bytes:
+    lines = [f"HTTP/1.1 {_STATUS[reply.status]}", *map(": ".join, reply.headers)]
+    lines.append(f"Content-Length: {len(reply.body)}\r\nDate: {_date(int(time.time()))}")
+    lines.append("Connection: close\r\n\r\n" if is_last else "\r\n")
+    return "\r\n".join(lines).encode("latin-1") + (reply.body if has_body else b"")
+
+
+_STATUS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
+
+
+@functools.lru_cache(maxsize=1)
+def _date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
 
 
 # --- query arguments of requests (nsqio/nsq: internal/http_api/topic_channel_args.go, GetTopicChannelArgs) -----------

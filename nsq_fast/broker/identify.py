@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import snappy  # type: ignore[import-untyped]
@@ -97,11 +97,8 @@ class Negotiation:
 
     def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:
         """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
-        profile.client_id = request.client_id or ""
-        profile.hostname = request.hostname or ""
-        profile.user_agent = request.user_agent or ""
-        profile.topology_region = request.topology_region or ""
-        profile.topology_zone = request.topology_zone or ""
+        for name in ("client_id", "hostname", "user_agent", "topology_region", "topology_zone"):
+            setattr(profile, name, getattr(request, name) or "")
         _apply_heartbeat(request.heartbeat_interval or 0, profile, options)
         self._apply_output_buffer(request.output_buffer_size or 0, request.output_buffer_timeout or 0, profile, options)
         sample_rate = request.sample_rate or 0
@@ -222,19 +219,12 @@ def upgrade_tls(sock: Any, context: SSLContext | None, faults: Faults) -> Any:
         return faults.guard(context.wrap_socket(sock.sock, server_side=True))
 
 
-class Codec(Protocol):
-    def compress(self, data: bytes) -> bytes:
-        """Compress, and flush."""
-
-    def decompress(self, data: bytes) -> bytes:
-        """What can be read so far; raises OSError for a stream that is broken."""
-
-    def more(self) -> bytes:
-        """What there is to read without more input."""
-
-
 class SnappyCodec:
-    """The framed snappy format, with its checksums."""
+    """The framed snappy format, with its checksums.
+
+    Both codecs flush as they compress. ``decompress`` gives what can be read so far, ``more`` what there is without
+    more input; either raises OSError for a stream that is broken.
+    """
 
     def __init__(self) -> None:
         self._due = _SNAPPY_BEGINS
@@ -285,7 +275,7 @@ class DeflateCodec:
 class CompressedStream:
     """A compression over a stream. ``leftover`` is what was read past the command that asked for it."""
 
-    def __init__(self, stream: Any, codec: Codec, leftover: bytes = b"") -> None:
+    def __init__(self, stream: Any, codec: SnappyCodec | DeflateCodec, leftover: bytes = b"") -> None:
         self._stream = stream
         self._codec = codec
         self._ready = codec.decompress(leftover) if leftover else b""

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import logging
 import os
+import stat
 import struct
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gevent import Greenlet, Timeout, get_hub, joinall, sleep, socket, spawn
-from gevent import socket as gsocket
 from gevent.event import Event
 from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
+from nsq_fast.broker.options import is_path
 from nsq_fast.config import refuse_unknown
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
@@ -63,19 +64,7 @@ class Faults:
     refuse_publishes: bool = False
     fail_fin: bool = False
 
-    SWITCHES = frozenset(
-        [
-            "refuse_connections",
-            "drop_replies",
-            "delay_replies",
-            "close_after",
-            "lie",
-            "lie_status",
-            "hold_messages",
-            "refuse_publishes",
-            "fail_fin",
-        ]
-    )
+    SWITCHES = frozenset(__annotations__)  # all of these
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -186,17 +175,31 @@ class ServerFaults:
 
 def reset_on_close(sock: Any) -> None:
     """Let the peer see a reset, not an end of stream, when the connection is closed."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(gsocket.SOL_SOCKET, gsocket.SO_LINGER, _RESET_ON_CLOSE)
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 def reset(sock: Any) -> None:
     reset_on_close(sock)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         # A close of the object would wait for the files made of it.
         os.close(sock.detach())
 
 
+LINGER = 0.25
+
+
+def linger(stream: Any) -> None:
+    """Let the peer read what was sent last: with input unread, closing would be a reset, and could cost it that."""
+    with suppress(OSError):
+        stream.shutdown(socket.SHUT_WR)
+        stream.settimeout(LINGER)
+        give_up_at = time.monotonic() + LINGER
+        while stream.recv(_DRAIN_SIZE) and time.monotonic() < give_up_at:
+            pass
+
+
+_DRAIN_SIZE = 128 * 1024
 _GARBAGE = b"\xff" * 64
 
 
@@ -310,11 +313,13 @@ _CAN_SHARE = sys.platform == "linux"
 
 
 def bind(address: str | tuple[str, int]) -> Any:
-    """A socket on ``host:port`` (IPv6 hosts in brackets; port 0 takes any free one) that does not listen yet.
+    """A socket on ``host:port`` (IPv6 hosts in brackets; port 0: a free one), or on a path; it does not listen yet.
 
-    Raises OSError, with the address, when the port is in use.
+    Raises OSError, with the address, when it is in use.
     """
     host, port = split_listen_address(address) if isinstance(address, str) else address
+    if host.startswith("/"):
+        return _bind_path(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     with closed_on_error(sock, address):
@@ -323,7 +328,32 @@ def bind(address: str | tuple[str, int]) -> Any:
     return sock
 
 
-@contextlib.contextmanager
+def _bind_path(path: str) -> Any:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with closed_on_error(sock, path):
+        if _is_left(path):
+            os.unlink(path)
+        sock.bind(path)
+    return sock
+
+
+def _is_left(path: str) -> bool:
+    """Whether it is the socket of a server that was killed: nobody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return sock.connect_ex(path) == errno.ECONNREFUSED and stat.S_ISSOCK(os.stat(path).st_mode)
+
+
+def shown_peer(address: Any) -> str:
+    """Where a client is, as Go shows it; at the other end of a Unix socket it has no name."""
+    return str(Address(*address[:2])) if address else "@"
+
+
+def address_of(sock: Any) -> Address:
+    name = sock.getsockname()
+    return Address(name, 0) if sock.family == socket.AF_UNIX else Address(*name[:2])
+
+
+@contextmanager
 def closed_on_error(sock: Any, address: object) -> Iterator[None]:
     """An OSError within closes the socket, and is raised with the address."""
     try:
@@ -334,7 +364,12 @@ def closed_on_error(sock: Any, address: object) -> Iterator[None]:
 
 
 def split_listen_address(text: str) -> tuple[str, int]:
-    """Split ``host:port``. Unlike an address to connect to, the port may be 0 and the host empty (all of them)."""
+    """Split ``host:port``. Unlike an address to connect to, the port may be 0 and the host empty (all of them).
+
+    A Unix socket, ``unix:path`` or ``/path``, is a path without a port.
+    """
+    if is_path(text):
+        return os.path.abspath(text.removeprefix("unix:")), 0
     host, _, port = text.rpartition(":")
     return host.strip("[]") or "0.0.0.0", int(port)
 
@@ -348,9 +383,12 @@ class HeldPorts:
         weakref.finalize(self, _let_go, self._held).atexit = False
 
     def hold(self, address: Address) -> None:
-        """Bind a port that was given up just now. Without effect when somebody else has it already."""
-        if address not in self._held:
-            with contextlib.suppress(OSError):
+        """Bind a port that was given up just now. Without effect when somebody else has it already, and for a path."""
+        if not address.port:
+            with suppress(OSError):
+                os.unlink(address.host)
+        elif address not in self._held:
+            with suppress(OSError):
                 self._held[address] = bind(address).detach()
 
     def take(self, address: str | Address) -> Any:
@@ -395,7 +433,7 @@ class Listener:
         faults: Faults,
         ssl_context: SSLContext | None = None,
     ) -> None:
-        self.address = Address(*sock.getsockname()[:2])
+        self.address = address_of(sock)
         with closed_on_error(sock, self.address):
             sock.listen(BACKLOG)
         self._name = name
@@ -442,7 +480,8 @@ class Listener:
         try:
             # Without it each reply on a kept connection waits for the peer's delayed ACK, 40 ms:
             # test_replies_on_a_kept_connection_do_not_wait.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._ssl_context is not None:
                 with Timeout(HANDSHAKE_TIMEOUT, TimeoutError("TLS handshake timed out")):
                     sock = self._ssl_context.wrap_socket(sock, server_side=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from nsq_fast.broker.http import Request, Router, required, style_text, topic_and_channel
+from nsq_fast.broker.http import Reply, Request, Router, required, style_text, topic_and_channel
 from nsq_fast.broker.nsqd import Host, Nsqd
 from nsq_fast.broker.stats import memory_stats, producer_stats, render_text, topic_stats
 from nsq_fast.broker.topic import Topic
@@ -61,8 +60,8 @@ class HostRoutes:
             "version": options.version,
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
-            "http_port": -1 if http is None else http.port,
-            "tcp_port": -1 if tcp is None else tcp.port,
+            "http_port": http.port or -1 if http else -1,  # that of a Unix socket, too
+            "tcp_port": tcp.port or -1 if tcp else -1,
             "start_time": int(self._host.started_at),
             **self._more_info(),
         }
@@ -178,9 +177,7 @@ class NsqdRoutes(HostRoutes):
             raise request.refuse(400, "MSG_EMPTY")
         topic = self._created_topic(request)
         defer_ms = self._defer(request)
-        with self._publishing(request):
-            topic.put(body, defer_ms)
-        return "OK"
+        return self._publish(request, lambda: topic.put(body, defer_ms))
 
     def _defer(self, request: Request) -> int:
         text = request.get("defer")
@@ -199,19 +196,17 @@ class NsqdRoutes(HostRoutes):
             bodies = self.split_binary(request, body)
         else:
             bodies = self.split_lines(request, body)
-        with self._publishing(request):
-            topic.put_many(bodies)
-        return "OK"
+        return self._publish(request, lambda: topic.put_many(bodies))
 
-    @contextmanager
-    def _publishing(self, request: Request) -> Iterator[None]:
+    def _publish(self, request: Request, put: Callable[[], None]) -> str:
         """What the disk refuses is refused as what comes too late (nsqio/nsq: nsqd/http.go, doPUB and doMPUB)."""
         try:
-            yield
+            put()
         except OSError as error:
             self._nsqd.error = error
             raise request.refuse(503, "EXITING") from error
         self._nsqd.error = None
+        return "OK"
 
     def _create_topic(self, request: Request) -> None:
         self._created_topic(request)
@@ -243,17 +238,8 @@ class NsqdRoutes(HostRoutes):
         return self._any_topic(request).existing_channel(channel)
 
 
-def require_tls(https_port: int) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
+def require_tls(https_port: int) -> Callable[[Request], Reply]:
     """The application that plain HTTP gets where TLS is required: 403 for everything."""
-    body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % https_port
-    headers = [
-        ("Content-Type", "application/json; charset=utf-8"),
-        ("X-Nsq-Content-Type", "nsq; version=1.0"),
-        ("Content-Length", str(len(body))),
-    ]
-
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        start_response("403 Forbidden", headers)
-        return [body]
-
-    return application
+    headers = [("Content-Type", "application/json; charset=utf-8"), ("X-Nsq-Content-Type", "nsq; version=1.0")]
+    reply = Reply(403, headers, b'{"message": "TLS_REQUIRED", "https_port": %d}' % https_port)
+    return lambda request: reply

@@ -1,7 +1,7 @@
 """Options of the embedded servers: the original's flags, with underscores for dashes, and those of a cluster.
 
 Durations are seconds as floats. Addresses to listen on are ``host:port``, where
-port 0 takes any free port; an empty address leaves that face out.
+port 0 takes any free port; an empty address leaves that face out. An nsqd takes ``unix:path`` and ``/path``, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ VERSION = "1.3.0"
 
 DEFAULT_NODE_ID = zlib.crc32(socket.gethostname().encode()) % 1024
 
+SINGULAR = {
+    "lookupd_tcp_addresses": "lookupd_tcp_address",
+    "auth_http_addresses": "auth_http_address",
+    "e2e_processing_latency_percentiles": "e2e_processing_latency_percentile",
+}
+"""Options that are given one by one as a flag."""
+
 _CHOICES = {
     "auth_http_request_method": ("get", "post"),
     "tls_client_auth_policy": ("", "require", "require-verify"),
@@ -31,8 +38,8 @@ _CHOICES = {
 
 
 class NsqdOptions(Config, frozen=True):
-    tcp_address: str = option("127.0.0.1:0", "where clients connect")
-    http_address: str = option("127.0.0.1:0", "where HTTP is served")
+    tcp_address: str = option("127.0.0.1:0", "where clients connect: host:port, or unix:path")
+    http_address: str = option("127.0.0.1:0", "where HTTP is served: host:port, or unix:path")
     https_address: str = option("", "where HTTPS is served; needs tls_cert")
     broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to clients")
     broadcast_tcp_port: int = option(
@@ -127,7 +134,7 @@ class NsqdOptions(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_listen_addresses(self, "tcp_address", "http_address", "https_address")
+        _check_listen_addresses(self, "tcp_address", "http_address", "https_address", paths="-HA." not in self.version)
         _check_servers(self)
         _check_percentiles(self)
         for name, choices in _CHOICES.items():
@@ -154,11 +161,18 @@ class LookupdOptions(Config, frozen=True):
         _check_listen_addresses(self, "tcp_address", "http_address")
 
 
-def _check_listen_addresses(options: Config, *names: str) -> None:
+def is_path(address: str) -> bool:
+    """Whether an address to listen on is a Unix socket."""
+    return address.startswith(("unix:", "/"))
+
+
+def _check_listen_addresses(options: Config, *names: str, paths: bool = False) -> None:
     for name in names:
         value = getattr(options, name)
         _, colon, port = value.rpartition(":")
-        if value and not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        if not value or (paths and name != "https_address" and value.removeprefix("unix:") and is_path(value)):
+            continue
+        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ConfigError(f"{name}={value!r}: must be host:port with a port of 0 to 65535, or empty")
 
 

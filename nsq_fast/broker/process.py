@@ -223,13 +223,14 @@ def run(make: Callable[..., ServerGroup]) -> None:
     commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
     group = make(**msgspec.json.decode(commands.readline()))
     follower: Greenlet[..., Any] = Greenlet(_run_commands, commands, group)
-    follower.link(lambda _: group.end())
+    stopped = Event()
+    follower.link(lambda _: stopped.set())
 
     def ready() -> None:
         _write_line(_describe(group))
         follower.start()
 
-    serve(group, ready)
+    serve(group, ready, stopped)
 
 
 def _run_commands(commands: Any, group: ServerGroup) -> None:

@@ -22,12 +22,11 @@ from nsq_fast.broker.commands import ORIGINAL
 from nsq_fast.broker.connection import ERROR, frame
 from nsq_fast.broker.http import HttpFace, Router
 from nsq_fast.broker.identify import server_context
-from nsq_fast.broker.lookup_peer import Registrar
-from nsq_fast.broker.lookupd import LookupDB, LookupdProtocol, LookupdRoutes
+from nsq_fast.broker.lookupd import LookupDB, LookupdConnection, LookupdRoutes, Registrar
 from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.options import LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.stats import StatsdPusher, key_prefix
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.names import Address
@@ -302,7 +301,9 @@ class NsqdServer(Server):
     def _register(self) -> None:
         self.nsqd.subscribe(self._on_change)
         self.nsqd.lookup_channels = lambda topic: sorted(self.registrar.channels_of(topic))
-        self.registrar.start()
+        identity = self._identity()
+        if identity["tcp_port"] and identity["http_port"]:  # an nsqlookupd refuses one without, as behind Unix sockets
+            self.registrar.start()
 
     def _on_change(self, event: str, topic: str, channel: str | None) -> None:
         tell = self.registrar.register if event == "create" else self.registrar.unregister
@@ -365,9 +366,9 @@ class LookupdServer(Server):
         if self.is_running:
             return
         self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
-        protocol, faults = LookupdProtocol(self.db, self._identity, self.faults.tcp), self.faults
+        faults = self.faults
         try:
-            self._listen("tcp", lambda name, sock: Listener(name, sock, protocol.handle, faults.tcp))
+            self._listen("tcp", lambda name, sock: Listener(name, sock, self._serve_nsqd, faults.tcp))
             self._listen("http", lambda name, sock: HttpFace(name, sock, self._make_router(), faults.http))
         except OSError:
             self.stop()
@@ -381,6 +382,9 @@ class LookupdServer(Server):
         self.is_running = False
 
     kill = stop
+
+    def _serve_nsqd(self, sock: Any, address: Any) -> None:
+        LookupdConnection(self.db, self._identity, self.faults.tcp.guard(sock), address).serve()
 
     def _make_router(self) -> Router:
         return LookupdRoutes(self.db, self.options.version).router()
@@ -397,9 +401,6 @@ class LookupdServer(Server):
 
 class ServerGroup(Watched):
     """Servers that are started and stopped together. Use it in a ``with``, or call ``start`` and ``stop``."""
-
-    def __init__(self) -> None:
-        self._stopped = Event()
 
     @property
     @abstractmethod
@@ -426,7 +427,6 @@ class ServerGroup(Watched):
 
     def start(self) -> None:
         """Start all, and return when everything is known everywhere. Raises OSError when a port is in use."""
-        self._stopped.clear()
         try:
             self._start()
         except BaseException:
@@ -436,23 +436,14 @@ class ServerGroup(Watched):
     def stop(self) -> None:
         for server in self.servers.values():
             server.stop()
-        self.end()
 
     def kill(self) -> None:
         for server in self.servers.values():
             server.kill()
-        self.end()
 
     def release_ports(self) -> None:
         for server in self.servers.values():
             server.release_ports()
-
-    def end(self) -> None:
-        self._stopped.set()
-
-    def wait(self) -> None:
-        """Block until the group is stopped, or ``end`` is called."""
-        self._stopped.wait()
 
     @abstractmethod
     def _start(self) -> None: ...
@@ -494,15 +485,16 @@ class ServerGroup(Watched):
                 nsqd.start()
 
 
-def serve(group: ServerGroup, ready: Callable[[], object]) -> None:
-    """Run servers until SIGTERM or SIGINT, or until they are stopped; ``ready`` is called when they serve."""
-    watchers = [signal_handler(number, group.end) for number in (signal.SIGTERM, signal.SIGINT)]
+def serve(servers: Startable, ready: Callable[[], object], stopped: Event | None = None) -> None:
+    """Run servers until SIGTERM or SIGINT, or until ``stopped`` is set; ``ready`` is called when they serve."""
+    stopped = stopped or Event()
+    watchers = [signal_handler(number, stopped.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        group.start()
+        servers.start()
         ready()
-        group.wait()
+        stopped.wait()
     finally:
-        group.stop()  # ports stay held to the very end of the process, from which on its parent may hold them
+        servers.stop()  # ports stay held to the very end of the process, from which on its parent may hold them
         for watcher in watchers:
             watcher.cancel()
 
@@ -514,8 +506,11 @@ def counted(base: Any, number: int, fixed: Sequence[Mapping[str, Any]], **change
         fixed: where servers are to listen, as ``{"tcp": (host, port), ...}`` for each.
     """
     for name in ("tcp_address", "http_address", "https_address"):
-        host, _, port = getattr(base, name, "").rpartition(":")
-        if port and int(port):
+        address = getattr(base, name, "")
+        host, _, port = address.rpartition(":")
+        if is_path(address):
+            changes[name] = f"{address}.{number}" if number else address
+        elif port and int(port):
             changes[name] = f"{host}:{int(port) + 10 * number}"
     for face, address in (fixed[number] if number < len(fixed) else {}).items():
         if address is not None:
@@ -558,7 +553,6 @@ class Broker(ServerGroup):
         **options: Any,
     ) -> None:
         _check_arguments(nsqds, data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
-        super().__init__()
         self._addresses = addresses or {}
         self.lookupd: LookupdServer | None = None
         if lookupd:

@@ -23,7 +23,8 @@ from gevent.event import Event
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
 from nsq_fast.broker.message import collect_rarely
-from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions
+from nsq_fast.broker.net import split_listen_address
+from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
@@ -36,12 +37,6 @@ _LOOKUPD_DEFAULTS = {"tcp_address": "127.0.0.1:4160", "http_address": "127.0.0.1
 _FREE = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
 _LOOKUPD_FLAGS = ("inactive_producer_timeout", "tombstone_lifetime")
 _LISTEN = "lookupd_listen_"
-# What is called in the plural as an option, and given one by one as a flag.
-_SINGULAR = {
-    "lookupd_tcp_addresses": "lookupd_tcp_address",
-    "auth_http_addresses": "auth_http_address",
-    "e2e_processing_latency_percentiles": "e2e_processing_latency_percentile",
-}
 
 
 class _Switch(click.Option):
@@ -67,7 +62,7 @@ def _flags(
 
 def _flag(declared: Option, prefix: str, default: Any) -> Callable[..., Any]:
     several = isinstance(declared.default, tuple)
-    flag = f"--{prefix}{_SINGULAR.get(declared.name, declared.name)}".replace("_", "-")
+    flag = f"--{prefix}{SINGULAR.get(declared.name, declared.name)}".replace("_", "-")
     doc = declared.doc
     common: dict[str, Any] = {"help": f"{doc[0].upper()}{doc[1:]}.", "default": default}
     if isinstance(declared.default, bool):
@@ -246,7 +241,7 @@ def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
     for name in others:
         if _is_given(context, name):
             rest = "not for --redesigned" if redesigned else "for --redesigned only"
-            raise click.UsageError(f"--{_SINGULAR.get(name, name).replace('_', '-')}: {rest}")
+            raise click.UsageError(f"--{SINGULAR.get(name, name).replace('_', '-')}: {rest}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -255,8 +250,8 @@ def _is_given(context: click.Context, name: str) -> bool:
 
 def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> RedesignedCluster:
     addresses = {
-        "nsqds": _all_but_first_free(nodes, flags["tcp_address"]),
-        "lookupds": _all_but_first_free(lookupds, lookupd_flags["tcp_address"]),
+        "nsqds": _all_but_first_free(nodes, flags),
+        "lookupds": _all_but_first_free(lookupds, lookupd_flags),
     }
     try:
         return RedesignedCluster(nodes, lookupds, lookupd_options=lookupd_flags, addresses=addresses, **flags)
@@ -264,13 +259,15 @@ def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: di
         raise click.UsageError(str(error)) from error
 
 
-def _all_but_first_free(count: int, address: str) -> list[dict[str, Any]]:
-    host = address.rpartition(":")[0]
-    return [{}] + [{"tcp": (host, 0), "http": (host, 0)}] * (count - 1)
+def _all_but_first_free(count: int, flags: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where servers listen: all but the first on free ports, or on paths that are counted."""
+    faces = {face: flags[f"{face}_address"] for face in ("tcp", "http")}
+    free = {face: (split_listen_address(at)[0], 0) for face, at in faces.items() if at and not is_path(at)}
+    return [{}] + [free] * (count - 1)
 
 
 def _broker(nsqds: int, lookupd: bool, nsqd_flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> Broker:
-    addresses = {"nsqds": _all_but_first_free(nsqds, nsqd_flags["tcp_address"])} if nsqds else None
+    addresses = {"nsqds": _all_but_first_free(nsqds, nsqd_flags)} if nsqds else None
     return Broker(nsqds, lookupd, lookupd_options=lookupd_flags, addresses=addresses, **nsqd_flags)
 
 

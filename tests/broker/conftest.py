@@ -9,18 +9,16 @@ import pytest
 from support.wire import WireClient
 
 from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker.options import SINGULAR
 
 
 def flags(options: dict[str, Any]) -> list[str]:
     """Options of the embedded nsqd as flags of the real one."""
     return [
-        f"-{_RENAMED.get(name, name).replace('_', '-')}={_text(value)}"
+        f"-{SINGULAR.get(name, name).replace('_', '-')}={_text(value)}"
         for name, value in options.items()
         if name != "preserve_order"  # of ours alone
     ]
-
-
-_RENAMED = {"e2e_processing_latency_percentiles": "e2e_processing_latency_percentile"}
 
 
 def _text(value: Any) -> str:

@@ -12,9 +12,8 @@ import pytest
 from gevent import sleep
 from support.wire import WireClient
 
-from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.broker.auth import AuthState, query_auth
-from nsq_fast.broker.http import HttpFace, Request, Router, style_negotiated
+from nsq_fast.broker.http import HttpFace, Request, Router
 from nsq_fast.broker.net import Faults, bind
 from nsq_fast.errors import AuthFailed
 
@@ -38,7 +37,7 @@ class AuthServer:
         self.address = str(self.face.address)
 
     def _auth(self, request: Request) -> Any:
-        query = request._environ["QUERY_STRING"] or request.body(10_000, "TOO_BIG").decode()
+        query = request.query or request.body(10_000, "TOO_BIG").decode()
         self.asked.append((request.method, parse_qs(query, keep_blank_values=True), request.header("Accept")))
         if isinstance(self.answer, int):
             raise request.refuse(self.answer, "NOT_AUTHORIZED")
@@ -137,30 +136,10 @@ def test_a_grant_to_publish_must_match_no_channel_at_all(auth_server: Callable[.
     assert not query_auth([server.address], "s", "::1").allowed("t", "", "publish")
 
 
-def test_the_negotiated_style_wraps_what_is_not_asked_for_bare() -> None:
-    bare = Request({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "HTTP_ACCEPT": "application/vnd.nsq; version=1.0"})
-    old = Request({"REQUEST_METHOD": "GET", "PATH_INFO": "/"})
-    assert style_negotiated(bare, 200, {"a": 1}).body == b'{"a":1}'
-    assert style_negotiated(old, 200, {"a": 1}).body == b'{"status_code":200,"status_txt":"OK","data":{"a":1}}'
-    assert style_negotiated(bare, 404, "NO")[::2] == (404, b'{"message":"NO"}')
-    assert style_negotiated(old, 404, "NO")[::2] == (500, b'{"status_code":500,"status_txt":"NO","data":null}')
-
-
-@pytest.fixture(params=["embedded", "original"])
-def guard(request: pytest.FixtureRequest) -> Iterator[Callable[[AuthServer], Any]]:
+@pytest.fixture
+def guard(start_nsqd: Callable[..., Any]) -> Callable[[AuthServer], Any]:
     """Start an nsqd, ours or the original's, that asks an auth server."""
-    started: list[NsqdServer] = []
-
-    def start(server: AuthServer) -> Any:
-        if request.param == "original":
-            return request.getfixturevalue("real_nsqd")(f"-auth-http-address={server.address}")
-        started.append(NsqdServer(NsqdOptions(auth_http_addresses=(server.address,))))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for nsqd in started:
-        nsqd.stop()
+    return lambda server: start_nsqd(auth_http_addresses=(server.address,))
 
 
 def sized(body: bytes) -> bytes:

@@ -13,7 +13,8 @@ import trustme
 from gevent import Timeout, socket
 from gevent.ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from support.http import ask, exchange, parse, shape
-from support.waiting import promptly, until
+from support.servers import of_release
+from support.waiting import WAIT, promptly, until
 from support.wire import WireClient
 
 from nsq_fast.broker import LookupdServer, NsqdServer
@@ -65,8 +66,6 @@ ROUTES = [
     ("GET", "/config/", b"", 404, b'{"message":"NOT_FOUND"}'),
     ("POST", "/pub?topic=t", b"x", 200, b"OK"),
     ("POST", "/pub?topic=t", b"", 400, b'{"message":"MSG_EMPTY"}'),
-    ("POST", "/pub", b"x", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-    ("POST", "/pub?topic=", b"x", 400, b'{"message":"INVALID_TOPIC"}'),
     ("POST", "/pub?topic=%2A", b"x", 400, b'{"message":"INVALID_TOPIC"}'),
     ("POST", "/pub?topic=%zz", b"x", 400, b'{"message":"INVALID_REQUEST"}'),
     ("POST", "/pub?topic=t&topic=%2A", b"x", 200, b"OK"),
@@ -78,10 +77,8 @@ ROUTES = [
     ("POST", "/pub?topic=t&defer=-1", b"x", 400, b'{"message":"INVALID_DEFER"}'),
     ("POST", "/pub?topic=t&defer=3600000", b"x", 200, b"OK"),
     ("POST", "/pub?topic=t&defer=3600001", b"x", 400, b'{"message":"INVALID_DEFER"}'),
-    ("GET", "/pub?topic=t", b"", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
     ("POST", "/mpub?topic=t", b"a\nb\n", 200, b"OK"),
     ("POST", "/mpub?topic=t", b"", 200, b"OK"),
-    ("POST", "/mpub", b"a", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
     ("POST", "/mpub?topic=%2A", b"a", 400, b'{"message":"INVALID_TOPIC"}'),
     ("POST", "/mpub?topic=t&binary=true", b"\0\0\0\2\0\0\0\1a\0\0\0\1b", 200, b"OK"),
     ("POST", "/mpub?topic=t&binary=yes", b"\0\0\0\1\0\0\0\1a and more", 200, b"OK"),
@@ -92,35 +89,16 @@ ROUTES = [
     ("POST", "/mpub?topic=t&binary=1", b"\0\0\0\1\0\0\0\0", 413, b'{"message":"BAD_MESSAGE"}'),
     ("POST", "/mpub?topic=t&binary=1", b"\0\0\0\1\xff\xff\xff\xff", 413, b'{"message":"BAD_MESSAGE"}'),
     ("POST", "/mpub?topic=t&binary=1", b"\0\0\0\1\0\0\0\2a", 413, b'{"message":"BAD_MESSAGE"}'),
-    ("POST", "/topic/create", b"", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
     ("POST", "/topic/create?topic=%2A", b"", 400, b'{"message":"INVALID_TOPIC"}'),
     ("POST", "/topic/create?topic=new", b"", 200, b""),
-    ("POST", "/topic/delete", b"", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-    ("POST", "/topic/delete?topic=none", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-    ("POST", "/topic/empty", b"", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
     ("POST", "/topic/empty?topic=%2A", b"", 400, b'{"message":"INVALID_TOPIC"}'),
-    ("POST", "/topic/empty?topic=none", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-    ("POST", "/topic/pause", b"", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
     ("POST", "/topic/pause?topic=%2A", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-    ("POST", "/topic/unpause?topic=none", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-    ("POST", "/channel/create?topic=none&channel=c", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-    ("POST", "/channel/create?topic=has", b"", 400, b'{"message":"MISSING_ARG_CHANNEL"}'),
     ("POST", "/channel/create?topic=%2A&channel=c", b"", 400, b'{"message":"INVALID_ARG_TOPIC"}'),
     ("POST", "/channel/create?topic=has&channel=%2A", b"", 400, b'{"message":"INVALID_ARG_CHANNEL"}'),
     ("POST", "/channel/create?topic=has&channel=new", b"", 200, b""),
-    ("POST", "/channel/delete?topic=has&channel=none", b"", 404, b'{"message":"CHANNEL_NOT_FOUND"}'),
-    ("POST", "/channel/empty?topic=has&channel=none", b"", 404, b'{"message":"CHANNEL_NOT_FOUND"}'),
-    ("POST", "/channel/pause?topic=has&channel=none", b"", 404, b'{"message":"CHANNEL_NOT_FOUND"}'),
-    ("POST", "/channel/unpause?topic=none&channel=c", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
     ("GET", "/stats?format=json&topic=%zz", b"", 400, b'{"message":"INVALID_REQUEST"}'),
     ("GET", "/config/nsqlookupd_tcp_addresses", b"", 200, b"[]"),
-    ("GET", "/config/lookupd_tcp_addresses", b"", 400, b'{"message":"INVALID_OPTION"}'),
-    ("GET", "/config/client_timeout", b"", 400, b'{"message":"INVALID_OPTION"}'),
-    ("PUT", "/config/mem_queue_size", b"1", 400, b'{"message":"INVALID_OPTION"}'),
     ("PUT", "/config/log_level", b"", 413, b'{"message":"INVALID_VALUE"}'),
-    ("PUT", "/config/nsqlookupd_tcp_addresses", b"a:1", 400, b'{"message":"INVALID_VALUE"}'),
-    ("PUT", "/config/nsqlookupd_tcp_addresses", b"[1]", 400, b'{"message":"INVALID_VALUE"}'),
-    ("POST", "/config/log_level", b"warn", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
 ]
 
 
@@ -191,14 +169,6 @@ def test_what_is_published_arrives(served: Any, clients: Any) -> None:
     assert sorted(consumer.message().body for _ in range(5)) == [b"a", b"bc", b"d\ne", b"f", b"one\nline"]
 
 
-def test_a_deferred_publish_waits(served: Any) -> None:
-    post(served, "/topic/create?topic=t")
-    post(served, "/channel/create?topic=t&channel=c")
-    post(served, "/pub?topic=t&defer=60000", b"later")
-    until(lambda: channel_of(served)["deferred_count"] == 1)
-    assert channel_of(served)["depth"] == 0
-
-
 def test_a_deferred_publish_comes_when_it_is_due(clients: Any) -> None:
     # Ours only: the original looks at a new channel for the first time after 5 seconds.
     with NsqdServer() as served:
@@ -222,11 +192,12 @@ def test_nsqlookupds_may_be_changed_while_it_runs(served: Any) -> None:
 
 def test_info(served: Any) -> None:
     info = ask(served.http_address, "GET", "/info").json
-    assert shape(info) == typed(
+    names = typed(
         str="version broadcast_address hostname topology_zone topology_region",
         int="http_port tcp_port start_time max_heartbeat_interval max_output_buffer_size max_output_buffer_timeout"
         " max_deflate_level",
     )
+    assert shape(info) == of_release(names, info)
     assert (info["tcp_port"], info["http_port"]) == (served.tcp_address.port, served.http_address.port)
     assert (info["max_heartbeat_interval"], info["max_deflate_level"]) == (60_000_000_000, 6)
 
@@ -281,7 +252,7 @@ def test_stats_have_the_originals_keys_and_types(busy_nsqd: Any) -> None:
     figures = stats(busy_nsqd)
     # Counts of topology-aware consumption, an experiment of the original's; left out while they are 0.
     figures["topics"][0]["channels"][0].pop("global_msg_count", None)
-    assert shape(figures) == STATS
+    assert shape(figures) == of_release(STATS, figures)
 
 
 def test_stats_count(busy_nsqd: Any) -> None:
@@ -353,18 +324,6 @@ def test_stats_as_text_when_there_is_nothing(served: Any) -> None:
     assert "\nMemory:\n   heap_objects             \t" in text
 
 
-def test_pause_and_unpause_a_channel(served: Any, clients: Any) -> None:
-    consumer = clients(served)
-    consumer.subscribe("t", "c")
-    post(served, "/channel/pause?topic=t&channel=c")
-    assert channel_of(served)["paused"]
-    post(served, "/pub?topic=t", b"x")
-    with pytest.raises(Timeout), Timeout(0.1):
-        consumer.frame()
-    post(served, "/channel/unpause?topic=t&channel=c")
-    assert consumer.message().body == b"x"
-
-
 def test_pause_and_unpause_a_topic(served: Any) -> None:
     post(served, "/topic/create?topic=t")
     post(served, "/channel/create?topic=t&channel=c")
@@ -375,31 +334,6 @@ def test_pause_and_unpause_a_topic(served: Any) -> None:
     post(served, "/topic/unpause?topic=t")
     until(lambda: channel_of(served)["depth"] == 1)
     assert stats(served)["topics"][0]["depth"] == 0
-
-
-def test_empty_throws_away_what_waits(served: Any) -> None:
-    post(served, "/pub?topic=t", b"x")
-    assert stats(served)["topics"][0]["depth"] == 1
-    post(served, "/topic/empty?topic=t")
-    assert stats(served)["topics"][0]["depth"] == 0
-    post(served, "/channel/create?topic=t&channel=c")
-    post(served, "/mpub?topic=t", b"a\nb\nc")
-    post(served, "/pub?topic=t&defer=60000", b"later")
-    until(lambda: channel_of(served)["message_count"] == 4)
-    post(served, "/channel/empty?topic=t&channel=c")
-    channel = channel_of(served)
-    assert (channel["depth"], channel["deferred_count"], channel["message_count"]) == (0, 0, 4)
-
-
-def test_delete_ends_the_clients_of_a_channel(served: Any, clients: Any) -> None:
-    consumer = clients(served)
-    consumer.subscribe("t", "c")
-    post(served, "/channel/delete?topic=t&channel=c")
-    with Timeout(10):
-        assert consumer.reader.read(1) == b""
-    assert stats(served)["topics"][0]["channels"] == []
-    post(served, "/topic/delete?topic=t")
-    assert stats(served)["topics"] == []
 
 
 @pytest.fixture
@@ -441,13 +375,91 @@ def test_a_disk_that_fails_is_told_by_ping() -> None:
         assert stats(served)["health"].startswith("NOK - ")
 
 
-def test_the_ports_of_a_stopped_nsqd_are_free_and_taken_again() -> None:
-    served = NsqdServer()
-    served.start()
-    before = (served.tcp_address, served.http_address)
-    served.stop()
-    with pytest.raises(ConnectionRefusedError):
-        ask(served.http_address, "GET", "/ping")
-    with served:
-        assert (served.tcp_address, served.http_address) == before
-        assert ask(served.http_address, "GET", "/ping").body == b"OK"
+CHUNKED = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+REFUSED = {
+    "a length that is no number": (b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\nx", 400),
+    "two lengths": (b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", 400),
+    "a length below 0": (b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\nx", 400),
+    "a space before the colon": (b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length : 1\r\n\r\nx", 400),
+    "a zero byte": (b"GET /ping HTTP/1.1\r\nHost: x\0\r\n\r\n", 400),
+    "no host": (b"GET /ping HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (b"GET /ping HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+    "an encoding that is unknown": (b"GET /ping HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+    "an expectation that is unknown": (b"GET /ping HTTP/1.1\r\nHost: x\r\nExpect: more\r\n\r\n", 417),
+    "a version that is none": (b"GET /ping HTTP/1.x\r\nHost: x\r\n\r\n", 400),
+    "a chunk without a size": (CHUNKED + b"zz\r\nabc", 500),
+    "a chunk that is longer than it says": (CHUNKED + b"1\r\nabcd\r\n0\r\n\r\n", 500),
+    "a path that begins nowhere": (b"GET ping HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "a path that is misspelt": (b"GET /pi%ng HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+}
+REFUSED_HERE = {
+    "a length along with chunks": b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+    "lines without CR": b"GET /ping HTTP/1.0\nHost: x\n\n",
+    "a line that goes on": b"GET /ping HTTP/1.0\r\nHost: x\r\nA: b\r\n Content-Length: 4\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_two_servers_could_read_in_two_ways_is_refused_and_ends_the_connection(served: Any, what: str) -> None:
+    request, status = REFUSED[what]
+    answer = parse(exchange(served.http_address, request + b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"))
+    assert (answer.status, answer.headers["connection"]) == (status, "close")
+    assert stats(served)["topics"] == []
+
+
+@pytest.mark.parametrize("what", REFUSED_HERE)
+def test_what_the_original_lets_pass_is_refused_here(served: Any, what: str) -> None:
+    answer = parse(exchange(served.http_address, REFUSED_HERE[what]))
+    assert (answer.status, answer.body) == (
+        (400, b"400 Bad Request") if isinstance(served, NsqdServer) else (200, b"OK")
+    )
+
+
+def test_headers_without_end_are_refused_here() -> None:
+    with NsqdServer() as served:
+        request = b"GET /ping HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 200_000
+        assert parse(exchange(served.http_address, request)).status == 431
+
+
+def test_requests_that_come_in_any_pieces_are_answered_in_turn(served: Any) -> None:
+    requests = (
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\none"
+        + CHUNKED
+        + b"2;a=b\r\ntw\r\n1\r\no\r\n0\r\nA: b\r\n\r\n"
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nxyz"
+        b"GET http://elsewhere/ping HTTP/1.1\r\nhost: x\r\n\r\n"
+        b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+        b"GET /ping HTTP/1.0\r\n\r\n"
+    )
+    for size in (1, 7, len(requests)):
+        with socket.create_connection(served.http_address) as sock, Timeout(WAIT):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for at in range(0, len(requests), size):
+                sock.sendall(requests[at : at + size])
+            received = b""
+            while data := sock.recv(65536):
+                received += data
+        statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+)", received)]
+        assert statuses == [200, 200, 404, 200, 200, 200]
+    assert stats(served)["topics"][0]["message_bytes"] == 3 * 6
+
+
+def test_a_client_that_asks_for_leave_to_send_its_body_gets_it(served: Any) -> None:
+    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(served.http_address) as sock, Timeout(WAIT):
+        sock.sendall(head)
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"abc")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_reply_is_read_by_a_client_that_sends_more_than_is_wanted_here() -> None:
+    with NsqdServer() as served:  # the original's is lost in a reset now and then
+        answer = ask(served.http_address, "POST", "/pub?topic=t", b"x" * 2_000_000)
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
+
+
+def test_a_head_is_a_reply_without_its_body(served: Any) -> None:
+    answer = ask(served.http_address, "HEAD", "/ping")
+    assert (answer.status, answer.body) == (405, b"")

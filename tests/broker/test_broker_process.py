@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
-from gevent import Timeout
 from support.http import ask
-from support.waiting import WAIT, until
+from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import Broker, BrokerProcess
-from nsq_fast.errors import ConfigError, NotRunning, NsqError
+from nsq_fast.errors import ConfigError, NsqError
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,14 +98,6 @@ def test_several_nsqds_count_up_from_a_port_that_is_given() -> None:
     assert len({nsqd.options.node_id for nsqd in broker.nsqds}) == 3
 
 
-def test_wait_returns_when_the_broker_ends() -> None:
-    with Broker() as broker:
-        waiter = gevent.spawn(broker.wait)
-        with Timeout(WAIT):
-            broker.end()
-            waiter.join()
-
-
 def test_a_process_serves(process: BrokerProcess) -> None:
     assert process.is_running
     assert ask(process.nsqd.http, "GET", "/ping").body == b"OK"
@@ -146,17 +136,6 @@ def test_faults_of_a_process(process: BrokerProcess) -> None:
 def test_options_of_a_process_that_do_not_fit() -> None:
     with pytest.raises(NsqError, match="ended, with status 1"):
         BrokerProcess(max_message_size=1).start()
-
-
-def test_a_stopped_process_answers_no_more(process: BrokerProcess) -> None:
-    address = process.nsqd.http
-    process.stop()
-    assert not process.is_running
-    with pytest.raises(ConnectionRefusedError):
-        ask(address, "GET", "/ping")
-    with pytest.raises(NotRunning):
-        process.set_faults("nsqd0.tcp", drop_replies=True)
-    process.stop()
 
 
 def test_a_process_does_not_outlive_its_parent() -> None:

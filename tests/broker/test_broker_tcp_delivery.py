@@ -14,8 +14,6 @@ from support.http import ask
 from support.waiting import WAIT, until
 from support.wire import MESSAGE, Frame, WireClient
 
-from nsq_fast.broker.connection import FlushTicker
-
 
 def pub_many(client: WireClient, topic: str, bodies: list[bytes]) -> None:
     inner = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
@@ -172,17 +170,6 @@ def test_in_flight_survives_a_disconnect_until_its_timeout(start_nsqd: Any) -> N
     assert channel_stats(server, "t", "c")["timeout_count"] == 1
 
 
-def test_each_channel_gets_every_message(address: Any) -> None:
-    consumers = [WireClient(address) for _ in range(3)]
-    for n, consumer in enumerate(consumers):
-        consumer.subscribe("t", f"c{n}", rdy=10)
-    pub_many(WireClient(address), "t", [b"a", b"b"])
-    for consumer in consumers:
-        frames = receive(consumer, 2)
-        consumer.send(b"REQ " + frames[0].id + b" 0\n")
-        assert [frame.body for frame in [*frames, *receive(consumer, 1)]] == [b"a", b"b", b"a"]
-
-
 def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) -> None:
     first, second = WireClient(address), WireClient(address)
     first.subscribe("t", "a")
@@ -288,15 +275,6 @@ def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(start_nsqd: An
     assert receive(consumer, 1)[0].body == b"new"
     consumer.send(b"FIN " + frame.id + b"\n")
     assert consumer.frame().data == b"E_FIN_FAILED FIN " + frame.id + b" failed ID not in flight"
-
-
-def test_deleted_channel_disconnects_its_clients(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    consumer = WireClient(server.tcp_address)
-    consumer.subscribe("t", "c")
-    ask(server.http_address, "POST", "/channel/delete?topic=t&channel=c")
-    with Timeout(WAIT, AssertionError("not closed")):
-        assert consumer.reader.read(1) == b""
 
 
 def test_ephemeral_channel_and_topic_go_with_their_last_client(start_nsqd: Any) -> None:
@@ -505,19 +483,3 @@ def test_a_broker_may_have_nothing_wait(embedded: Callable[..., Any]) -> None:
     client = subscribed(server, 100)
     publish(server, b"1", b"2")
     assert [client.frame().body for _ in range(2)] == [b"1", b"2"]
-
-
-def test_a_tick_that_nobody_took_waits_and_those_after_it_are_dropped() -> None:
-    ticker = FlushTicker(0.25, 100.0)
-    assert not ticker.take(100.2)
-    assert ticker.wait(100.125) == 0.125
-    assert ticker.wait(107.1) == 0.0
-    assert ticker.take(107.1)
-    assert not ticker.take(107.2)
-    assert ticker.take(107.25)
-
-
-def test_a_ticker_without_a_period_never_ticks() -> None:
-    ticker = FlushTicker(0.0, 100.0)
-    assert not ticker.take(1e9)
-    assert ticker.wait(1e9) is None

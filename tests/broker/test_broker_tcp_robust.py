@@ -107,46 +107,6 @@ def test_client_that_publishes_and_never_reads_is_not_listened_to_for_ever(embed
     WireClient(server.tcp_address).publish("t", b"others go on")
 
 
-def test_two_nsqds_in_one_process_know_nothing_of_each_other(embedded: Any) -> None:
-    first, second = embedded(), embedded()
-    WireClient(first.tcp_address).publish("t", b"x")
-    assert (set(first.nsqd.topics), set(second.nsqd.topics)) == ({"t"}, set())
-
-
-def test_stats_of_clients_have_the_names_of_the_original(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    client = WireClient(server.tcp_address, client_id="id", hostname="host", user_agent="agent/1", sample_rate=5)
-    client.subscribe("t", "c", rdy=7)
-    client.publish("t", b"x")
-    answer = ask(server.http_address, "GET", "/stats?format=json").json
-    [stats] = answer["topics"][0]["channels"][0]["clients"]
-    assert {**stats, "connect_ts": 0, "remote_address": "", "message_count": 0, "in_flight_count": 0} == {
-        "client_id": "id",
-        "hostname": "host",
-        "version": "V2",
-        "remote_address": "",
-        "state": 3,
-        "ready_count": 7,
-        "in_flight_count": 0,
-        "message_count": 0,
-        "finish_count": 0,
-        "requeue_count": 0,
-        "connect_ts": 0,
-        "sample_rate": 5,
-        "deflate": False,
-        "snappy": False,
-        "user_agent": "agent/1",
-        "topology_zone": "",
-        "topology_region": "",
-        "pub_counts": [{"topic": "t", "count": 1}],
-        "tls": False,
-        "tls_cipher_suite": "",
-        "tls_version": "",
-        "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": False,
-    }
-
-
 class Served:
     """A server that reads once from each connection: ``reads`` has what came, in the order of its coming."""
 

@@ -77,7 +77,7 @@ class _Conversations(Conversations):
             ("deflate_level", draw.choice([-1, 0, 1, 6, 9, 10, "x"])),
             ("deflate", draw.choice([False, None, 0])),
             ("snappy", draw.choice([False, None, ""])),
-            ("topology_region", draw.choice(["r", "", None, 3])),
+            ("topology_region", draw.choice(["r", "", None])),
             ("topology_zone", draw.choice(["z", ""])),
             ("client_id", draw.choice(["", "\ud800", "x" * 300, None, 3, {}])),
             ("hostname", draw.choice(["h", "", None, []])),
