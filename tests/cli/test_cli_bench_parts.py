@@ -6,15 +6,12 @@ import importlib.util
 import itertools
 import json
 import os
-import re
 import select
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -30,11 +27,13 @@ from nsq_fast.bench.figures import Figure, figure, limit_of, value_of, verdict_o
 from nsq_fast.bench.report import about_rows, header, rows
 from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings, about
 from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
+from nsq_fast.bench.scale import Curve, Point, explained, knee_of
+from nsq_fast.bench.scale import limit_of as scale_limit_of
+from nsq_fast.bench.scale import rows as scale_rows
 from nsq_fast.bench.servers import Server, embedded
 from nsq_fast.bench.suite import floor_of, in_turns, is_settled, judge, middle, plans, turns_among
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.page import Bar, Line, Piece, bars, by_share, duration, over_time, picture, prose
 
 
 def meter() -> ModuleType:
@@ -227,36 +226,6 @@ def test_a_share_tells_what_instructions_say() -> None:
         ["-", "-"],
     ]
     assert f"{SYSCALLS}/message" not in header(found)
-
-
-def test_charts_are_well_formed_and_to_scale() -> None:
-    rows = [Bar("a<b", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120, True)]
-    file = picture("Rates & <more>", rows)
-    assert next(text for text in xml.etree.ElementTree.fromstring(file).itertext() if text.strip()) == "Rates & <more>"
-    in_file = [float(width) for width in re.findall(r'<rect x="170"[^>]*width="([\d.]+)"', file)]
-    on_page = [float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows))]
-    for first, second in (in_file, on_page):
-        assert second == pytest.approx(2 * first, rel=0.01)
-    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
-        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
-
-
-def test_the_mark_of_a_spread_ends_before_the_figure() -> None:
-    file = picture("t", [Bar("a", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120)])
-    ends = [float(x) for x in re.findall(r'<path d="M[\d.]+ [\d.]+H([\d.]+)M', file)]
-    figures = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="start"', file)]
-    assert len(ends) == len(figures) == 2
-    assert all(end < start for end, start in zip(ends, figures, strict=True))
-
-
-def test_durations_of_charts_have_a_unit() -> None:
-    assert [duration(value) for value in (0.1, 1, 999, 1000, 1e6)] == ["100 ns", "1 µs", "999 µs", "1 ms", "1 s"]
-
-
-def test_the_method_is_prose_and_no_markdown() -> None:
-    assert prose("Run `x <y>`,\nthen *z*.\n\n- one\n- two\n  lines\n") == (
-        "<p>Run <code>x &lt;y&gt;</code>,\nthen <em>z</em>.</p>\n<ul><li>one</li><li>two\n  lines</li></ul>"
-    )
 
 
 def test_a_client_that_failed_says_why_and_one_round_has_no_spread() -> None:
@@ -509,34 +478,6 @@ def test_a_share_of_the_peak_is_that_of_the_slowest() -> None:
     assert [len(each.rounds) for each in found.clients] == [1, 1]
 
 
-def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
-    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
-    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
-    shown = over_time("End to end", lines)
-    rings = re.findall(r"<circle [^>]*>", shown)
-    assert all("stroke-dasharray:none" in ring for ring in rings)
-    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
-
-
-@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
-def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
-    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
-    begin = 1_700_000_000.0
-    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
-    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
-    found = re.findall(pattern, shown)
-    assert found
-    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
-        places = []
-        for x, anchor, name, words in found:
-            width = 0.55 * size * len(words)
-            if name not in hidden:
-                left = float(x) - (width if anchor == "end" else width / 2)
-                places.append((left, left + width))
-        places.sort()
-        assert all(before[1] < after[0] for before, after in pairwise(places)), places
-
-
 def test_what_spark_does_in_processes_of_its_own_is_not_counted() -> None:
     asked: list[Path] = []
 
@@ -549,3 +490,58 @@ def test_what_spark_does_in_processes_of_its_own_is_not_counted() -> None:
     task = Task("spark-read", Settings(kind="spark", mode="read", count=10_000, rounds=1), [client], embedded)
     (found,) = run_scenarios([task], counters=[counter])
     assert (asked, found.clients[0].counted) == ([], {})
+
+
+# Many processes
+
+
+def curve(*rates: float, client: float = 0.5, server: float = 1.0, together: float = 1.0, nsqds: int = 2) -> Curve:
+    """A curve with a point for 1, 2, 4 ... processes; CPU is in cores."""
+    points = [
+        Point(
+            processes=2**number,
+            messages=int(rate),
+            seconds=1.0,
+            cpu_seconds=client,
+            server_cpu_seconds=server,
+            p99_us=100.0,
+            together=together,
+        )
+        for number, rate in enumerate(rates)
+    ]
+    return Curve(kind="consume", nsqds=nsqds, connections=2, size=200, server="nsqd", points=points)
+
+
+@pytest.mark.parametrize(
+    ("rates", "processes"), [((100, 200, 400), 4), ((100, 190, 200), 2), ((100, 90, 80), 1), ((100,), 1)]
+)
+def test_the_knee_is_where_more_processes_bring_less_than_a_tenth(rates: tuple[float, ...], processes: int) -> None:
+    found = curve(*rates)
+    assert knee_of(found).processes == processes
+    assert f"{processes} (knee)" in [row[0] for row in scale_rows(found)]
+
+
+def test_the_limit_is_a_core_of_each_nsqd() -> None:
+    """1 s of the servers' CPU for 500,000 messages: 2 µs for each."""
+    assert scale_limit_of(curve(250_000, 500_000)) == pytest.approx(1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "reason"),
+    [
+        (2.0, 1.9, "the machine is the limit"),
+        (1.9, 1.0, "each process has a core of its own to the full"),
+        (0.5, 1.0, "they wait for each other"),
+    ],
+)
+def test_the_knee_is_explained_by_who_used_what(client: float, server: float, reason: str) -> None:
+    said = " ".join(explained(curve(250_000, 500_000, client=client, server=server), cores=4))
+    assert "2 processes handle 500,000 messages/s, and no more were measured." in said
+    assert reason in said
+    assert "understated" not in said
+
+
+def test_processes_that_did_not_run_together_are_said() -> None:
+    said = " ".join(explained(curve(100, 190, 200, together=0.4), cores=4))
+    assert "The 4 processes were all at work for 40% of the time only" in said
+    assert "2 processes handle 190 messages/s, and up to 4, more bring less than a tenth." in said
