@@ -163,7 +163,7 @@ def _place(
         raise click.UsageError("give one of --embedded, --nsqd, --lookupd and --servers")
     is_secured = security != Security()
     if nsqds or lookupds:
-        options.require_running(nsqds, lookupds)
+        options.find_servers(nsqds, lookupds)
         of_client = security.of_client if is_secured else {}
         named = [str(lookupd) for lookupd in lookupds]
         source = given_lookupds(named, of_client) if lookupds else given_nsqds(nsqds, of_client)

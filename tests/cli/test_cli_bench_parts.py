@@ -17,21 +17,19 @@ from types import ModuleType
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.waiting import WAIT
 
 from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.counting import INSTRUCTIONS, SYSCALLS, Counter, per_message, read_cachegrind, read_calls
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of, verdict_on
-from nsq_fast.bench.report import about_rows, header, rows
-from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings, about
+from nsq_fast.bench.report import header, rows
+from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings
 from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
 from nsq_fast.bench.scale import Curve, Point, explained, knee_of
 from nsq_fast.bench.scale import limit_of as scale_limit_of
 from nsq_fast.bench.scale import rows as scale_rows
-from nsq_fast.bench.servers import Server, embedded
-from nsq_fast.bench.suite import floor_of, in_turns, is_settled, judge, middle, plans, turns_among
+from nsq_fast.bench.servers import Server
+from nsq_fast.bench.suite import in_turns, is_settled, judge, middle, plans
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 
@@ -51,13 +49,6 @@ METER = meter()
 
 def a_round(messages: int = 1000, seconds: float = 1.0, cpu: float = 0.5, server: float | None = None) -> Round:
     return Round(messages=messages, seconds=seconds, cpu_seconds=cpu, peak_kib=2048, server_cpu_seconds=server)
-
-
-@given(st.lists(st.floats(0.001, 1e9), min_size=1, max_size=20))
-def test_a_figure_lies_within_its_range(values: list[float]) -> None:
-    found = figure(values)
-    assert found.low <= found.median <= found.high
-    assert found.spread >= 0
 
 
 def test_a_figure_is_a_median_with_its_spread() -> None:
@@ -123,22 +114,6 @@ def test_settings_are_checked() -> None:
             Settings(**wrong)  # type: ignore[arg-type]
 
 
-@given(st.integers(1, 10**7), st.sampled_from(["single", "concurrent", "batch"]), st.integers(1, 300))
-def test_counts_are_shared_out_evenly(count: int, mode: str, share: int) -> None:
-    settings = Settings(kind="publish", mode=mode, concurrency=share, batch=share)
-    found = settings.rounded(count)
-    step = 1 if mode == "single" else share
-    assert found % step == 0
-    assert settings.warmup(found) % step == 0
-    assert settings.warmup(found) > 0
-
-
-def test_every_scenario_of_the_suite_has_its_own_name_and_known_clients() -> None:
-    found = plans(1.0, 3)
-    assert len({plan.name for plan in found}) == len(found)
-    assert {client for plan in found for client in plan.clients} <= set(names())
-
-
 def test_clients_take_part_in_what_they_can_do() -> None:
     plain = Client(name="plain", command=("x",))
     able = Client(name="able", command=("x",), can=frozenset({"negotiate", "spread", "sleep"}))
@@ -164,16 +139,6 @@ def test_an_open_loop_has_its_times_fixed_in_advance() -> None:
     assert all(abs(gap - 1_000_000) < 1000 for gap in gaps)
     slow = list(METER.ticks(100, 5))
     assert [many for _, many in slow] == [1] * 5
-
-
-def test_quantiles_are_values_that_were_measured() -> None:
-    found = dict(map(tuple, METER.quantiles([n * 1000 for n in range(101)])))
-    assert (found[0], found[50], found[99], found[100]) == (0, 50, 99, 100)
-    assert METER.quantiles([]) == []
-
-
-def test_stamps_survive_the_way() -> None:
-    assert METER.stamp_of(METER.stamped(1_700_000_000_123_456_789, b"xx")) == 1_700_000_000_123_456_789
 
 
 def test_the_reports_of_perf_and_strace_are_read() -> None:
@@ -243,14 +208,6 @@ def scenario(name: str, *clients: ClientResult) -> Scenario:
 def judged(*scenarios: Scenario) -> list[tuple[str, str, str]]:
     here = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
     return [(each.target, each.actual, each.verdict) for each in judge(Run(about=here, scenarios=list(scenarios)))]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="this system does not tell")
-def test_a_run_says_how_it_was_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_RR)
-    assert ["scheduling", "real time"] in list(about_rows(Run(about=about({}))))
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
-    assert ["scheduling", "ordinary"] in list(about_rows(Run(about=about({}))))
 
 
 def of_rate(client: str, rate: int, cpu: float) -> ClientResult:
@@ -340,20 +297,6 @@ def test_growth_is_held_against_that_of_the_floor() -> None:
     assert ("at most 1.2x the same of floor: core", "0.80x", "met") in judged(few, many)
 
 
-def test_a_share_of_rounds_that_were_not_all_measured_is_that_of_the_first() -> None:
-    """One that failed has fewer: what is compared took place at the same time."""
-    (share,) = [each for each in turns_among(["consume-tls"]) if each.of == "floor: core"]
-    found = scenario("consume-tls", of_cpu("nsq_fast", 0.6, 9.0), of_cpu("floor: core", 0.4))
-    assert share.in_rounds([found]) == [pytest.approx(1.5)]
-    assert share.in_rounds([scenario("consume-tls", of_cpu("nsq_fast", 0.6))]) == []
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30))
-def test_the_middle_is_around_the_median_and_within_the_range(values: list[float]) -> None:
-    found = middle(values)
-    assert min(values) <= found.low <= found.median <= found.high <= max(values)
-
-
 def test_the_middle_leaves_out_more_the_more_values_there_are() -> None:
     """With 90 % confidence: of 5 values none, of 8 the outermost, of 11 two at each end."""
     for many, low, high in ((2, 1, 2), (5, 1, 5), (7, 1, 7), (8, 2, 7), (11, 3, 9)):
@@ -375,20 +318,6 @@ def test_figures_are_shown_as_shares_of_the_floor() -> None:
     place = header(found).index("client CPU, of the floor")
     assert [row[place] for row in rows(found, 2)] == ["1.50x", "0.50x", "1.00x"]
     assert "client CPU, of the floor" not in header(scenario("consume", of_cpu("nsq_fast", 0.6)))
-
-
-@pytest.mark.parametrize(
-    ("name", "floor"),
-    [
-        ("publish-batch", "floor: ready bytes"),
-        ("publish-concurrent", "floor: pipelined"),
-        ("ordered-1", "floor: ordered"),
-        ("connections-10", "floor: core"),
-        ("spark-read", "floor: ready rows"),
-    ],
-)
-def test_each_scenario_has_its_floor(name: str, floor: str) -> None:
-    assert floor_of(name) == floor
 
 
 def test_scenarios_that_are_held_against_each_other_take_turns() -> None:
@@ -476,20 +405,6 @@ def test_a_share_of_the_peak_is_that_of_the_slowest() -> None:
     (found,) = run_scenarios([Task("x", settings, [reporting("a", 40_000), reporting("b", 10_000)], nowhere)])
     assert found.settings.rate == 5000.0
     assert [len(each.rounds) for each in found.clients] == [1, 1]
-
-
-def test_what_spark_does_in_processes_of_its_own_is_not_counted() -> None:
-    asked: list[Path] = []
-
-    def wrapper(report: Path) -> list[str]:
-        asked.append(report)
-        return []
-
-    counter = Counter(what="steps", wrapper=wrapper, read=len, share=1.0)
-    client = Client(name="fails", command=("/bin/false",), kinds=frozenset({"spark"}), modes=frozenset({"read"}))
-    task = Task("spark-read", Settings(kind="spark", mode="read", count=10_000, rounds=1), [client], embedded)
-    (found,) = run_scenarios([task], counters=[counter])
-    assert (asked, found.clients[0].counted) == ([], {})
 
 
 # Many processes
