@@ -17,6 +17,8 @@ from types import ModuleType
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.waiting import WAIT
 
 from nsq_fast.bench.clients import PROGRAMS, Client, names
@@ -112,6 +114,16 @@ def test_settings_are_checked() -> None:
     ):
         with pytest.raises(ConfigError):
             Settings(**wrong)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 10**7), st.sampled_from(["single", "concurrent", "batch"]), st.integers(1, 300))
+def test_counts_are_shared_out_evenly(count: int, mode: str, share: int) -> None:
+    settings = Settings(kind="publish", mode=mode, concurrency=share, batch=share)
+    found = settings.rounded(count)
+    step = 1 if mode == "single" else share
+    assert found % step == 0
+    assert settings.warmup(found) % step == 0
+    assert settings.warmup(found) > 0
 
 
 def test_clients_take_part_in_what_they_can_do() -> None:

@@ -76,6 +76,18 @@ def test_ledger_calls_duplicated_what_was_finished_more_than_once() -> None:
     assert ledger.lost == 1
 
 
+def test_ledger_settles_a_message_once_though_it_is_finished_and_given_up() -> None:
+    ledger = Ledger(2)
+    ledger.account(range(2), lambda: None)
+    ledger.mark_finished(0)
+    ledger.mark_given_up(0)
+    assert not ledger.is_whole
+    ledger.mark_given_up(1)
+    ledger.mark_finished(1)
+    assert ledger.settled == 2
+    assert ledger.is_whole
+
+
 def test_ledger_is_not_whole_when_what_was_not_confirmed_is_settled_in_its_place() -> None:
     ledger = Ledger(2)
     ledger.account(range(1), lambda: None)

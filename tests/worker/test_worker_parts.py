@@ -229,7 +229,7 @@ def test_counters_never_go_down_whatever_processes_come_and_go() -> None:
 def test_gauges_of_processes_that_ended_are_gone_and_levels_do_not_add_up() -> None:
     level = "nsq_fast_consumer_backoff_level"
     past = Totals().with_ended([family(5, "n", "gauge"), family(9, level, "gauge")])
-    shown = past.now([[family(1, "n", "gauge"), family(2, level, "gauge")], [family(1, "n", "gauge")]])
+    shown = past.now([[family(1, "n", "gauge"), family(each, level, "gauge")] for each in (2, 1)])
     assert {each.name: each.samples[0][2] for each in shown} == {"n": 2.0, level: 2.0}
 
 
