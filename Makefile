@@ -3,7 +3,7 @@
 #   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
 #   make demo-spark  the same, then Spark reports on the traces: installs PySpark (about 450 MB), needs Java 17 or newer
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
-#   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
+#   make quick       those that need a minute and a half: all of the client, gnsq, a round trip through each server
 #   make sim         the client in virtual time with simulated faults, by seed                   SEEDS=0:100000
 #   make core        the tests of the compiled core alone: no gevent needed, so that they run on 3.14t, too
 #   make proof       what is promised for the redesigned NSQ, on a real cluster with every fault: needs etcd and its servers,
@@ -105,7 +105,7 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 # The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
-QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq tests/sim \
+QUICK = tests/test_*.py tests/core tests/protocol tests/client tests/contract tests/runtime tests/gnsq tests/sim \
   -m "round_trip or not (slow or real or fork or flat or kill)"
 
 quick: $(DEV_STAMP) $(BUILD_STAMP)

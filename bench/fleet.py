@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import os
-import re
 import sys
 import time
 from collections import Counter
@@ -29,7 +28,7 @@ from sim.network import Network, Socket
 from sim.nsqd import Books, ModelNsqd, move_leader
 
 from nsq_fast.aio import Consumer, Producer
-from nsq_fast.page import COLOURS, DASHES, variables
+from nsq_fast.bench.charts import Line, over_seconds
 
 LOOKUPDS = 3
 CHANNEL = "ch"
@@ -134,11 +133,6 @@ async def close(consumers: Sequence[Consumer]) -> None:
 
 
 # The questions
-
-
-class Line(NamedTuple):
-    label: str
-    points: Sequence[tuple[float, float]]
 
 
 class Answer(NamedTuple):
@@ -388,39 +382,6 @@ QUESTIONS = {
 # What is shown
 
 
-def picture(answer: Answer) -> str:
-    """The curves as an SVG that stands alone, light or dark as its reader prefers."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from io import StringIO
-
-    from matplotlib import pyplot
-
-    ink, card = COLOURS["ink"][0], COLOURS["card"][0]
-    matplotlib.rcParams.update(
-        {"svg.fonttype": "none", "svg.hashsalt": "fleet", "font.family": "sans-serif", "font.size": 12}
-        | dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
-        | dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), card)
-    )
-    figure, axes = pyplot.subplots(figsize=(6, 4.5), layout="constrained")
-    for number, line in enumerate(answer.lines):
-        dash = DASHES[number % len(DASHES)]
-        look = "-" if dash == "none" else (0, [float(part) for part in dash.split()])
-        colour = COLOURS[f"colour{number % 4 + 1}"][0]
-        axes.plot(*zip(*line.points, strict=True), color=colour, linestyle=look, label=line.label)
-    axes.set(title=answer.title, ylabel=answer.unit, xlabel="seconds", ylim=(0, None))
-    figure.legend(loc="outside lower left", frameon=False)
-    out = StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    pyplot.close(figure)
-    text = out.getvalue()
-    for name in ("ink", "card", "colour1", "colour2", "colour3", "colour4"):
-        text = text.replace(f": {COLOURS[name][0]}", f": var(--{name})")
-    text = re.sub("<defs>", f"<style>{variables()}</style><defs>", text[text.index("<svg") :], count=1)
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
 def report(name: str, answer: Answer, seconds: float) -> Iterator[str]:
     yield f"{name}: {answer.title} ({seconds:.0f} s of CPU)"
     yield f"  {answer.size}"
@@ -447,7 +408,8 @@ def main() -> None:
         sys.stdout.write("\n".join(report(name, answer, time.process_time() - began)) + "\n")
         sys.stdout.flush()
         if given.charts is not None:
-            (given.charts / f"fleet-{name}.svg").write_text(picture(answer), encoding="utf-8")
+            picture = over_seconds(answer.title, answer.unit, answer.lines, alone=True)
+            (given.charts / f"fleet-{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ._version import __version__
 __path__ = search_path(__path__)
 
 _HOME = {
-    "install_as_gnsq": "gnsq.install",
+    "install_as_gnsq": "gnsq",
     "Consumer": "consumer",
     "Producer": "producer",
     "ColumnProducer": "columns",

@@ -39,10 +39,10 @@ from .gnsq import Reader as Reader
 from .gnsq import backofftimer as backofftimer
 from .gnsq import contrib as contrib
 from .gnsq import decorators as decorators
+from .gnsq import install_as_gnsq as install_as_gnsq
 from .gnsq import states as states
 from .gnsq import stream as stream
 from .gnsq import util as util
-from .gnsq.install import install_as_gnsq as install_as_gnsq
 from .names import Address as Address
 from .producer import Producer as Producer
 from .protocol.backoff import BackoffStrategy as BackoffStrategy

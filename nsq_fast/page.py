@@ -5,7 +5,6 @@ with nothing from outside. No I/O.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -84,7 +83,7 @@ margin:5px 0;font-size:13px}
 .kind2{background:repeating-linear-gradient(45deg,var(--colour2) 0 5px,var(--card) 5px 7px)}
 .kind3{background:repeating-linear-gradient(-45deg,var(--colour3) 0 3px,var(--card) 3px 6px)}
 .kind4{background:repeating-linear-gradient(90deg,var(--colour4) 0 2px,var(--card) 2px 5px)}
-.kind5{background:var(--bad)}.kind6{background:var(--soft)}
+.kind5{background:var(--bad)}
 .track u{position:absolute;top:4px;height:8px;border:solid var(--ink);border-width:0 1.5px;opacity:.85}
 .track u::after{content:"";position:absolute;left:0;right:0;top:3px;height:1.5px;background:var(--ink)}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 16px;font-size:14px}dt{font-weight:600}
@@ -131,36 +130,17 @@ def _cells(row: Sequence[str]) -> str:
     )
 
 
-def prose(markdown: str) -> str:
-    """Paragraphs and lists of Markdown, with its code and emphasis, as HTML."""
-    return "\n".join(_block(block) for block in re.split(r"\n{2,}", markdown.strip()))
-
-
-def _block(block: str) -> str:
-    if not block.startswith("- "):
-        return f"<p>{_inline(block)}</p>"
-    items = "".join(f"<li>{_inline(item)}</li>" for item in re.split(r"(?:^|\n)- ", block)[1:])
-    return f"<ul>{items}</ul>"
-
-
-def _inline(words: str) -> str:
-    words = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))
-    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", words)
-
-
 def element(name: str, content: str, attributes: Mapping[str, str] | None = None) -> str:
     """An element around content that is HTML already."""
     given = "".join(f' {key}="{escape(value)}"' for key, value in (attributes or {}).items())
     return f"<{name}{given}>{content}</{name}>"
 
 
-WORST, OTHERS = 5, 6
+WORST = 5
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a bar. ``kind`` is 1 to 4, each with its colour and pattern; WORST for what must not be; or OTHERS,
-    for what is there to compare with.
-    """
+    """A part of a bar. ``kind`` is 1 to 4, each with its colour and pattern; or WORST for what must not be."""
 
     kind: int
     size: float
@@ -222,8 +202,6 @@ def _piece(piece: Piece, scale: float) -> str:
 
 
 WIDTH = 440
-_PICTURE = 760
-_LABEL, _VALUE, _BAR, _TOP = 170, 110, 22, 34
 
 
 def text(x: float, y: float, words: str, anchor: str, *, is_bold: bool = False, name: str = "") -> str:
@@ -241,45 +219,6 @@ def duration(microseconds: float) -> str:
         if microseconds < size:
             return f"{microseconds / size * 1e3:g} {unit}"
     return f"{microseconds / 1e6:g} s"
-
-
-def picture(title: str, rows: Sequence[Bar]) -> str:
-    """Bars as a file of their own; light or dark as its reader prefers. The figures stand right of every mark."""
-    height = _TOP + len(rows) * _BAR + 10
-    scale = (_PICTURE - _LABEL - _VALUE) / (max((_picture_reach(row) for row in rows), default=0) or 1)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_PICTURE}" height="{height}"'
-            f' viewBox="0 0 {_PICTURE} {height}" font-family="sans-serif" font-size="12" role="img">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{variables()}text{{fill:var(--ink)}}</style>",
-            f'<rect width="{_PICTURE}" height="{height}" fill="var(--card)"/>',
-            f'<text x="8" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
-            *(part for number, row in enumerate(rows) for part in _picture_row(_TOP + number * _BAR, row, scale)),
-            "</svg>",
-        ]
-    )
-
-
-def _picture_reach(row: Bar) -> float:
-    return max(_size(row), row.high or 0.0)
-
-
-def _size(row: Bar) -> float:
-    return sum(piece.size for piece in row.pieces)
-
-
-def _picture_row(top: float, row: Bar, scale: float) -> Iterator[str]:
-    middle = top + _BAR / 2
-    yield text(_LABEL - 8, middle + 4, row.label, "end", is_bold=row.is_ours)
-    width = max(_size(row) * scale, 1)
-    fill = "colour1" if row.is_ours else "soft"
-    yield f'<rect x="{_LABEL}" y="{top + 3}" width="{width:.1f}" height="{_BAR - 6}" fill="var(--{fill})"/>'
-    if row.low is not None and row.high is not None and row.high > row.low:
-        low, high = _LABEL + row.low * scale, _LABEL + row.high * scale
-        ends = f"M{low:.1f} {middle - 4}v8M{high:.1f} {middle - 4}v8"
-        yield f'<path d="M{low:.1f} {middle}H{high:.1f}{ends}" stroke="var(--ink)"/>'
-    yield text(_LABEL + _picture_reach(row) * scale + 8, middle + 4, row.text, "start", is_bold=row.is_ours)
 
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, WIDTH - 16, 16, 230

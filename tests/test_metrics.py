@@ -293,20 +293,6 @@ def test_counters_never_go_down_over_reconnects_and_after_close(
     assert scraper.consumer("subscriptions_total") == 4, "the first one, and one for each restart"
 
 
-def test_a_consumer_whose_nsqd_is_gone_for_good_keeps_its_counts(
-    scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
-) -> None:
-    consumer = subscribe(finish)
-    scraper.metrics.add_consumer("billing", consumer)
-    producer.publish("orders", b"x")
-    until(lambda: scraper.consumer("messages_finished_total") == 1)
-    consumer.nsqd_addresses.clear()
-    consumer._subscriptions.configured_changed()
-    nsqd.stop()
-    until(lambda: scraper.consumer("targets") == 0)
-    assert scraper.consumer("messages_finished_total") == 1
-
-
 def test_several_consumers_and_producers_have_series_of_their_own(
     scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:

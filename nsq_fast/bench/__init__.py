@@ -3,8 +3,8 @@
 ``suite`` is the table of scenarios, shares and goals; ``clients`` are the programs that are measured, ``servers`` what
 they run on. ``runner`` runs the clients in turns, each in a process of its own; ``counting`` counts what a message
 costs; ``results`` is the file that this makes. Everything that is shown is computed from that file alone: ``figures``
-(medians, spread, limits, what changed between two runs), ``report``. ``scale`` has many processes at once, ``core`` the
-compiled core alone.
+(medians, spread, limits, what changed between two runs), ``report`` with its ``charts``. ``scale`` has many processes
+at once. The compiled core alone is measured by ``bench/bench_core.py``.
 
 Machines differ and are noisy: only ratios within one run mean anything.
 """

@@ -148,7 +148,6 @@ def limit_of(result: ClientResult, cores: int) -> str:
 
 THRESHOLD = 0.05
 METRICS_COMPARED = ("rate", "cpu", "p99", "peak")
-_CORE = "core: "
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +178,7 @@ def compare(
     later = dict(_figures(after, relative_to))
     for (scenario, client, metric), old in _figures(before, relative_to):
         new = later.get((scenario, client, metric))
-        is_wanted = not clients or client in clients or scenario.startswith(_CORE)
+        is_wanted = not clients or client in clients
         if new is None or not is_wanted or (figures and metric not in figures):
             continue
         verdict = verdict_on(old, new, metric == "rate", threshold)
@@ -197,8 +196,6 @@ def _figures(run: Run, relative_to: str) -> Iterator[tuple[tuple[str, str, str],
                     yield (scenario.name, result.client, metric), value
             for what, number in result.counted.items():
                 yield (scenario.name, result.client, f"{what}/message"), figure([number])
-    for each in run.core:
-        yield (f"{_CORE}{each.group}", each.name, "ns/message"), figure(each.ns_per_message)
 
 
 def differences(before: Run, after: Run) -> Iterator[str]:

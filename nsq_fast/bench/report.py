@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.page import OTHERS, STYLE, Bar, Line, Piece, bars, by_share, document, picture, prose, table
+from nsq_fast.page import STYLE
 from nsq_fast.printable import printable
 
+from . import charts
 from .clients import CORE_FLOOR, OURS
 from .counting import INSTRUCTIONS, SYSCALLS
-from .figures import COUNTED, METRICS, Figure, figure, limit_of, quantile, shown, value_of
+from .figures import COUNTED, METRICS, figure, limit_of, quantile, shown, value_of
 from .results import ClientResult, Run, Scenario
 from .suite import figure_in, floor_of, judge, titles
 
@@ -49,21 +49,6 @@ def reason_of(result: ClientResult) -> str:
     """Why a client failed, in a line: the last one of what it wrote is that of the exception."""
     lines = result.failure.splitlines() or ["no reason was given"]
     return printable(lines[-1].strip(), _LONGEST_REASON)
-
-
-def core_rows(run: Run) -> Iterator[list[str]]:
-    """Group, workload, nanoseconds a message, spread."""
-    for each in run.core:
-        value = figure(each.ns_per_message)
-        yield [
-            each.group,
-            each.name,
-            f"{value.median:,.1f}",
-            f"{value.spread:.0%}" if len(each.ns_per_message) > 1 else "-",
-        ]
-
-
-CORE_HEADER = ["group", "workload", "ns/message", "spread"]
 
 
 def markdown(head: Sequence[str], body: Iterator[list[str]]) -> str:
@@ -118,7 +103,6 @@ def _floor_in(scenario: Scenario) -> ClientResult | None:
 
 _DRAWN = ("rate", "cpu")
 _DRAWN_OF = {"idle": ("busy", "peak"), "start": ("import", "first")}
-_OURS = 1
 
 
 def title_of(scenario: Scenario) -> str:
@@ -126,21 +110,23 @@ def title_of(scenario: Scenario) -> str:
     return titles().get(scenario.name, scenario.name)
 
 
-def charts_of(scenario: Scenario) -> Iterator[str]:
-    """The figures of a scenario, as HTML."""
+def _charts_of(scenario: Scenario) -> Iterator[str]:
     for metric in _DRAWN_OF.get(scenario.settings.kind, _DRAWN):
-        rows = _rows(scenario, metric)
-        if rows:
-            yield bars(_title(metric), rows)
-    curves = list(_curves(scenario))
-    if curves:
-        yield by_share("latency, by the share of messages that were as fast", curves)
+        if bars := _bars(scenario, metric):
+            yield charts.bars(_title(metric), bars)
+    if curves := list(_curves(scenario)):
+        yield charts.by_share("latency, by the share of messages that were as fast", curves)
 
 
-def picture_of(scenario: Scenario, metric: str) -> str:
-    """Bars of one metric over the clients as an SVG that stands alone; empty where nobody has it."""
-    rows = _rows(scenario, metric)
-    return picture(f"{title_of(scenario)}: {_title(metric)}", rows) if rows else ""
+def pictures(run: Run) -> Iterator[tuple[str, str]]:
+    """The charts that the README shows: the names of their files, and SVG."""
+    for name, metric in README_CHARTS:
+        scenario = run.scenario(name)
+        if scenario and (bars := _bars(scenario, metric)):
+            yield (
+                f"{name}-{metric}.svg",
+                charts.bars(f"{title_of(scenario)}: {_title(metric)}", bars, alone=True),
+            )
 
 
 def _title(metric: str) -> str:
@@ -149,21 +135,17 @@ def _title(metric: str) -> str:
     return f"{about.title}{unit} ({'more' if about.more_is_better else 'less'} is better)"
 
 
-def _rows(scenario: Scenario, metric: str) -> list[Bar]:
+def _bars(scenario: Scenario, metric: str) -> list[charts.Bar]:
     found = []
     for result in scenario.clients:
         value = value_of(result, metric, scenario.settings.size)
         if value is not None:
-            found.append(_bar(result.client, value, shown(value, metric), result.client.startswith("nsq_fast")))
+            is_ours = result.client.startswith(OURS)
+            found.append(charts.Bar(result.client, value.median, shown(value, metric), value.low, value.high, is_ours))
     return found
 
 
-def _bar(label: str, value: Figure, text: str, is_ours: bool) -> Bar:
-    pieces = [Piece(_OURS if is_ours else OTHERS, value.median)]
-    return Bar(label, pieces, text, low=value.low, high=value.high, is_ours=is_ours)
-
-
-def _curves(scenario: Scenario) -> Iterator[Line]:
+def _curves(scenario: Scenario) -> Iterator[charts.Line]:
     for result in scenario.clients:
         shares = sorted({share for each in result.rounds for share, _ in each.latency_us})
         points = []
@@ -172,16 +154,7 @@ def _curves(scenario: Scenario) -> Iterator[Line]:
             values = [value for each in result.rounds if (value := read(each, 0)) is not None]
             points.append((share, figure(values).median))
         if points:
-            yield Line(result.client, points)
-
-
-def core_chart(run: Run) -> str:
-    """Bars of the compiled core's workloads, as HTML; empty where they were not measured."""
-    found = []
-    for each in run.core:
-        value = figure(each.ns_per_message)
-        found.append(_bar(f"{each.group}: {each.name}", value, f"{value.median:,.1f} ns", True))
-    return bars("nanoseconds a message (less is better)", found) if found else ""
+            yield charts.Line(result.client, points)
 
 
 FIGURES = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
@@ -222,7 +195,7 @@ other Python clients; go-nsq is built where Go is.
   floor* is a figure over that of the floor in the same run, so that a slow machine judges as a fast one does.
 - A goal that is such a ratio takes the median of the ratios of the rounds. While that is not known to 10 %, by the
   order of the ratios and with a confidence of 90 %, the clients take further turns: at most 15, within `--patience`.
-  One that is still not known says so, with the range it is in; `nsq-fast bench suite --more run.json` goes on with it.
+  One that is still not known says so, with the range it is in.
 - Spark runs with two threads. Its floor is the same query over Arrow batches that were ready before; of a write, two
   processes without Spark that publish ready bodies. Client CPU is that of its JVM and its Python processes. JVMs are
   warmed up, but for the first table of a session; a stream is measured from the end of its first micro-batch.
@@ -244,6 +217,8 @@ other Python clients; go-nsq is built where Go is.
   system's. They do not depend on what else the machine does, so they tell clients apart that CPU time cannot; behind
   valgrind a client is so slow that a consumer always finds as much as it can read.
 
+The compiled core alone is measured by `make bench`, with pytest-benchmark.
+
 What it does not show: other machines, a network (all is on loopback, client and server share the cores), disks (the
 server keeps its queue in memory), handlers that do work, clusters under failure. Absolute figures are those of this
 machine on that day; carry only the ratios elsewhere. Where the limit was not the client, messages/s compares what the
@@ -253,31 +228,34 @@ server and the client did together, and CPU per message is the figure that tells
 
 def html(run: Run) -> str:
     """The report as one HTML document, without anything from outside: what follows from it first, the method last."""
-    title = "nsq_fast benchmark"
-    about = run.about
-    made = f"{about.date}, {about.cpu}, {about.cores} cores, {about.system}"
-    parts = [
-        f"<header><h1>{title}</h1><p>{escape(made)}</p></header>",
-        _html_conclusion(run),
-        *_html_goals(run),
-        *_html_scenarios(run),
-        *_html_core(run),
-        "<h2>Made with</h2>",
-        table(["", ""], about_rows(run), "words"),
-        "<h2>Method</h2>",
-        prose(METHOD),
-    ]
-    return document(title, STYLE, ["<main>", *parts, "</main>"])
-
-
-def _html_conclusion(run: Run) -> str:
-    judged = [each for each in judge(run) if each.verdict != "not measured"]
-    missed = sum(each.verdict == "missed" for each in judged)
-    lines = list(conclusion(run))
-    if judged:
-        lines.append(f"{len(judged) - missed} of {len(judged)} goals are met.")
-    shown = "".join(f"<p>{escape(line)}</p>" for line in lines or ["nsq_fast was not measured."])
-    return f'<section class="conclusion" id="conclusion">{shown}</section>'
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ImportError as error:
+        raise ConfigError("the report is made by Jinja2: pip install 'nsq-fast[report]'") from error
+    template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.jinja")
+    goals = [each for each in judge(run) if each.verdict != "not measured"]
+    said = list(conclusion(run)) or ["nsq_fast was not measured."]
+    if goals:
+        said.append(f"{sum(each.verdict == 'met' for each in goals)} of {len(goals)} goals are met.")
+    page: str = template.render(
+        style=STYLE,
+        about=run.about,
+        conclusion=said,
+        goals=[(each.what, each.target, each.actual, each.verdict) for each in goals],
+        scenarios=[
+            {
+                "title": title_of(scenario),
+                "made_on": _made_on(scenario),
+                "charts": list(_charts_of(scenario)),
+                "head": header(scenario),
+                "rows": list(rows(scenario, run.about.cores)),
+            }
+            for scenario in run.scenarios
+        ],
+        made_with=list(about_rows(run)),
+        method=METHOD.strip(),
+    )
+    return page
 
 
 def conclusion(run: Run) -> Iterator[str]:
@@ -315,32 +293,6 @@ def about_rows(run: Run) -> Iterator[list[str]]:
     yield ["clients", clients]
 
 
-def _html_goals(run: Run) -> Iterator[str]:
-    judged = [each for each in judge(run) if each.verdict != "not measured"]
-    if judged:
-        yield '<h2>Goals</h2><div class="wide"><table class="words">'
-        yield "<tr><th>what</th><th>target</th><th>actual</th><th>verdict</th></tr>"
-        for each in judged:
-            cells = "".join(f"<td>{escape(text)}</td>" for text in (each.what, each.target, each.actual))
-            marked = {"met": "fine", "missed": "bad"}[each.verdict]
-            yield f'<tr>{cells}<td class="{marked}">{each.verdict}</td></tr>'
-        yield "</table></div>"
-
-
-def _html_scenarios(run: Run) -> Iterator[str]:
-    for scenario in run.scenarios:
-        yield f"<h2>{escape(title_of(scenario))}</h2><p>{escape(_made_on(scenario))}</p>"
-        yield f'<div class="pair">{"".join(charts_of(scenario))}</div>'
-        yield table(header(scenario), rows(scenario, run.about.cores))
-
-
-def _html_core(run: Run) -> Iterator[str]:
-    if run.core:
-        yield "<h2>The compiled core</h2>"
-        yield core_chart(run)
-        yield table(CORE_HEADER, core_rows(run))
-
-
 def _made_on(scenario: Scenario) -> str:
     rounds = scenario.settings.rounds
     return f"{scenario.server}, {rounds} round{'' if rounds == 1 else 's'}"
@@ -361,8 +313,6 @@ def docs(run: Run) -> str:
         parts.append(f"## {title_of(scenario)}")
         parts.append(f"{_made_on(scenario)}.")
         parts.append(markdown(header(scenario), rows(scenario, run.about.cores)))
-    if run.core:
-        parts += ["## The compiled core", markdown(CORE_HEADER, core_rows(run))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -409,12 +359,3 @@ def fill(text: str, block: str) -> str:
     if not FIGURES.search(text):
         raise ConfigError("the file has no <!-- figures:begin --> and <!-- figures:end -->")
     return FIGURES.sub(lambda marks: f"{marks[1]}{block}{marks[2]}", text)
-
-
-def charts(run: Run) -> Iterator[tuple[str, str]]:
-    """The charts that the README shows: the names of their files, and SVG."""
-    for name, metric in README_CHARTS:
-        scenario = run.scenario(name)
-        chart = picture_of(scenario, metric) if scenario else ""
-        if chart:
-            yield f"{name}-{metric}.svg", chart + "\n"

@@ -180,14 +180,6 @@ class Scenario(msgspec.Struct, kw_only=True):
         return next((each for each in self.clients if each.client == name and each.rounds), None)
 
 
-class CoreResult(msgspec.Struct, kw_only=True):
-    """One workload of the compiled core: nanoseconds a message, of each round."""
-
-    group: str
-    name: str
-    ns_per_message: list[float]
-
-
 class About(msgspec.Struct, kw_only=True):
     """Where and with what a run was made."""
 
@@ -207,7 +199,6 @@ class About(msgspec.Struct, kw_only=True):
 class Run(msgspec.Struct, kw_only=True):
     about: About
     scenarios: list[Scenario] = []
-    core: list[CoreResult] = []
     format: int = FORMAT
 
     def scenario(self, name: str) -> Scenario | None:
@@ -253,14 +244,6 @@ def other_machine(before: About, after: About) -> list[tuple[str, str, str]]:
         ("machine", f"{before.cpu}, {before.cores} cores", f"{after.cpu}, {after.cores} cores"),
         ("Python", before.python, after.python),
     ]
-    return [(what, old, new) for what, old, new in found if old != new]
-
-
-def other_code(before: About, after: About) -> list[tuple[str, str, str]]:
-    """The same of what was measured, and of what it ran on; of clients, those of both."""
-    names = ("nsq_fast", "git_commit", "gevent", "system", "scheduling")
-    found = [(name, getattr(before, name), getattr(after, name)) for name in names]
-    found += [(name, version, after.clients[name]) for name, version in before.clients.items() if name in after.clients]
     return [(what, old, new) for what, old, new in found if old != new]
 
 

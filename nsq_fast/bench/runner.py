@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.errors import NsqError
 
 from .clients import PROGRAMS, Client
 from .counting import Counter, per_message
@@ -74,25 +74,6 @@ def run_scenarios(
         return [each.scenario(speed) for each in running]
 
 
-def settle_scenarios(
-    tasks: Sequence[Task], earlier: Sequence[Scenario], progress: Progress = lambda line: None, patience: float = 0.0
-) -> list[Scenario]:
-    """Go on with scenarios that were measured before: further rounds, as ``run_scenarios`` takes them for ``patience``.
-
-    Args:
-        earlier: what was measured, in the order of the tasks. The settings are those of then.
-
-    Raises ConfigError when a server is not the one of then.
-    """
-    with ExitStack() as stack:
-        running = [
-            _Running(task, stack.enter_context(task.source(before.settings)), progress, before)
-            for task, before in zip(tasks, earlier, strict=True)
-        ]
-        _settle(running, time.monotonic() + patience)
-        return [each.scenario(before.loop_ms) for each, before in zip(running, earlier, strict=True)]
-
-
 def _settle(running: Sequence[_Running], until: float) -> None:
     """More rounds of the clients that goals compare, as long as a ratio is not settled, and may become so."""
     clients = clients_compared(each.name for each in running)
@@ -107,19 +88,12 @@ class _Running:
     """A scenario while it is measured, with the clients that can take part. One that fails is left out of later
     rounds, and its failure kept."""
 
-    def __init__(self, task: Task, server: Server, progress: Progress, earlier: Scenario | None = None) -> None:
+    def __init__(self, task: Task, server: Server, progress: Progress) -> None:
         self.name = task.name
         self._server, self._progress = server, progress
         self._clients = [client for client in task.clients if client.takes_part(task.settings)]
-        if earlier is None:
-            self._settings = self._at_share(task.settings) if task.settings.rate_share else task.settings
-            self._results = {client.name: ClientResult(client=client.name) for client in self._clients}
-        else:
-            if earlier.server != server.name:
-                raise ConfigError(f"{task.name} was measured with {earlier.server}, and this is {server.name}")
-            self._settings = earlier.settings
-            self._results = {result.client: result for result in earlier.clients}
-            self._clients = [client for client in self._clients if client.name in self._results]
+        self._settings = self._at_share(task.settings) if task.settings.rate_share else task.settings
+        self._results = {client.name: ClientResult(client=client.name) for client in self._clients}
         self._counts = {client.name: task.settings.count for client in self._clients}
         self._turns = Turns(self._settings, server)
 

@@ -55,7 +55,6 @@ def _subcommand(name: str, help: str, *parts: Decorated) -> Subcommand:
     def decorate(function: Decorated) -> click.Command:
         def run(lookupds: Sequence[Endpoint], security: Security, **rest: Any) -> None:
             _, lookupds = options.find_servers([], lookupds, None)
-            options.require_reachable("nsqlookupd", lookupds)
             results = function(Lookup(lookupds, security), **rest)
             if results is not None:
                 _report(results, name)

@@ -10,29 +10,16 @@ import click
 import msgspec
 
 from nsq_fast.bench.clients import OURS, Client, available, chosen, names, needed_by
-from nsq_fast.bench.core import measure as measure_core
 from nsq_fast.bench.counting import INSTRUCTIONS_NEED, SYSCALLS_NEED, Counter, instruction_counter, syscall_counter
 from nsq_fast.bench.figures import METRICS, THRESHOLD, Change, Figure, compare, differences, shown
-from nsq_fast.bench.report import CORE_HEADER, charts, core_rows, docs, fill, header, html, readme_block, tuning_block
+from nsq_fast.bench.report import docs, fill, header, html, pictures, readme_block, tuning_block
 from nsq_fast.bench.report import rows as rows_of
-from nsq_fast.bench.results import (
-    COMPRESSIONS,
-    MODES,
-    Run,
-    Scenario,
-    Settings,
-    about,
-    as_json,
-    load,
-    other_code,
-    other_machine,
-)
-from nsq_fast.bench.runner import Task, run_scenarios, settle_scenarios
-from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, picture_of, rows, settings_of, title_of
-from nsq_fast.bench.scale import html as scale_html
+from nsq_fast.bench.results import COMPRESSIONS, MODES, Run, Scenario, Settings, about, as_json, load
+from nsq_fast.bench.runner import Task, run_scenarios
+from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, rows, settings_of, title_of
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
-from nsq_fast.bench.suite import Plan, in_turns, judge, plans, unsettled
+from nsq_fast.bench.suite import Plan, in_turns, judge, plans
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint
@@ -176,7 +163,7 @@ def _place(
         raise click.UsageError("give one of --embedded, --nsqd, --lookupd and --servers")
     is_secured = security != Security()
     if nsqds or lookupds:
-        options.require_running(nsqds, lookupds)
+        options.find_servers(nsqds, lookupds)
         of_client = security.of_client if is_secured else {}
         named = [str(lookupd) for lookupd in lookupds]
         source = given_lookupds(named, of_client) if lookupds else given_nsqds(nsqds, of_client)
@@ -236,35 +223,6 @@ def _run(
     return run
 
 
-def _go_on(
-    run: Run,
-    path: Path,
-    todo: Sequence[Plan],
-    place: _Place,
-    wanted: Sequence[str],
-    peer_python: str | None,
-    patience: float,
-    target: Path,
-    **counting: bool,
-) -> None:
-    """Add rounds to those scenarios of a run. Raises ConfigError where they would be rounds of something else."""
-    if any(counting.values()):
-        raise click.UsageError("--more takes rounds, and counts nothing: leave --syscalls and --instructions out")
-    clients = _clients(wanted, peer_python, place)
-    now = about(_versions(clients))
-    if found := [*other_machine(run.about, now), *other_code(run.about, now)]:
-        differences = "; ".join(f"{what}: {old or 'unknown'}, now {new or 'unknown'}" for what, old, new in found)
-        raise ConfigError(f"{path} is of another machine or other code: {differences}")
-    for together in in_turns(todo):
-        before = [scenario for plan in together if (scenario := run.scenario(plan.name))]
-        tasks = [_task(plan, clients, place) for plan in together]
-        for old, new in zip(before, settle_scenarios(tasks, before, console.progress, patience), strict=True):
-            run.scenarios[run.scenarios.index(old)] = new
-        console.write_file(target, as_json(run))
-    left = ", ".join(sorted(unsettled(run.scenarios)))
-    click.echo(f"not settled: {left}" if left else "all ratios are settled", err=True)
-
-
 def _task(plan: Plan, clients: Sequence[Client], place: _Place) -> Task:
     source = embedded_source if plan.is_embedded else place.source
     return Task(plan.name, plan.settings, chosen(clients, plan.clients), source)
@@ -299,21 +257,6 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
     output.print(console.grid(head, list(rows), output.width, title=title))
 
 
-@click.command("codec", short_help="Time the compiled core.")
-@options.number("--rounds", default=5, help="How many rounds.")
-@options.output_file("--json", "target", help="Write the run to this file.")
-def _codec(rounds: int, target: Path | None) -> None:
-    """Time the compiled core: decode, columns, commands, MPUB, answers; nanoseconds a message."""
-    run = Run(about=about({}), core=measure_core(rounds))
-    _show_core(run)
-    if target:
-        console.write_file(target, as_json(run))
-
-
-def _show_core(run: Run) -> None:
-    _print_table("The compiled core", CORE_HEADER, core_rows(run))
-
-
 @click.command("suite", short_help="Run the whole comparison.")
 @_where
 @options.seconds("--duration", default=1.5, help="Of a client's round.")
@@ -323,9 +266,6 @@ def _show_core(run: Run) -> None:
 )
 @click.option("--short", is_flag=True, help="Only the scenarios that tell most.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario (repeatable).")
-@options.output_file(
-    "--more", help="Go on with the run in FILE: only more rounds, for --patience, of what is not settled there."
-)
 def _suite(
     embedded: bool,
     nsqds: Sequence[Address],
@@ -335,7 +275,6 @@ def _suite(
     rounds: int,
     short: bool,
     only: Sequence[str],
-    more: Path | None,
     security: Security,
     target: Path | None,
     **others: Any,
@@ -346,22 +285,10 @@ def _suite(
         raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
     place = _place(embedded, nsqds, lookupds, servers, security)
     todo = _as_the_servers(todo, place)
-    if more:
-        target = target or more
-        run = load(more)
-        left = unsettled(run.scenarios)
-        todo = [plan for plan in todo if plan.name in left]
-        _go_on(run, more, todo, place, target=target, **others)
-    else:
-        run = _run(todo, place, target=target, **others)
-        if not short:
-            run.core = measure_core(rounds)
-            _show_core(run)
+    run = _run(todo, place, target=target, **others)
     measured = [each for each in judge(run) if each.verdict != "not measured"]
     rows = [[each.what, each.target, each.actual, each.verdict] for each in measured]
     _print_table("Goals", ["what", "target", "actual", "verdict"], rows)
-    if target:
-        console.write_file(target, as_json(run))
     if failed := [plan for plan in todo if run.scenario(plan.name) is None]:
         raise NsqError(f"not measured, for the reasons given above: {_names(failed)}")
 
@@ -409,8 +336,6 @@ _KINDS = ("consume", "publish", "both")
 @options.number("--size", default=200, help="Bytes in a message.")
 @options.seconds("--duration", default=2.0, help="Of one process alone.")
 @options.output_file("--json", "target", help="Write the run to this file.")
-@options.output_file("--html", "html_file", help="Write a report that stands alone.")
-@click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
 def scale_command(
     servers: Path | None,
     processes: tuple[int, ...],
@@ -420,8 +345,6 @@ def scale_command(
     size: int,
     duration: float,
     target: Path | None,
-    html_file: Path | None,
-    svg_folder: Path | None,
 ) -> None:
     """Measure nsq_fast in several processes at once, each on a topic of its own, over all nsqds.
 
@@ -436,28 +359,13 @@ def scale_command(
         curve = measure(kind, settings, sorted(set(processes)), nsqds, client, source, console.progress)
         curves.append(curve)
     run = ScaleRun(about=about({}), curves=curves)
-    _show_curves(run)
-    _write(run, target, html_file, svg_folder)
-
-
-def _show_curves(run: ScaleRun) -> None:
     output = console.output()
     for curve in run.curves:
         output.print(console.grid(HEADER, list(rows(curve)), output.width, title=f"{title_of(curve)}: {curve.server}"))
         for line in explained(curve, run.about.cores):
             output.print(line)
-
-
-def _write(run: ScaleRun, target: Path | None, html_file: Path | None, svg_folder: Path | None) -> None:
-    texts = {}
     if target:
-        texts[target] = as_json(run)
-    if html_file:
-        texts[html_file] = scale_html(run)
-    if svg_folder:
-        texts |= {svg_folder / f"scale-{curve.kind}.svg": picture_of(curve) + "\n" for curve in run.curves}
-    for path, text in texts.items():
-        console.write_file(path, text)
+        console.write_file(target, as_json(run))
 
 
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -549,11 +457,11 @@ def report_command(
         if page:
             console.write_file(page, fill(page.read_text(encoding="utf-8"), block(run)))
     if svg_folder:
-        for name, chart in charts(run):
+        for name, chart in pictures(run):
             console.write_file(svg_folder / name, chart)
 
 
 for _kind in _TAKEN:
     command.add_command(_measuring(_kind))
-for _other in (_codec, _suite, scale_command, compare_command, report_command):
+for _other in (_suite, scale_command, compare_command, report_command):
     command.add_command(_other)

@@ -31,6 +31,7 @@ from nsq_fast.runtime import Endpoint, LookupdHTTPClient, NsqdHTTPClient
 
 from . import console, options
 from .jobs import (
+    BODY_SIZE,
     MAX_TRIES,
     JobOptions,
     Ledger,
@@ -91,14 +92,11 @@ _TRACE_NOTES = {
 @security_options
 @options.number("--messages", default=200_000, help="How many messages.")
 @options.number("--topics", default=4, most=64, help="Over how many topics.")
-@options.number("--size", default=200, least=16, most=1 << 20, help="Bytes in a message.")
 @click.option(
     "--ordered-messages",
     type=click.IntRange(0),
     help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]",
 )
-@options.number("--max-in-flight", default=2000, help="Messages held, a topic.")
-@options.seconds("--stall-timeout", default=30.0, help="End when nothing moves.")
 @click.option(
     "--trace-html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -112,10 +110,7 @@ def command(
     nsqds: Sequence[Address],
     messages: int,
     topics: int,
-    size: int,
     ordered_messages: int | None,
-    max_in_flight: int,
-    stall_timeout: float,
     trace_html: Path | None,
     traces: bool,
     as_json: bool,
@@ -131,16 +126,16 @@ def command(
     afterwards; no leader is moved. The exit code is 1 when a message was lost or came out of order.
     """
     if nsqds or lookupds:
-        options.require_running(nsqds, lookupds)
+        options.find_servers(nsqds, lookupds)
     lookup = Lookup(lookupds, security) if lookupds else None
     is_cluster = lookup is not None and lookup.is_redesigned
-    common: dict[str, Any] = {"body_size": size, "stall_timeout": stall_timeout, "security": security.of_client}
+    common: dict[str, Any] = {"security": security.of_client}
     if ordered_messages is None:
         ordered_messages = messages if is_cluster else -(-messages // 10)
     parts = []
     with stop_signals() as stop:
         if not is_cluster:
-            job_options = JobOptions(messages=messages, topics=topics, max_in_flight=max_in_flight, **common)
+            job_options = JobOptions(messages=messages, topics=topics, **common)
             parts.append(_run_main_job(job_options, _servers(nsqds, lookupds, security), stop, as_json))
         if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
             place = existing_cluster(lookup) if lookup else embedded_cluster()
@@ -192,7 +187,7 @@ def _part(results: Results, job: MainJob | OrderedJob, what: str, quiet: bool, i
     """Show what came of a job, and judge it."""
     if not quiet:
         messages = console.counted(job.ledger.size, "message")
-        _print_rows(f"{messages} of {job.options.body_size} bytes, {what}", results, _NOTES)
+        _print_rows(f"{messages} of {BODY_SIZE} bytes, {what}", results, _NOTES)
     if results["ended"] == "interrupted":
         return _Part(results, INTERRUPTED)
     is_good &= results["ended"] == "done" and not (results["lost"] or results["publish_failed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -60,7 +61,9 @@ def command(
     def application(environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
-            return _answer(respond, "200 OK", generate_latest(_Scraped(cluster.scrape())), CONTENT_TYPE_LATEST)
+            return _answer(
+                respond, "200 OK", generate_latest(SimpleNamespace(collect=cluster.scrape)), CONTENT_TYPE_LATEST
+            )
         if path == "/healthz":
             return _answer(respond, "200 OK", b"ok\n")
         return _answer(respond, "404 Not Found", b"there are /metrics and /healthz\n")
@@ -71,16 +74,6 @@ def command(
 def _answer(respond: Respond, status: str, body: bytes, kind: str = _TEXT) -> list[bytes]:
     respond(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
     return [body]
-
-
-class _Scraped:
-    """Metrics as ``generate_latest`` takes them."""
-
-    def __init__(self, metrics: list[Any]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Any]:
-        return self._metrics
 
 
 def _serve(http: str, application: Callable[..., Iterable[bytes]]) -> None:

@@ -40,6 +40,10 @@ from nsq_fast.runtime import (
 from .servers import Lookup
 
 CHANNEL = "workers"
+BODY_SIZE = 200
+STALL_TIMEOUT = 30.0
+"""Seconds without any progress after which a job ends."""
+
 _TICK = 0.1
 _BULK = 0.95  # the rate is that of the first so many
 _CLOSE_TIMEOUT = 10.0
@@ -161,9 +165,9 @@ class Ledger:
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] / 1e6
 
 
-def _watch(ledger: Ledger, at_work: Sequence[Greenlet[..., Any]], stop: Event, timeout: float, tell: Tell) -> str:
+def _watch(ledger: Ledger, at_work: Sequence[Greenlet[..., Any]], stop: Event, tell: Tell) -> str:
     """Wait until what is at work has ended, and all is settled: ``done``; ``stalled`` when nothing has moved for
-    ``timeout`` seconds, or ``interrupted`` by ``stop``."""
+    STALL_TIMEOUT, or ``interrupted`` by ``stop``."""
     moved_at, seen = perf_counter(), -1
     while not stop.is_set():
         joinall(at_work, timeout=_TICK, raise_error=True)
@@ -174,7 +178,7 @@ def _watch(ledger: Ledger, at_work: Sequence[Greenlet[..., Any]], stop: Event, t
         tell(ledger)
         if ledger.moves != seen:
             moved_at, seen = perf_counter(), ledger.moves
-        elif perf_counter() - moved_at > timeout:
+        elif perf_counter() - moved_at > STALL_TIMEOUT:
             return "stalled"
     return "interrupted"
 
@@ -195,15 +199,12 @@ class DeliberateFailure(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """Size and shape of the main job, and its servers; ``security`` holds the options of clients for TLS and AUTH."""
+    """Size of the main job, and its servers; ``security`` holds the options of clients for TLS and AUTH."""
 
     nsqds: tuple[str, ...] = ()
     lookupds: tuple[str, ...] = ()
     messages: int = 200_000
     topics: int = 4
-    body_size: int = 200
-    max_in_flight: int = 2000
-    stall_timeout: float = 30.0
     security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -220,7 +221,7 @@ class MainJob:
             "lookupd_http_addresses": options.lookupds,
             **options.security,
         }
-        self._padding = b"." * max(0, options.body_size - _HEAD.size)
+        self._padding = b"." * (BODY_SIZE - _HEAD.size)
         self._is_running = True
         self._openers: set[int] = set()
         self._unopened = options.topics
@@ -247,7 +248,7 @@ class MainJob:
                 consumer.start(block=False)
             later: Greenlet[..., Any] = spawn(self._answer_later)
             try:
-                ended = _watch(self.ledger, publishers, stop, self.options.stall_timeout, tell)
+                ended = _watch(self.ledger, publishers, stop, tell)
                 seconds = perf_counter() - self._started
             finally:
                 self._is_running = False
@@ -325,7 +326,7 @@ class MainJob:
             **self._servers,
             message_handler=self._handle,
             max_tries=MAX_TRIES,
-            max_in_flight=self.options.max_in_flight,
+            max_in_flight=2000,
             max_backoff_duration=0,
             requeue_base_delay=0.05,
             requeue_max_delay=0.2,
@@ -404,8 +405,6 @@ class OrderedOptions:
     topic: str
     messages: int = 20_000
     keys: int = 20
-    body_size: int = 200
-    stall_timeout: float = 30.0
     trace_file: Path | None = None
     security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -426,7 +425,7 @@ class OrderedJob:
         self._last = [-1] * options.keys
         self._violations = 0
         self._records = _Records(options.trace_file)
-        self._padding = b"." * max(0, options.body_size - _NUMBER.size)
+        self._padding = b"." * (BODY_SIZE - _NUMBER.size)
 
     def run(self, stop: Event, tell: Tell) -> Results:
         """Publish and consume; return when all was consumed, when nothing moves any more, or when ``stop`` is set."""
@@ -438,13 +437,13 @@ class OrderedJob:
             options.topic, CHANNEL, message_handler=self._handle, max_tries=0, max_in_flight=100, **common
         )
         began = perf_counter()
-        with Producer(publish_timeout=options.stall_timeout, **common) as producer:
+        with Producer(publish_timeout=STALL_TIMEOUT, **common) as producer:
             consumer.start(block=False)
             greenlets: list[Greenlet[..., Any]] = [spawn(self._publish, producer, key) for key in range(options.keys)]
             greenlets.append(spawn(self._move_in_the_middle))
 
             try:
-                ended = _watch(self.ledger, greenlets, stop, options.stall_timeout, tell)
+                ended = _watch(self.ledger, greenlets, stop, tell)
                 seconds = perf_counter() - began
             finally:
                 for greenlet in greenlets:

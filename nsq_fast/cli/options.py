@@ -244,11 +244,20 @@ def find_servers(
     """The servers that are named; else those of the environment; else what answers on this machine.
 
     What was not named is said, in one line on stderr, unless ``quiet``. Raises UsageError where servers are given two
-    ways, or none is found.
+    ways, or none is found; ClickException where none takes a connection, since a wrong address is not a slow server.
 
     Args:
-        nsqd: what the nsqds of the command are: NSQD_TCP, NSQD_HTTP, or None for one that asks lookupds only.
+        nsqd: what the nsqds of the command are: NSQD_TCP; None for one that asks lookupds only; or NSQD_HTTP for one
+            that shows which servers are away, and takes whichever are named.
     """
+    found = _named_or_found(nsqds, lookupds, nsqd, quiet)
+    if nsqd is not NSQD_HTTP:
+        _require_reachable("nsqd", found.nsqds)
+        _require_reachable("nsqlookupd", found.lookupds)
+    return found
+
+
+def _named_or_found(nsqds: Sequence[Any], lookupds: Sequence[Endpoint], nsqd: _Default | None, quiet: bool) -> Servers:
     if nsqds and lookupds:
         raise click.UsageError("give --nsqd or --lookupd, not both")
     if nsqds or lookupds:
@@ -289,8 +298,8 @@ def _answering_here(kind: _Default) -> _Found | None:
     return _Found([kind.parse(f"{LOCAL}:{kind.port}")], "it answers here")
 
 
-def require_reachable(what: str, servers: Iterable[Address | Endpoint]) -> None:
-    """Raise ClickException when none of the servers takes a TCP connection: a wrong address is not a slow server."""
+def _require_reachable(what: str, servers: Iterable[Address | Endpoint]) -> None:
+    """Raise ClickException when none of the servers takes a TCP connection."""
     refused = []
     for server in servers:
         target = server.address if isinstance(server, Endpoint) else server
@@ -302,14 +311,6 @@ def require_reachable(what: str, servers: Iterable[Address | Endpoint]) -> None:
             return
     if refused:
         raise click.ClickException(f"cannot connect to {'; '.join(refused)}")
-
-
-def require_running(nsqds: Sequence[Address | Endpoint], lookupds: Sequence[Endpoint]) -> None:
-    """Raise UsageError for servers that are given two ways, ClickException when none of them takes a connection."""
-    if nsqds and lookupds:
-        raise click.UsageError("give --nsqd or --lookupd, not both")
-    require_reachable("nsqd", nsqds)
-    require_reachable("nsqlookupd", lookupds)
 
 
 def nsqds_of(lookupds: Sequence[str], security: Security) -> list[str]:

@@ -105,12 +105,11 @@ def command(
         raise click.UsageError("give --key or --partition, not both")
     if to_all and not nsqds:
         raise click.UsageError("--to-all needs --nsqd")
-    nsqds, lookupds = options.find_servers(nsqds, lookupds, quiet=quiet)
     end = b"\0" if null else _ESCAPES.get(delimiter, delimiter.encode())
     if not end:
         raise click.UsageError("--delimiter must not be empty")
     config = ProducerConfig.of({name: value for name, value in producer_opt if name in ProducerConfig.names()})
-    options.require_running(nsqds, lookupds)
+    nsqds, lookupds = options.find_servers(nsqds, lookupds, quiet=quiet)
     groups: list[Sequence[Address]] = [[address] for address in nsqds] if to_all else [nsqds]
     settings: dict[str, Any] = {**security.of_client, **dict(producer_opt)}
     producers = [_producer(group, lookupds, settings) for group in groups]

@@ -180,7 +180,6 @@ def command(
     if not names:
         raise click.UsageError("say which TOPIC to print")
     nsqds, lookupds = options.find_servers(nsqds, lookupds)
-    options.require_running(nsqds, lookupds)
     if not (channel or take_backlog):
         refuse_first_channel(names, nsqds, nsqds_http, lookupds, security)
     keeps = take_backlog and not channel

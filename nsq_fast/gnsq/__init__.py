@@ -8,6 +8,12 @@ the behaviour differs from gnsq's.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
+
+from nsq_fast.errors import ConfigError
+
 from . import decorators as decorators
 from . import errors as errors
 from . import protocol as protocol
@@ -38,3 +44,22 @@ __all__ = [
     "Producer",
     "Reader",
 ]
+
+
+def install_as_gnsq() -> None:
+    """Register every module of ``nsq_fast.gnsq`` as that of ``gnsq``, before anything imports gnsq.
+
+    ``import gnsq.contrib.batch`` and ``from gnsq.errors import NSQInvalid`` then give the same modules and classes as
+    ``nsq_fast.gnsq`` does, whether a gnsq is installed or not. Raises ConfigError when another gnsq was imported.
+    """
+    present = sys.modules.get("gnsq")
+    if (
+        present is not None
+        and present is not sys.modules[__name__]
+        and not getattr(present, "__nsq_fast_shim__", False)
+    ):
+        raise ConfigError("gnsq is imported already: call install_as_gnsq() before anything imports gnsq")
+    for info in pkgutil.walk_packages(__path__, f"{__name__}."):
+        importlib.import_module(info.name)
+    for name in [__name__, *(name for name in sys.modules if name.startswith(f"{__name__}."))]:
+        sys.modules["gnsq" + name.removeprefix(__name__)] = sys.modules[name]

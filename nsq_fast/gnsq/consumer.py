@@ -23,9 +23,8 @@ from nsq_fast.runtime import Consumer as _Consumer
 
 from .backofftimer import BackoffTimer
 from .lookupd import LookupdClient
-from .options import connection_options
 from .states import BACKOFF, INIT, RUNNING, THROTTLED
-from .util import parse_lookupds, parse_nsqds
+from .util import connection_options, parse_lookupds, parse_nsqds
 
 CLOSE_TIMEOUT = 10.0
 

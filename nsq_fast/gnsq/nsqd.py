@@ -19,9 +19,8 @@ from nsq_fast.runtime import NsqdHTTPClient as _NsqdHTTPClient
 from . import protocol
 from .decorators import deprecated
 from .errors import make_error
-from .httpclient import HTTPClient
+from .httpclient import USERAGENT, HTTPClient
 from .message import Message, Unconnected
-from .options import USERAGENT
 from .states import CONNECTED, DISCONNECTED, INIT
 from .stream import Stream
 

@@ -13,8 +13,7 @@ from nsq_fast.errors import NSQInvalid
 from nsq_fast.names import Address
 from nsq_fast.runtime import Producer as _Producer
 
-from .options import connection_options
-from .util import parse_nsqds
+from .util import connection_options, parse_nsqds
 
 PUBLISH_TIMEOUT = 60.0
 """Seconds that a publish may take with all its attempts; gnsq has no limit."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError
@@ -162,7 +163,7 @@ class StatusPage:
             return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n", TEXT)
         snapshot, past = self._now, self._past
         families = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
-        return Answer(200, generate_latest(_Collected(families)), CONTENT_TYPE_LATEST)
+        return Answer(200, generate_latest(SimpleNamespace(collect=lambda: _metrics_of(families))), CONTENT_TYPE_LATEST)
 
 
 def _own(snapshot: Snapshot) -> Iterator[Family]:
@@ -179,20 +180,15 @@ def _own(snapshot: Snapshot) -> Iterator[Family]:
     yield Family(name, help, "counter", [(f"{name}_total", {}, float(snapshot.restarts))])
 
 
-class _Collected:
-    """Families as prometheus_client's ``generate_latest`` takes them."""
+def _metrics_of(families: Iterable[Family]) -> Iterator[Any]:
+    """Families as prometheus_client has them."""
+    from prometheus_client.metrics_core import Metric
 
-    def __init__(self, families: list[Family]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.metrics_core import Metric
-
-        for each in self._families:
-            metric = Metric(each.name, each.help, each.kind)
-            for name, labels, value in each.samples:
-                metric.add_sample(name, labels, value)
-            yield metric
+    for each in families:
+        metric = Metric(each.name, each.help, each.kind)
+        for name, labels, value in each.samples:
+            metric.add_sample(name, labels, value)
+        yield metric
 
 
 # The page for people

@@ -6,15 +6,12 @@ import importlib.util
 import itertools
 import json
 import os
-import re
 import select
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -27,14 +24,16 @@ from support.waiting import WAIT
 from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.counting import INSTRUCTIONS, SYSCALLS, Counter, per_message, read_cachegrind, read_calls
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of, verdict_on
-from nsq_fast.bench.report import about_rows, header, rows
-from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings, about
+from nsq_fast.bench.report import header, rows
+from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings
 from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
-from nsq_fast.bench.servers import Server, embedded
-from nsq_fast.bench.suite import floor_of, in_turns, is_settled, judge, middle, plans, turns_among
+from nsq_fast.bench.scale import Curve, Point, explained, knee_of
+from nsq_fast.bench.scale import limit_of as scale_limit_of
+from nsq_fast.bench.scale import rows as scale_rows
+from nsq_fast.bench.servers import Server
+from nsq_fast.bench.suite import in_turns, is_settled, judge, middle, plans
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.page import Bar, Line, Piece, bars, by_share, duration, over_time, picture, prose
 
 
 def meter() -> ModuleType:
@@ -52,13 +51,6 @@ METER = meter()
 
 def a_round(messages: int = 1000, seconds: float = 1.0, cpu: float = 0.5, server: float | None = None) -> Round:
     return Round(messages=messages, seconds=seconds, cpu_seconds=cpu, peak_kib=2048, server_cpu_seconds=server)
-
-
-@given(st.lists(st.floats(0.001, 1e9), min_size=1, max_size=20))
-def test_a_figure_lies_within_its_range(values: list[float]) -> None:
-    found = figure(values)
-    assert found.low <= found.median <= found.high
-    assert found.spread >= 0
 
 
 def test_a_figure_is_a_median_with_its_spread() -> None:
@@ -134,12 +126,6 @@ def test_counts_are_shared_out_evenly(count: int, mode: str, share: int) -> None
     assert settings.warmup(found) > 0
 
 
-def test_every_scenario_of_the_suite_has_its_own_name_and_known_clients() -> None:
-    found = plans(1.0, 3)
-    assert len({plan.name for plan in found}) == len(found)
-    assert {client for plan in found for client in plan.clients} <= set(names())
-
-
 def test_clients_take_part_in_what_they_can_do() -> None:
     plain = Client(name="plain", command=("x",))
     able = Client(name="able", command=("x",), can=frozenset({"negotiate", "spread", "sleep"}))
@@ -165,16 +151,6 @@ def test_an_open_loop_has_its_times_fixed_in_advance() -> None:
     assert all(abs(gap - 1_000_000) < 1000 for gap in gaps)
     slow = list(METER.ticks(100, 5))
     assert [many for _, many in slow] == [1] * 5
-
-
-def test_quantiles_are_values_that_were_measured() -> None:
-    found = dict(map(tuple, METER.quantiles([n * 1000 for n in range(101)])))
-    assert (found[0], found[50], found[99], found[100]) == (0, 50, 99, 100)
-    assert METER.quantiles([]) == []
-
-
-def test_stamps_survive_the_way() -> None:
-    assert METER.stamp_of(METER.stamped(1_700_000_000_123_456_789, b"xx")) == 1_700_000_000_123_456_789
 
 
 def test_the_reports_of_perf_and_strace_are_read() -> None:
@@ -229,36 +205,6 @@ def test_a_share_tells_what_instructions_say() -> None:
     assert f"{SYSCALLS}/message" not in header(found)
 
 
-def test_charts_are_well_formed_and_to_scale() -> None:
-    rows = [Bar("a<b", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120, True)]
-    file = picture("Rates & <more>", rows)
-    assert next(text for text in xml.etree.ElementTree.fromstring(file).itertext() if text.strip()) == "Rates & <more>"
-    in_file = [float(width) for width in re.findall(r'<rect x="170"[^>]*width="([\d.]+)"', file)]
-    on_page = [float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows))]
-    for first, second in (in_file, on_page):
-        assert second == pytest.approx(2 * first, rel=0.01)
-    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
-        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
-
-
-def test_the_mark_of_a_spread_ends_before_the_figure() -> None:
-    file = picture("t", [Bar("a", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120)])
-    ends = [float(x) for x in re.findall(r'<path d="M[\d.]+ [\d.]+H([\d.]+)M', file)]
-    figures = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="start"', file)]
-    assert len(ends) == len(figures) == 2
-    assert all(end < start for end, start in zip(ends, figures, strict=True))
-
-
-def test_durations_of_charts_have_a_unit() -> None:
-    assert [duration(value) for value in (0.1, 1, 999, 1000, 1e6)] == ["100 ns", "1 µs", "999 µs", "1 ms", "1 s"]
-
-
-def test_the_method_is_prose_and_no_markdown() -> None:
-    assert prose("Run `x <y>`,\nthen *z*.\n\n- one\n- two\n  lines\n") == (
-        "<p>Run <code>x &lt;y&gt;</code>,\nthen <em>z</em>.</p>\n<ul><li>one</li><li>two\n  lines</li></ul>"
-    )
-
-
 def test_a_client_that_failed_says_why_and_one_round_has_no_spread() -> None:
     failed = ClientResult(client="b", failure="it ended with status 1: Traceback\n  File x\nImportError: no\tmodule")
     found = scenario("consume", ClientResult(client="a", rounds=[a_round(1000, 1.0, 0.4)]), failed)
@@ -274,14 +220,6 @@ def scenario(name: str, *clients: ClientResult) -> Scenario:
 def judged(*scenarios: Scenario) -> list[tuple[str, str, str]]:
     here = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
     return [(each.target, each.actual, each.verdict) for each in judge(Run(about=here, scenarios=list(scenarios)))]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="this system does not tell")
-def test_a_run_says_how_it_was_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_RR)
-    assert ["scheduling", "real time"] in list(about_rows(Run(about=about({}))))
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
-    assert ["scheduling", "ordinary"] in list(about_rows(Run(about=about({}))))
 
 
 def of_rate(client: str, rate: int, cpu: float) -> ClientResult:
@@ -371,20 +309,6 @@ def test_growth_is_held_against_that_of_the_floor() -> None:
     assert ("at most 1.2x the same of floor: core", "0.80x", "met") in judged(few, many)
 
 
-def test_a_share_of_rounds_that_were_not_all_measured_is_that_of_the_first() -> None:
-    """One that failed has fewer: what is compared took place at the same time."""
-    (share,) = [each for each in turns_among(["consume-tls"]) if each.of == "floor: core"]
-    found = scenario("consume-tls", of_cpu("nsq_fast", 0.6, 9.0), of_cpu("floor: core", 0.4))
-    assert share.in_rounds([found]) == [pytest.approx(1.5)]
-    assert share.in_rounds([scenario("consume-tls", of_cpu("nsq_fast", 0.6))]) == []
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30))
-def test_the_middle_is_around_the_median_and_within_the_range(values: list[float]) -> None:
-    found = middle(values)
-    assert min(values) <= found.low <= found.median <= found.high <= max(values)
-
-
 def test_the_middle_leaves_out_more_the_more_values_there_are() -> None:
     """With 90 % confidence: of 5 values none, of 8 the outermost, of 11 two at each end."""
     for many, low, high in ((2, 1, 2), (5, 1, 5), (7, 1, 7), (8, 2, 7), (11, 3, 9)):
@@ -406,20 +330,6 @@ def test_figures_are_shown_as_shares_of_the_floor() -> None:
     place = header(found).index("client CPU, of the floor")
     assert [row[place] for row in rows(found, 2)] == ["1.50x", "0.50x", "1.00x"]
     assert "client CPU, of the floor" not in header(scenario("consume", of_cpu("nsq_fast", 0.6)))
-
-
-@pytest.mark.parametrize(
-    ("name", "floor"),
-    [
-        ("publish-batch", "floor: ready bytes"),
-        ("publish-concurrent", "floor: pipelined"),
-        ("ordered-1", "floor: ordered"),
-        ("connections-10", "floor: core"),
-        ("spark-read", "floor: ready rows"),
-    ],
-)
-def test_each_scenario_has_its_floor(name: str, floor: str) -> None:
-    assert floor_of(name) == floor
 
 
 def test_scenarios_that_are_held_against_each_other_take_turns() -> None:
@@ -509,43 +419,56 @@ def test_a_share_of_the_peak_is_that_of_the_slowest() -> None:
     assert [len(each.rounds) for each in found.clients] == [1, 1]
 
 
-def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
-    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
-    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
-    shown = over_time("End to end", lines)
-    rings = re.findall(r"<circle [^>]*>", shown)
-    assert all("stroke-dasharray:none" in ring for ring in rings)
-    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
+# Many processes
 
 
-@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
-def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
-    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
-    begin = 1_700_000_000.0
-    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
-    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
-    found = re.findall(pattern, shown)
-    assert found
-    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
-        places = []
-        for x, anchor, name, words in found:
-            width = 0.55 * size * len(words)
-            if name not in hidden:
-                left = float(x) - (width if anchor == "end" else width / 2)
-                places.append((left, left + width))
-        places.sort()
-        assert all(before[1] < after[0] for before, after in pairwise(places)), places
+def curve(*rates: float, client: float = 0.5, server: float = 1.0, together: float = 1.0, nsqds: int = 2) -> Curve:
+    """A curve with a point for 1, 2, 4 ... processes; CPU is in cores."""
+    points = [
+        Point(
+            processes=2**number,
+            messages=int(rate),
+            seconds=1.0,
+            cpu_seconds=client,
+            server_cpu_seconds=server,
+            p99_us=100.0,
+            together=together,
+        )
+        for number, rate in enumerate(rates)
+    ]
+    return Curve(kind="consume", nsqds=nsqds, connections=2, size=200, server="nsqd", points=points)
 
 
-def test_what_spark_does_in_processes_of_its_own_is_not_counted() -> None:
-    asked: list[Path] = []
+@pytest.mark.parametrize(
+    ("rates", "processes"), [((100, 200, 400), 4), ((100, 190, 200), 2), ((100, 90, 80), 1), ((100,), 1)]
+)
+def test_the_knee_is_where_more_processes_bring_less_than_a_tenth(rates: tuple[float, ...], processes: int) -> None:
+    found = curve(*rates)
+    assert knee_of(found).processes == processes
+    assert f"{processes} (knee)" in [row[0] for row in scale_rows(found)]
 
-    def wrapper(report: Path) -> list[str]:
-        asked.append(report)
-        return []
 
-    counter = Counter(what="steps", wrapper=wrapper, read=len, share=1.0)
-    client = Client(name="fails", command=("/bin/false",), kinds=frozenset({"spark"}), modes=frozenset({"read"}))
-    task = Task("spark-read", Settings(kind="spark", mode="read", count=10_000, rounds=1), [client], embedded)
-    (found,) = run_scenarios([task], counters=[counter])
-    assert (asked, found.clients[0].counted) == ([], {})
+def test_the_limit_is_a_core_of_each_nsqd() -> None:
+    """1 s of the servers' CPU for 500,000 messages: 2 µs for each."""
+    assert scale_limit_of(curve(250_000, 500_000)) == pytest.approx(1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "reason"),
+    [
+        (2.0, 1.9, "the machine is the limit"),
+        (1.9, 1.0, "each process has a core of its own to the full"),
+        (0.5, 1.0, "they wait for each other"),
+    ],
+)
+def test_the_knee_is_explained_by_who_used_what(client: float, server: float, reason: str) -> None:
+    said = " ".join(explained(curve(250_000, 500_000, client=client, server=server), cores=4))
+    assert "2 processes handle 500,000 messages/s, and no more were measured." in said
+    assert reason in said
+    assert "understated" not in said
+
+
+def test_processes_that_did_not_run_together_are_said() -> None:
+    said = " ".join(explained(curve(100, 190, 200, together=0.4), cores=4))
+    assert "The 4 processes were all at work for 40% of the time only" in said
+    assert "2 processes handle 190 messages/s, and up to 4, more bring less than a tenth." in said

@@ -6,7 +6,9 @@ import io
 import json
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,7 +18,7 @@ from rich.console import Console
 
 from nsq_fast._codec import Message
 from nsq_fast.cli import demo, options
-from nsq_fast.cli.console import counted, grid, notes
+from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
 from nsq_fast.cli.stat import add_up
@@ -38,14 +40,6 @@ def test_splitter_gives_the_same_messages_however_the_stream_is_cut(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     assert split_all(chunks, delimiter) == [line for line in stream.split(delimiter) if line]
-
-
-def test_splitter_starts_afresh_after_the_end_of_a_stream() -> None:
-    splitter = Splitter(b"\n", limit=100)
-    assert splitter.feed(b"one\ntw") == [b"one"]
-    assert splitter.end() == [b"tw"]
-    assert splitter.feed(b"three\n") == [b"three"]
-    assert splitter.end() == []
 
 
 def test_splitter_does_not_hold_a_stream_without_delimiters() -> None:
@@ -103,15 +97,6 @@ def test_ledger_is_not_whole_when_what_was_not_confirmed_is_settled_in_its_place
     assert not ledger.is_whole
 
 
-def test_ledger_latency_is_a_percentile() -> None:
-    ledger = Ledger(1)
-    assert ledger.latency_ms(50) is None
-    ledger.latencies.extend(number * 1_000_000 for number in range(100, 0, -1))
-    assert ledger.latency_ms(50) == 51
-    assert ledger.latency_ms(99) == 100
-    assert ledger.latency_ms(100) == 100
-
-
 def stats(topic: str, channel: str, depth: int, paused: bool = False) -> dict[str, object]:
     counts = {"depth": depth, "backend_depth": depth // 2, "message_count": depth * 10, "paused": False}
     flow = {"in_flight_count": 1, "deferred_count": 2, "requeue_count": 3, "timeout_count": 4, "client_count": 5}
@@ -140,11 +125,6 @@ def test_durations_are_seconds_or_carry_a_unit(text: str, seconds: float) -> Non
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a duration"):
         options.duration(text)
-
-
-@pytest.mark.parametrize("text", ["max-in-flight,3", "max_in_flight=3"])
-def test_pairs_take_both_marks_and_dashes(text: str) -> None:
-    assert options.pair(text) == ("max_in_flight", "3")
 
 
 @pytest.mark.parametrize("text", ["", "alone", "=3", ",3"])
@@ -212,10 +192,6 @@ def test_remarks_are_folded(width: int) -> None:
     assert shown.count("answered") == 4
 
 
-def test_counts_have_their_plural() -> None:
-    assert [counted(count, "message") for count in (0, 1, 2000)] == ["0 messages", "1 message", "2,000 messages"]
-
-
 @pytest.fixture
 def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which no server listens and of which the environment names none."""
@@ -232,21 +208,26 @@ def test_without_any_server_it_is_said_how_to_name_one() -> None:
         assert part in str(raised.value)
 
 
+def found(nsqds: Sequence[Any] = (), quiet: bool = False) -> tuple[list[str], list[str]]:
+    """nsqds, nsqlookupds; they need not be there."""
+    nsqds, lookupds = options.find_servers(nsqds, [], options.NSQD_HTTP, quiet)
+    return list(map(str, nsqds)), list(map(str, lookupds))
+
+
 @pytest.mark.usefixtures("nothing_here")
 def test_servers_of_the_environment_are_used_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("NSQD_TCP_ADDRESSES", "one two:5000")
-    assert options.find_servers([], []) == ([Address("one", 4150), Address("two", 5000)], [])
-    assert "one:4150, two:5000 (from NSQD_TCP_ADDRESSES); --nsqd names another" in capsys.readouterr().err
+    monkeypatch.setenv("NSQD_HTTP_ADDRESSES", "one two:5000")
+    assert found() == (["http://one:4151", "http://two:5000"], [])
+    assert "http://two:5000 (from NSQD_HTTP_ADDRESSES); --nsqd names another" in capsys.readouterr().err
     monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESSES", "seed,other:9000")
-    nsqds, lookupds = options.find_servers([], [], quiet=True)
-    assert (list(nsqds), list(map(str, lookupds))) == ([], ["http://seed:4161", "http://other:9000"])
+    assert found(quiet=True) == ([], ["http://seed:4161", "http://other:9000"])
     assert capsys.readouterr().err == ""
-    assert options.find_servers([Address("mine", 1)], []) == ([Address("mine", 1)], [])
+    assert found([Address("mine", 1)]) == (["mine:1"], [])
     monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESSES", "seed:x")
     with pytest.raises(click.UsageError, match="NSQ_LOOKUPD_HTTP_ADDRESSES: invalid port 'x'"):
-        options.find_servers([], [])
+        found()
 
 
 @pytest.mark.usefixtures("nothing_here")
@@ -256,12 +237,11 @@ def test_servers_that_answer_on_this_machine_are_used_and_named(
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(options, "LOCAL", "127.0.0.1")
         monkeypatch.setattr(options, "LOOKUPD", options.LOOKUPD._replace(port=server.getsockname()[1]))
-        nsqds, lookupds = options.find_servers([], [])
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert (list(nsqds), list(map(str, lookupds))) == ([], [address])
+        assert found() == ([], [address])
         assert f"nsqlookupd {address} (it answers here); --lookupd names another" in capsys.readouterr().err
-        monkeypatch.setenv("NSQD_TCP_ADDRESSES", "one")
-        assert options.find_servers([], []) == ([Address("one", 4150)], [])  # what is named comes before what is found
+        monkeypatch.setenv("NSQD_HTTP_ADDRESSES", "one")
+        assert found() == (["http://one:4151"], [])  # what is named comes before what is found
 
 
 def test_tail_prints_as_json_what_no_terminal_obeys() -> None:

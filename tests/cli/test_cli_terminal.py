@@ -110,11 +110,6 @@ def test_bench_scenarios_fit(width: int) -> None:
     check_fits(done, width, "nsq_fast linger", "messages/s", "embedded nsqd")
 
 
-@WIDTHS
-def test_bench_codec_fits(width: int) -> None:
-    check_fits(run(width, "bench", "codec", "--rounds", "1"), width, "ns/message", "The compiled core")
-
-
 @pytest.mark.slow
 @WIDTHS
 def test_demo_fits(width: int) -> None:

@@ -46,6 +46,7 @@ def test_the_rules_hold_through_more_faults(scenario: str) -> None:
     assert f"{scenario}: {end - QUICK} seeds" in simulation(scenario, f"{QUICK}:{end}")
 
 
+@pytest.mark.slow
 def test_planted_faults_are_found() -> None:
     assert "MISSED" not in simulation("planted", "0:150")
 

@@ -12,7 +12,7 @@ from gevent.lock import Semaphore
 from gevent.ssl import SSLSocket
 
 from nsq_fast.errors import NSQSocketError
-from nsq_fast.gnsq.options import tls_options
+from nsq_fast.gnsq.util import tls_options
 from nsq_fast.runtime import client_context, server_hostname
 
 from .compression import DefalteSocket, SnappySocket

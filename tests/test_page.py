@@ -1,19 +1,18 @@
-"""The report of a benchmark as a browser shows it, and the colours of all reports."""
+"""What pages for people are made of: colours, bars, lines; and that what cannot be read is found."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
+import xml.etree.ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.browser import Browser, check_readable
+from support.browser import Browser
 
-from nsq_fast.bench.report import html
-from nsq_fast.bench.results import load
-from nsq_fast.page import COLOURS, DASHES
-
-RUN = Path(__file__).parents[2] / "docs" / "performance.json"
+from nsq_fast.page import COLOURS, DASHES, Bar, Line, Piece, bars, by_share, duration, over_time
 
 # Linear RGB as people see it who lack one kind of cone: Machado, Oliveira and Fernandes (2009), severity 1.
 SEEN = {
@@ -24,21 +23,6 @@ SEEN = {
 }
 # In CIELAB, where about 2 can just be told apart side by side.
 APART = 20.0
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html(load(RUN)), encoding="utf-8")
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_it_can_be_read_on_any_screen(page: Path, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
-    check_readable(browser, page, width, dark, tmp_path / "picture.png")
 
 
 @pytest.mark.slow
@@ -64,14 +48,6 @@ def test_what_cannot_be_read_is_found(browser: Browser, tmp_path: Path) -> None:
         "outside of its chart",
     ):
         assert any(line.startswith(words) for line in found), (words, found)
-
-
-def test_the_conclusion_comes_first_and_the_method_last(page: Path) -> None:
-    text = page.read_text()
-    places = [
-        text.index(each) for each in ('id="conclusion"', "<h2>Goals", "<h2>Consume", "<h2>Made with", "<h2>Method")
-    ]
-    assert places == sorted(places)
 
 
 def lab(colour: str, matrix: tuple[tuple[float, ...], ...]) -> tuple[float, float, float]:
@@ -105,3 +81,43 @@ def test_lines_are_told_apart_without_colour() -> None:
     looks = {(number % 4, DASHES[number % len(DASHES)]) for number in range(20)}
     assert len(looks) == 20
     assert len(set(DASHES)) == len(DASHES)
+
+
+def test_charts_are_well_formed_and_to_scale() -> None:
+    rows = [Bar("a<b", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120, True)]
+    first, second = (float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows)))
+    assert second == pytest.approx(2 * first, rel=0.01)
+    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
+        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
+
+
+def test_durations_of_charts_have_a_unit() -> None:
+    assert [duration(value) for value in (0.1, 1, 999, 1000, 1e6)] == ["100 ns", "1 µs", "999 µs", "1 ms", "1 s"]
+
+
+def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
+    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
+    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
+    shown = over_time("End to end", lines)
+    rings = re.findall(r"<circle [^>]*>", shown)
+    assert all("stroke-dasharray:none" in ring for ring in rings)
+    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
+
+
+@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
+def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
+    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
+    begin = 1_700_000_000.0
+    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
+    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
+    found = re.findall(pattern, shown)
+    assert found
+    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
+        places = []
+        for x, anchor, name, words in found:
+            width = 0.55 * size * len(words)
+            if name not in hidden:
+                left = float(x) - (width if anchor == "end" else width / 2)
+                places.append((left, left + width))
+        places.sort()
+        assert all(before[1] < after[0] for before, after in pairwise(places)), places

@@ -1,12 +1,14 @@
-"""The figures of README, docs/performance.md and docs/tuning.md are those of the file of the run: none by hand."""
+"""The report of a run as a browser shows it; and the figures of README, docs/performance.md and docs/tuning.md, which
+are those of the file of the run: none by hand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from support.browser import Browser, check_readable
 
-from nsq_fast.bench.report import FIGURES, docs, readme_block, tuning_block
+from nsq_fast.bench.report import FIGURES, docs, html, readme_block, tuning_block
 from nsq_fast.bench.results import Run, load
 
 ROOT = Path(__file__).parents[2]
@@ -42,3 +44,27 @@ def test_the_run_was_made_with_other_clients_on_a_real_server(run: Run) -> None:
     assert consume is not None
     assert consume.server.startswith("nsqd v")
     assert {"nsq_fast", "go-nsq", "gnsq"} <= {each.client for each in consume.clients if each.rounds}
+
+
+@pytest.fixture(scope="module")
+def page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("matplotlib")
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html(run), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_can_be_read_on_any_screen(page: Path, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    check_readable(browser, page, width, dark, tmp_path / "picture.png")
+
+
+def test_the_conclusion_comes_first_and_the_method_last(page: Path) -> None:
+    text = page.read_text()
+    places = [
+        text.index(each) for each in ('id="conclusion"', "<h2>Goals", "<h2>Consume", "<h2>Made with", "<h2>Method")
+    ]
+    assert places == sorted(places)
