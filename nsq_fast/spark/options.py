@@ -589,6 +589,13 @@ class SourceOptions:
         "it reads to the end of its range",
     )
     min_partitions: int | None = _option(None, "minPartitions", "fewest tasks to read a batch with", "", _at_least(1))
+    max_records_per_partition: int | None = _option(
+        None,
+        "maxRecordsPerPartition",
+        "most messages that a task reads: more of them make more tasks. Replayable: nsqd is asked once for each cut",
+        "none",
+        _at_least(1),
+    )
     fail_on_data_loss: bool = _option(
         True,
         "failOnDataLoss",

@@ -376,7 +376,7 @@ class JournalBatchReader(DataSourceReader):
             yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _peek(self, backlog: Backlogs) -> list[Slot]:
-        # One task for each source, whatever minPartitions says: a second task would read what the first has put back.
+        # One task for each source, whatever the options say: a second task would read what the first has put back.
         rows = plan_rows(ready(backlog.all_depths()), None)
         return make_slots(
             self.options,
@@ -419,7 +419,7 @@ def about(options: SourceOptions) -> About:
 
 
 def plan_batch(options: SourceOptions, depths: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    return plan_slots(plan_rows(depths, limit), options.min_partitions)
+    return plan_slots(plan_rows(depths, limit), options.min_partitions, options.max_records_per_partition)
 
 
 def ready(depths: Mapping[str, Depth]) -> dict[str, int]:

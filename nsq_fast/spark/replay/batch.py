@@ -48,7 +48,9 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         ends = {topic: each.ends for topic, each in slices.items()}
         routes = {topic: each.routes for topic, each in slices.items()}
         found: list[InputPartition] = []
-        found += pieces(starts, ends, routes, self.options.min_partitions)
+        found += pieces(
+            starts, ends, routes, self.options.min_partitions, lambda topic, each, *_: slices[topic].cuts[each]
+        )
         return found
 
     def _slice(self, topic: str) -> _Slice:
@@ -68,10 +70,12 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         _check_order(options, starts, ends)
         logs = {partition: log for partition, log in logs.items() if partition in self.bounds.partitions}
         starts, ends = _narrowed(resolver, self.bounds, logs, starts, ends)
+        starts = {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()}
         return _Slice(
-            {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()},
+            starts,
             ends,
             {partition: Route.of(log) for partition, log in logs.items()},
+            {each: topic_logs.cuts(log, each, starts[each], ends[each]) for each, log in logs.items()},
         )
 
 
@@ -97,6 +101,7 @@ class _Slice(NamedTuple):
     starts: Offsets
     ends: Offsets
     routes: Mapping[int, Route]
+    cuts: Mapping[int, list[int]]
 
 
 def _narrowed(
