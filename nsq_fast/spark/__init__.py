@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
     from .source import NsqDataSource as NsqDataSource
+    from .source import read_batch as read_batch
     from .versions import check_workers as check_workers
 
 _MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb"}
@@ -43,13 +44,6 @@ def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any
 
 
 def _missing(package: str, name: str) -> str:
-    if name == "pyspark.sql.datasource":
-        import pyspark
-
-        return (
-            f"{package} needs PySpark 4.0 or newer for this; PySpark {pyspark.__version__} has no Python data sources:"
-            " nsq_fast.spark.foreach_batch_sink writes there, and docs/spark.md says how to read"
-        )
     extra = "trace" if name == "duckdb" else "spark"
     return f"{package} needs {name}: pip install 'nsq-fast[{extra}]'"
 
@@ -59,6 +53,7 @@ _HOME = {
     "check_workers": "versions",
     "foreach_batch_sink": "sink.task",
     "lags": "lag",
+    "read_batch": "source",
     "SinkOptions": "options",
     "SourceOptions": "options",
 }
@@ -73,6 +68,11 @@ def register(spark: Any) -> None:
 
     Raises ConfigError when the Python that Spark starts for its workers has no nsq_fast, and says what to set.
     """
+    if not hasattr(spark, "dataSource"):
+        raise ImportError(
+            f"this needs PySpark 4.0 or newer; PySpark {spark.version} has no Python data sources: there"
+            " nsq_fast.spark.read_batch reads, and nsq_fast.spark.foreach_batch_sink writes"
+        )
     source = __getattr__("NsqDataSource")
     __getattr__("check_workers")(spark)
     try:

@@ -814,6 +814,11 @@ def _fields(found: Mapping[str, str], known: Iterable[Option]) -> dict[str, Any]
     }
 
 
+def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a function as Spark would pass options on."""
+    return {name.lower(): str(it).lower() if isinstance(it, bool) else str(it) for name, it in options.items()}
+
+
 def _given(found: Mapping[str, str], client: ClientOptions) -> frozenset[str]:
     return frozenset(found) | {f"nsq.{name}" for name in client.given}
 

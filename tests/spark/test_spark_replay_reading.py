@@ -126,7 +126,8 @@ def test_more_pieces_than_partitions(make_topic: Callable[..., Topic]) -> None:
 @pytest.mark.parametrize("least", [None, "12"])
 def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topic], least: str | None) -> None:
     topic = make_topic()
-    bodies = [b"%03d" % number + b"x" * (number % 97) for number in range(501)]  # so that equal parts in bytes are none in records
+    # Of several sizes: equal parts in bytes are none in records.
+    bodies = [b"%03d" % number + b"x" * (number % 97) for number in range(501)]
     for partition in (0, 1):
         topic.publish(partition, bodies[partition::2])
     given = {"maxRecordsPerPartition": "100", **({"minPartitions": least} if least else {})}

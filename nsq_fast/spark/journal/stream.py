@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 from gevent import sleep
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from nsq_fast.errors import ConfigError, HttpError, JournalStorageFailed, JournalTaken, RemoteProtocolError
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
@@ -22,6 +21,9 @@ from nsq_fast.spark.discovery import NO_ANSWER, TopicServers, check_topics
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.pace import Pace, Throughput
 from nsq_fast.spark.versions import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
     LeftOver,
     ReadLimit,
     ReadMaxRows,

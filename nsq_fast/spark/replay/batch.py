@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
 from nsq_fast.spark.options import EARLIEST, SourceOptions
-from nsq_fast.spark.versions import hide_tracebacks, plain_errors, show_tracebacks
+from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_tracebacks, plain_errors, show_tracebacks
 
 from .logs import Log, Resolver, TopicLogs, checked_loss
 from .position import Offsets

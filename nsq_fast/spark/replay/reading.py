@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from gevent import sleep
-from pyspark.sql.datasource import InputPartition
 
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.errors import (
@@ -47,7 +46,7 @@ from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.versions import plainly
+from nsq_fast.spark.versions import InputPartition, plainly
 
 from .logs import Log, TopicLogs, checked_loss
 from .position import TopicOffsets

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from gevent import sleep
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqError
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
@@ -22,6 +21,8 @@ from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replay
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput, heard
 from nsq_fast.spark.versions import (
+    DataSourceStreamReader,
+    InputPartition,
     LeftOver,
     ReadLimit,
     ReadMaxRows,
