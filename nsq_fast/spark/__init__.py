@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from nsq_fast.spark.sink.task import foreach_batch_sink as foreach_batch_sink
 
     from .lag import lags as lags
+    from .listener import MetricsListener as MetricsListener
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
     from .source import NsqDataSource as NsqDataSource
     from .source import read_batch as read_batch
     from .versions import check_workers as check_workers
 
-_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb"}
+_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb", "prometheus_client"}
 
 
 def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
@@ -44,11 +45,12 @@ def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any
 
 
 def _missing(package: str, name: str) -> str:
-    extra = "trace" if name == "duckdb" else "spark"
+    extra = {"duckdb": "trace", "prometheus_client": "metrics"}.get(name.partition(".")[0], "spark")
     return f"{package} needs {name}: pip install 'nsq-fast[{extra}]'"
 
 
 _HOME = {
+    "MetricsListener": "listener",
     "NsqDataSource": "source",
     "check_workers": "versions",
     "foreach_batch_sink": "sink.task",
