@@ -27,7 +27,7 @@ for iceberg, delta in (
         re.findall(r"settings = \{.*?\n\}\n", MERGE, re.DOTALL)[0],
         re.findall(r"settings = \{.*?\n\}\n", DELTA, re.DOTALL)[0],
     ),
-    ("lake.shop.states", "states"),
+    ("lake.shop.states", "delta.`/var/lib/orders/states`"),
     ("USING iceberg", "USING delta"),
 ):
     DELTA_MERGE = DELTA_MERGE.replace(iceberg, delta)
