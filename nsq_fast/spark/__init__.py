@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from nsq_fast.spark.sink.task import foreach_batch_sink as foreach_batch_sink
 
     from .lag import lags as lags
+    from .listener import MetricsListener as MetricsListener
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
     from .source import NsqDataSource as NsqDataSource
+    from .source import read_batch as read_batch
     from .versions import check_workers as check_workers
 
-_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb"}
+_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb", "prometheus_client"}
 
 
 def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
@@ -43,22 +45,17 @@ def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any
 
 
 def _missing(package: str, name: str) -> str:
-    if name == "pyspark.sql.datasource":
-        import pyspark
-
-        return (
-            f"{package} needs PySpark 4.0 or newer for this; PySpark {pyspark.__version__} has no Python data sources:"
-            " nsq_fast.spark.foreach_batch_sink writes there, and docs/spark.md says how to read"
-        )
-    extra = "trace" if name == "duckdb" else "spark"
+    extra = {"duckdb": "trace", "prometheus_client": "metrics"}.get(name.partition(".")[0], "spark")
     return f"{package} needs {name}: pip install 'nsq-fast[{extra}]'"
 
 
 _HOME = {
+    "MetricsListener": "listener",
     "NsqDataSource": "source",
     "check_workers": "versions",
     "foreach_batch_sink": "sink.task",
     "lags": "lag",
+    "read_batch": "source",
     "SinkOptions": "options",
     "SourceOptions": "options",
 }
@@ -73,6 +70,11 @@ def register(spark: Any) -> None:
 
     Raises ConfigError when the Python that Spark starts for its workers has no nsq_fast, and says what to set.
     """
+    if not hasattr(spark, "dataSource"):
+        raise ImportError(
+            f"this needs PySpark 4.0 or newer; PySpark {spark.version} has no Python data sources: there"
+            " nsq_fast.spark.read_batch reads, and nsq_fast.spark.foreach_batch_sink writes"
+        )
     source = __getattr__("NsqDataSource")
     __getattr__("check_workers")(spark)
     try:

@@ -589,6 +589,13 @@ class SourceOptions:
         "it reads to the end of its range",
     )
     min_partitions: int | None = _option(None, "minPartitions", "fewest tasks to read a batch with", "", _at_least(1))
+    max_records_per_partition: int | None = _option(
+        None,
+        "maxRecordsPerPartition",
+        "most messages that a task reads: more of them make more tasks. Replayable: nsqd is asked once for each cut",
+        "none",
+        _at_least(1),
+    )
     fail_on_data_loss: bool = _option(
         True,
         "failOnDataLoss",
@@ -805,6 +812,11 @@ def _fields(found: Mapping[str, str], known: Iterable[Option]) -> dict[str, Any]
         for each in known
         if each.field and each.parse and each.name in found
     }
+
+
+def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a function as Spark would pass options on."""
+    return {name.lower(): str(it).lower() if isinstance(it, bool) else str(it) for name, it in options.items()}
 
 
 def _given(found: Mapping[str, str], client: ClientOptions) -> frozenset[str]:

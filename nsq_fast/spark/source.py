@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamReader,
-)
 from pyspark.sql.types import DataType, StructType
 
 from nsq_fast.errors import ConfigError, LookupFailed, NsqError
@@ -36,11 +30,24 @@ from .options import (
     STREAMS,
     SinkOptions,
     SourceOptions,
+    as_texts,
     is_by_topic,
     normal,
 )
 from .schema import options_in, spark_schema, table_options, with_options
-from .versions import PUSHES_FILTERS, StreamWriterBase, in_worker, plain_errors
+from .versions import (
+    PUSHES_FILTERS,
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    StreamWriterBase,
+    in_worker,
+    plain_errors,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.datasource import DataSourceArrowWriter
 
 if importlib.util.find_spec("pyarrow") is None:  # the readers import it; here the message names the extra
     raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
@@ -139,6 +146,28 @@ class NsqDataSource(DataSource):
                 " columns of these with their types"
             )
         return replace(options, columns=names)
+
+
+def read_batch(spark: Any, **options: Any) -> DataFrame:
+    """What ``spark.read`` gives, for PySpark 3.5, which has no Python data sources. Newer versions may use it, too.
+
+        read_batch(spark, topic="orders", channel="spark", lookupd_http_addresses="127.0.0.1:4161")
+
+    Options are those of the source; write one with a dot as ``**{"nsq.msg_timeout": 30_000}``. The batch is planned by
+    this call: each action on the result reads what it has found, anew. Raises ConfigError; what keeps the servers from
+    answering.
+    """
+    source = NsqDataSource(as_texts(options))
+    schema = source.schema()
+    reader = source.reader(schema)
+    partitions = reader.partitions()
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from reader.read(partitions[number])
+
+    return spark.range(0, len(partitions), 1, len(partitions) or 1).mapInArrow(read, schema)
 
 
 def _types(schema: StructType) -> list[tuple[str, DataType]]:

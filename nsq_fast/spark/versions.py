@@ -30,17 +30,42 @@ logger = logging.getLogger(__name__)
 
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        InputPartition,
+        WriterCommitMessage,
+    )
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamWriterBase
-    from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
     TELLS_START = STREAMS_ARROW = PUSHES_FILTERS = True
 else:
     try:
         from pyspark.sql import datasource
-        from pyspark.sql.datasource import WriterCommitMessage
-    except ImportError:  # 3.5: ``foreach_batch_sink`` alone works
+        from pyspark.sql.datasource import (
+            DataSource,
+            DataSourceReader,
+            DataSourceStreamReader,
+            InputPartition,
+            WriterCommitMessage,
+        )
+    except ImportError:  # 3.5: ``foreach_batch_sink`` and ``read_batch`` alone work
         datasource = WriterCommitMessage = object
+
+        class DataSourceReader:
+            """Its readers are called by ``read_batch``, not by Spark."""
+
+        DataSourceStreamReader = DataSourceReader
+
+        class DataSource:
+            def __init__(self, options):
+                self.options = options
+
+        class InputPartition:
+            def __init__(self, value):
+                self.value = value
 
     STREAMS_ARROW = hasattr(datasource, "DataSourceStreamArrowWriter")
     PUSHES_FILTERS = hasattr(getattr(datasource, "DataSourceReader", None), "pushFilters")
@@ -79,6 +104,10 @@ __all__ = [
     "PUSHES_FILTERS",
     "STREAMS_ARROW",
     "TELLS_START",
+    "DataSource",
+    "DataSourceReader",
+    "DataSourceStreamReader",
+    "InputPartition",
     "LeftOver",
     "ReadAllAvailable",
     "ReadLimit",

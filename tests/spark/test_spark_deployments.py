@@ -5,19 +5,25 @@ The tests of these deployments themselves are here, too: a file is run by one pr
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from support.spark_driver import Driver
 from support.spark_ledger import account, read_sink
-from support.spark_settings import LOCAL
+from support.spark_marks import LIMIT
+from support.spark_settings import LOCAL, ROOT, spark_environment
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.spark.versions import TELLS_START
+
+if TYPE_CHECKING:
+    from support.spark_daemons import ConnectServer
 
 Drivers = Callable[..., Driver]
 BODIES = [b"%06d" % number for number in range(6000)]
@@ -125,6 +131,26 @@ def job(servers: Servers, folder: Path) -> dict[str, Any]:
         source["maxOffsetsPerTrigger"] = "2500"
     sink = {"topic": "back", "lookupd_http_addresses": servers.lookupd}
     return {"options": source, "sink": sink, "out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+
+
+def test_the_program_of_the_page_reads_through_spark_connect(connect_server: ConnectServer, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    page = (ROOT / "docs" / "spark-examples.md").read_text().partition("## Spark Connect")[2]
+    program = page.partition("```python\n")[2].partition("```")[0].replace("/var/lib", str(tmp_path))
+    (tmp_path / "orders").mkdir()
+    with BrokerProcess() as broker:
+        lookupd = str(broker.lookupd.http)
+        publish(lookupd)
+        assert "sc://127.0.0.1:15002" in program
+        assert "127.0.0.1:4161" in program
+        program = program.replace("sc://127.0.0.1:15002", connect_server.url).replace("127.0.0.1:4161", lookupd)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=spark_environment(), capture_output=True, text=True, timeout=LIMIT
+        )
+    assert done.returncode == 0, done.stderr
+    rows = parquet.read_table(tmp_path / "orders" / "connect")["text"].to_pylist()
+    assert sorted(rows) == [body.decode() for body in BODIES]
 
 
 # The deployments themselves: tasks are tried again, remote clients are served

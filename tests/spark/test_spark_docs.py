@@ -1,4 +1,4 @@
-"""docs/spark.md and the README: their programs run as they stand, their tables are what the code says."""
+"""docs/spark.md, its examples and the README: their programs run as they stand, their tables are what the code says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 from support.spark_driver import Driver
 from support.waiting import until
 
-from nsq_fast import Consumer, Producer
+from nsq_fast import Consumer, NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
+EXAMPLES = (ROOT / "docs" / "spark-examples.md").read_text()
 README = (ROOT / "README.md").read_text()
 TEXTS = {f"order {number}" for number in range(50)}
 PAYMENTS = [b'{"shop": "s%d", "cents": %d}' % (number % 2, number) for number in range(50)] + [b"no JSON"]
@@ -104,7 +105,10 @@ for part in {parts!r}:
         exec(compile(text, 'program', 'exec'), {{'__name__': '__main__'}})
     SparkSession.builder.getOrCreate().stop()  # what it registered is not there for the next
 """
-PARTS = {"docs": programs(PAGE)[:3], "README": programs(README)[2:]}
+SUMS, STATE, BATCH = programs(EXAMPLES)[:3]
+LISTENER = programs((ROOT / "docs" / "spark-operations.md").read_text())[0]
+PARTS = {"docs": [*programs(PAGE)[:2], SUMS, STATE, BATCH], "README": programs(README)[2:]}
+CHANNELS = {"orders": ("spark", "reports"), "payments": ("spark", "totals")}
 
 
 class Ran(NamedTuple):
@@ -123,12 +127,19 @@ def parts(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
             assert all("127.0.0.1:4161" in program for program in of_it)
             folder = tmp_path_factory.mktemp(part)
             (folder / "orders").mkdir()
-            lookupd = str(stack.enter_context(BrokerProcess()).lookupd.http)
+            broker = stack.enter_context(BrokerProcess())
+            lookupd = str(broker.lookupd.http)
+            with NsqdHTTPClient(*broker.nsqd.http) as client:
+                for topic, channels in CHANNELS.items():
+                    client.create_topic(topic)
+                    for channel in channels:
+                        client.create_channel(topic, channel)
             found[part] = Ran(lookupd, folder / "orders")
             with Producer(lookupd_http_addresses=lookupd) as producer:
                 producer.multipublish("orders", [text.encode() for text in sorted(TEXTS)])
                 producer.multipublish("payments", PAYMENTS)
             texts.append([each.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder)) for each in of_it])
+        texts[0].insert(0, LISTENER.replace("9151", "0"))  # it hears of the programs behind it
         driver = stack.enter_context(Driver(RUN.format(parts=texts), tmp_path_factory.mktemp("spark")))
         driver.wait()
         yield found
@@ -165,3 +176,16 @@ def test_payments_are_added_up_by_minute_and_shop(parts: dict[str, Ran]) -> None
         cents[row["shop"]] += row["cents"] or 0
     assert counts == {"s0": 25, "s1": 25, None: 1}
     assert cents == {"s0": 600, "s1": 625, None: 0}
+
+
+def test_a_state_has_the_sum_of_each_shop(parts: dict[str, Ran]) -> None:
+    from pyarrow import parquet
+
+    rows = parquet.read_table(parts["docs"].folder / "totals").to_pylist()
+    assert {row["shop"]: row["cents"] for row in rows} == {"s0": 600, "s1": 625}
+
+
+def test_a_batch_as_3_5_reads_it(parts: dict[str, Ran]) -> None:
+    from pyarrow import parquet
+
+    assert set(parquet.read_table(parts["docs"].folder / "report")["text"].to_pylist()) == TEXTS

@@ -74,10 +74,11 @@ def test_a_plan_uses_the_limit_and_nothing_beyond_it_or_what_there_is(available,
     assert all(0 < rows <= available[source] for source, rows in planned.items())
 
 
-@given(SOURCES, st.integers(1, 30))
-def test_slots_have_all_rows_and_are_as_many_as_asked_for(available, least):
+@given(SOURCES, st.integers(1, 30), st.none() | st.integers(100, 20_000))
+def test_slots_have_all_rows_and_are_as_many_and_as_small_as_asked_for(available, least, most_rows):
     rows = plan_rows(available, None)
-    slots = plan_slots(rows, least)
+    slots = plan_slots(rows, least, most_rows)
+    assert most_rows is None or max(slots.values(), default=0) <= most_rows
     assert {source: sum(n for slot, n in slots.items() if source_of(slot) == source) for source in rows} == rows
     assert len(slots) >= min(least, sum(min(n, -(-least // len(rows))) for n in rows.values())) if rows else not slots
     assert all(slots.values())

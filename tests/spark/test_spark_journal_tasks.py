@@ -162,8 +162,9 @@ def test_once_reads_all_there_is_whatever_the_limit(server: Server, tmp_path: Pa
     assert len(query.batch(ReadAllAvailable())) == 700
 
 
-def test_slots_read_side_by_side(server: Server, tmp_path: Path) -> None:
-    query = Query(tmp_path / "journal", {**server.options, "minPartitions": "3"})
+@pytest.mark.parametrize("option", [{"minPartitions": "3"}, {"maxRecordsPerPartition": "2999"}])
+def test_slots_read_side_by_side(server: Server, option: dict[str, str], tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, **option})
     bodies = server.publish(ROWS)
     query.plan()
     tasks = query.tasks()

@@ -123,9 +123,28 @@ def test_more_pieces_than_partitions(make_topic: Callable[..., Topic]) -> None:
     assert [body for piece in pieces for body in rows(reader.read(piece))] == bodies[::2] + bodies[1::2]
 
 
-def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic]) -> None:
-    with pytest.raises(ConfigError, match=r"minPartitions=3: .*ordered"):
-        read(make_topic(ordered=True), minPartitions="3")
+@pytest.mark.parametrize("least", [None, "12"])
+def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topic], least: str | None) -> None:
+    topic = make_topic()
+    # Of several sizes: equal parts in bytes are none in records.
+    bodies = [b"%03d" % number + b"x" * (number % 97) for number in range(501)]
+    for partition in (0, 1):
+        topic.publish(partition, bodies[partition::2])
+    given = {"maxRecordsPerPartition": "100", **({"minPartitions": least} if least else {})}
+    for reader, pieces in (
+        ((stream := ReplayStreamReader(options(topic, **given))), whole(stream)),
+        ((batch := ReplayBatchReader(options(topic, **given))), batch.partitions()),
+    ):
+        parts = [rows(reader.read(piece)) for piece in pieces]
+        assert len(parts) >= 12 if least else [len(part) for part in parts] == [100, 100, 51, 100, 100, 50]
+        assert max(map(len, parts)) <= 100
+        assert [body for part in parts for body in part] == bodies[::2] + bodies[1::2]
+
+
+@pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
+def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: .*ordered"):
+        read(make_topic(ordered=True), **{name: "3"})
 
 
 def test_nothing_is_left_of_the_channels_of_readers(make_topic: Callable[..., Topic]) -> None:

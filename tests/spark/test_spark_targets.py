@@ -1,4 +1,4 @@
-"""Tables that a stream of NSQ is written to: the programs of docs/spark.md, each with a batch that Spark runs again."""
+"""Programs of docs/spark-examples.md that need jars or a command: formats, tables whose batch runs again, pipelines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ from support.spark_settings import ROOT, spark_environment, spark_settings
 from nsq_fast import Producer
 from nsq_fast.broker import BrokerProcess
 
-PAGE = (ROOT / "docs" / "spark.md").read_text().partition("<!-- targets:begin")[2].partition("<!-- targets:end")[0]
-DELTA, ICEBERG, PIPELINE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / "docs" / "spark-examples.md").read_text()
+AVRO, PROTOBUF, DELTA, ICEBERG, PIPELINE, MERGE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[4:10]
+DELTA_MERGE = MERGE
+for iceberg, delta in (
+    (
+        re.findall(r"settings = \{.*?\n\}\n", MERGE, re.DOTALL)[0],
+        re.findall(r"settings = \{.*?\n\}\n", DELTA, re.DOTALL)[0],
+    ),
+    ("lake.shop.states", "delta.`/var/lib/orders/states`"),
+    ("USING iceberg", "USING delta"),
+):
+    DELTA_MERGE = DELTA_MERGE.replace(iceberg, delta)
 
 # The programs have settings of their own: the test's are those of the command that starts them.
 RUN = """
@@ -29,7 +39,10 @@ from support.spark_program import arguments, say
 
 os.environ["PYSPARK_SUBMIT_ARGS"] = arguments()["submit"]
 exec(arguments()["text"])
-say("rows", bodies=sorted(bytes(row.body).decode() for row in rows.select("body").collect()))
+rows = globals().get("rows")
+if rows is not None:
+    bodies = [bytes(row.body).decode() if "body" in row else f"{row.number} {row.state}" for row in rows.collect()]
+    say("rows", bodies=sorted(bodies))
 """
 
 
@@ -52,34 +65,92 @@ def here(program: str, broker: BrokerProcess, folder: Path) -> str:
     return program.replace("127.0.0.1:4161", str(broker.lookupd.http)).replace("/var/lib", str(folder))
 
 
+@pytest.fixture
+def with_jars(spark_driver: Callable[..., Driver], broker: BrokerProcess, tmp_path: Path) -> Callable[..., Driver]:
+    """A driver of a program of the page, with the jars of this name."""
+
+    def make(name: str, program: str) -> Driver:
+        jars, reason = spark_lakes.jars(name)
+        if reason:
+            pytest.skip(reason)
+        (tmp_path / "orders").mkdir()
+        settings = {**spark_settings("local[2]", tmp_path), "spark.jars": ",".join(map(str, jars))}
+        del settings["spark.sql.codegen.factoryMode"]  # their own expressions have to be compiled
+        submit = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        text = here(program, broker, tmp_path)
+        return spark_driver(RUN, text=text, submit=shlex.join([*submit, "pyspark-shell"]))
+
+    return make
+
+
+def rows_of(driver: Driver) -> list[str]:
+    driver.start()
+    driver.wait()
+    found: list[str] = driver.said("rows")[-1]["bodies"]
+    return found
+
+
+def lose_commit(folder: Path, number: int) -> None:
+    """As if killed between the commit of the table and that of Spark."""
+    commits = folder / "orders" / "checkpoint" / "commits"
+    for file in (commits / str(number), commits / f".{number}.crc"):
+        file.unlink()
+
+
 @pytest.mark.parametrize(("lake", "program"), [("delta", DELTA), ("iceberg", ICEBERG)])
 def test_a_batch_that_is_run_again_is_in_a_table_once(
-    lake: str, program: str, broker: BrokerProcess, spark_driver: Callable[..., Driver], tmp_path: Path
+    lake: str, program: str, broker: BrokerProcess, with_jars: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    jars, reason = spark_lakes.jars(lake)
-    if reason:
-        pytest.skip(reason)
-    (tmp_path / "orders").mkdir()
-    settings = {**spark_settings("local[2]", tmp_path), "spark.jars": ",".join(map(str, jars))}
-    del settings["spark.sql.codegen.factoryMode"]  # their own expressions have to be compiled
-    submit = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    text = here(program, broker, tmp_path)
-    driver = spark_driver(RUN, text=text, submit=shlex.join([*submit, "pyspark-shell"]))
-
-    def rows() -> list[str]:
-        driver.start()
-        driver.wait()
-        found: list[str] = driver.said("rows")[-1]["bodies"]
-        return found
-
+    driver = with_jars(lake, program)
     texts = publish(broker, 50, "first")
-    assert rows() == sorted(texts)
-    commits = tmp_path / "orders" / "checkpoint" / "commits"
-    for file in (commits / "0", commits / ".0.crc"):
-        file.unlink()  # as if killed between the commit of the table and that of Spark
-    assert rows() == sorted(texts)
+    assert rows_of(driver) == sorted(texts)
+    lose_commit(tmp_path, 0)
+    assert rows_of(driver) == sorted(texts)
     texts += publish(broker, 10, "second")
-    assert rows() == sorted(texts)
+    assert rows_of(driver) == sorted(texts)
+
+
+@pytest.mark.parametrize(("lake", "program"), [("delta", DELTA_MERGE), ("iceberg", MERGE)])
+def test_a_merge_keeps_the_latest_of_each_order(
+    lake: str, program: str, broker: BrokerProcess, with_jars: Callable[..., Driver], tmp_path: Path
+) -> None:
+    driver = with_jars(lake, program)
+    with Producer(lookupd_http_addresses=str(broker.lookupd.http)) as producer:
+        producer.multipublish("orders", [b'{"number": %d, "state": "new"}' % number for number in range(20)])
+        assert rows_of(driver) == sorted(f"{number} new" for number in range(20))
+        producer.multipublish("orders", [b'{"number": %d, "state": "paid"}' % number for number in range(5)])
+    states = sorted(f"{number} {'paid' if number < 5 else 'new'}" for number in range(20))
+    assert rows_of(driver) == states
+    lose_commit(tmp_path, 1)
+    assert rows_of(driver) == states
+
+
+@pytest.mark.parametrize(("name", "program"), [("avro", AVRO), ("protobuf", PROTOBUF)])
+def test_records_of_a_format_go_there_and_back(
+    name: str, program: str, with_jars: Callable[..., Driver], tmp_path: Path
+) -> None:
+    from pyarrow import parquet
+
+    driver = with_jars(name, program)
+    if name == "protobuf":
+        (tmp_path / "orders" / "payment.desc").write_bytes(payment_descriptor())
+    driver.start()
+    driver.wait()
+    rows = parquet.read_table(tmp_path / "orders" / name).to_pylist()
+    assert sorted((row["shop"], row["cents"]) for row in rows) == [("books", 1200), ("bread", 300)]
+
+
+def payment_descriptor() -> bytes:
+    """What protoc makes of the message in the program's comment."""
+    descriptor = pytest.importorskip("google.protobuf.descriptor_pb2")
+    files = descriptor.FileDescriptorSet()
+    file = files.file.add(name="payment.proto", syntax="proto3")
+    message = file.message_type.add(name="Payment")
+    kinds = {"shop": descriptor.FieldDescriptorProto.TYPE_STRING, "cents": descriptor.FieldDescriptorProto.TYPE_INT64}
+    for number, (name, kind) in enumerate(kinds.items(), 1):
+        message.field.add(name=name, number=number, type=kind, label=descriptor.FieldDescriptorProto.LABEL_OPTIONAL)
+    text: bytes = files.SerializeToString()
+    return text
 
 
 def test_a_declarative_pipeline_reads_what_there_is(java: None, broker: BrokerProcess, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The first is played here on whatever version is installed; all tests of this fol
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -122,8 +123,28 @@ def test_a_function_for_each_batch_publishes_its_rows(spark: SparkSession, broke
         foreach_batch_sink(tpoic="t", nsqd_tcp_addresses="a")
 
 
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
+@pytest.mark.parametrize("is_original", [True, False], ids=["journalled", "replayable"])
+def test_a_batch_is_read_without_data_sources(
+    spark: SparkSession, server: Server, topic: Topic, tmp_path: Path, is_original: bool
+) -> None:
+    """As on 3.5, where `.ci/spark_3.py` is the test."""
+    if is_original:
+        bodies = server.publish(1000)
+        options = {**server.options, "topic": TOPIC, "channel": CHANNEL, "consume": True, "journal": tmp_path / "kept"}
+    else:
+        bodies = topic.fill(1000)
+        options = {**topic.options, "minPartitions": 5}
+    rows = nsq_fast.spark.read_batch(spark, columns="timestamp,body", **options)
+    assert rows.schema == spark.read.format("nsq").options(**options, columns="timestamp,body").load().schema
+    for _ in range(2):  # the same, whenever it is looked at
+        assert sorted(bytes(row.body) for row in rows.collect()) == sorted(bodies)
+    assert is_original or rows.rdd.getNumPartitions() >= 5
+    with pytest.raises(ConfigError, match="unknown option 'tpoic'"):
+        nsq_fast.spark.read_batch(spark, tpoic="t")
+
+
 def test_a_version_without_data_sources_is_told_what_works() -> None:
-    text = nsq_fast.spark._missing("nsq_fast.spark", "pyspark.sql.datasource")
-    assert "needs PySpark 4.0 or newer" in text
-    assert "foreach_batch_sink" in text
+    with pytest.raises(ImportError, match=r"PySpark 3\.5\.9 has no Python data sources: there .*read_batch reads"):
+        nsq_fast.spark.register(SimpleNamespace(version="3.5.9"))
     assert nsq_fast.spark._missing("nsq_fast.spark", "pyarrow").endswith("pip install 'nsq-fast[spark]'")

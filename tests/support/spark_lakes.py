@@ -1,4 +1,4 @@
-"""The jars of Delta Lake and Iceberg for the installed PySpark, where Maven has put them.
+"""The jars of Delta Lake, Iceberg, Avro and Protobuf for the installed PySpark, where Maven or Ivy has put them.
 
 python -m support.spark_lakes       # what Maven is to get: one ``group:artifact:version`` a line
 """
@@ -11,6 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 LAKES = {
+    ("avro", "4.0"): ("org.apache.spark:spark-avro_2.13:4.0.1",),
+    ("avro", "4.1"): ("org.apache.spark:spark-avro_2.13:4.1.1",),
+    ("avro", "4.2"): ("org.apache.spark:spark-avro_2.13:4.2.0",),
+    ("protobuf", "4.0"): ("org.apache.spark:spark-protobuf_2.13:4.0.1",),
+    ("protobuf", "4.1"): ("org.apache.spark:spark-protobuf_2.13:4.1.1",),
+    ("protobuf", "4.2"): ("org.apache.spark:spark-protobuf_2.13:4.2.0",),
     ("delta", "4.0"): ("io.delta:delta-spark_2.13:4.0.0", "io.delta:delta-storage:4.0.0"),
     ("delta", "4.1"): ("io.delta:delta-spark_4.1_2.13:4.1.0", "io.delta:delta-storage:4.1.0"),
     ("iceberg", "4.0"): ("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",),
@@ -38,7 +44,8 @@ def jars(lake: str) -> tuple[list[Path], str]:
 
 def _path(artifact: str) -> Path:
     group, name, number = artifact.split(":")
-    return _MAVEN.joinpath(*group.split("."), name, number, f"{name}-{number}.jar")
+    of_ivy = Path.home().glob(f".ivy2*/jars/{group}_{name}-{number}.jar")
+    return next(of_ivy, _MAVEN.joinpath(*group.split("."), name, number, f"{name}-{number}.jar"))
 
 
 if __name__ == "__main__":

@@ -135,14 +135,17 @@ def plan_rows(available: Mapping[str, int], limit: int | None) -> dict[str, int]
     return {source: rows for source, rows in planned.items() if rows}
 
 
-def plan_slots(rows: Mapping[str, int], least: int | None) -> dict[str, int]:
-    """Split each source's rows into slots, so that there are ``least`` of them or more, if there are rows enough."""
+def plan_slots(rows: Mapping[str, int], least: int | None, most_rows: int | None = None) -> dict[str, int]:
+    """Split each source's rows into slots, so that there are ``least`` of them or more, if there are rows enough.
+
+    None of them has more than ``most_rows``.
+    """
     if not rows:
         return {}
     each = -(-(least or 1) // len(rows))
     slots: dict[str, int] = {}
     for source, count in rows.items():
-        parts = min(each, count)
+        parts = max(min(each, count), -(-count // most_rows) if most_rows else 1)
         for part in range(parts):
             name = source if part == 0 else f"{source}#{part}"
             slots[name] = count // parts + (part < count % parts)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast.config import ConnectionConfig
@@ -23,6 +22,7 @@ from nsq_fast.errors import ConfigError, JournalError, JournalTaken
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import ObjectStore, SourceOptions
+from nsq_fast.spark.versions import InputPartition
 
 from .files import NEEDED, FileStorage, Storage
 

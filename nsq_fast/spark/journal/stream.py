@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 from gevent import sleep
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from nsq_fast.errors import ConfigError, HttpError, JournalStorageFailed, JournalTaken, RemoteProtocolError
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
@@ -22,6 +21,9 @@ from nsq_fast.spark.discovery import NO_ANSWER, TopicServers, check_topics
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.pace import Pace, Throughput
 from nsq_fast.spark.versions import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
     LeftOver,
     ReadLimit,
     ReadMaxRows,
@@ -376,7 +378,7 @@ class JournalBatchReader(DataSourceReader):
             yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _peek(self, backlog: Backlogs) -> list[Slot]:
-        # One task for each source, whatever minPartitions says: a second task would read what the first has put back.
+        # One task for each source, whatever the options say: a second task would read what the first has put back.
         rows = plan_rows(ready(backlog.all_depths()), None)
         return make_slots(
             self.options,
@@ -419,7 +421,7 @@ def about(options: SourceOptions) -> About:
 
 
 def plan_batch(options: SourceOptions, depths: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    return plan_slots(plan_rows(depths, limit), options.min_partitions)
+    return plan_slots(plan_rows(depths, limit), options.min_partitions, options.max_records_per_partition)
 
 
 def ready(depths: Mapping[str, Depth]) -> dict[str, int]:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
 from nsq_fast.spark.options import EARLIEST, SourceOptions
-from nsq_fast.spark.versions import hide_tracebacks, plain_errors, show_tracebacks
+from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_tracebacks, plain_errors, show_tracebacks
 
 from .logs import Log, Resolver, TopicLogs, checked_loss
 from .position import Offsets
@@ -48,7 +46,9 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         ends = {topic: each.ends for topic, each in slices.items()}
         routes = {topic: each.routes for topic, each in slices.items()}
         found: list[InputPartition] = []
-        found += pieces(starts, ends, routes, self.options.min_partitions)
+        found += pieces(
+            starts, ends, routes, self.options.min_partitions, lambda topic, each, *_: slices[topic].cuts[each]
+        )
         return found
 
     def _slice(self, topic: str) -> _Slice:
@@ -68,10 +68,12 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         _check_order(options, starts, ends)
         logs = {partition: log for partition, log in logs.items() if partition in self.bounds.partitions}
         starts, ends = _narrowed(resolver, self.bounds, logs, starts, ends)
+        starts = {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()}
         return _Slice(
-            {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()},
+            starts,
             ends,
             {partition: Route.of(log) for partition, log in logs.items()},
+            {each: topic_logs.cuts(log, each, starts[each], ends[each]) for each, log in logs.items()},
         )
 
 
@@ -97,6 +99,7 @@ class _Slice(NamedTuple):
     starts: Offsets
     ends: Offsets
     routes: Mapping[int, Route]
+    cuts: Mapping[int, list[int]]
 
 
 def _narrowed(

@@ -149,6 +149,18 @@ class TopicLogs:
         except (KeyError, TypeError, ValueError):
             raise RemoteProtocolError(f"{client.address}: the reply to /message/get is no message") from None
 
+    def cuts(self, log: Log, partition: int, begin: int, end: int) -> list[int]:
+        """Offsets that cut a stretch into parts of ``maxRecordsPerPartition`` records; none where nsqd cannot tell."""
+        most = self._options.max_records_per_partition
+        found: list[int] = []
+        record = None if most is None else self.record_at(log, partition, begin)
+        while record is not None and most is not None:
+            record = self.record_number(log, partition, record.number + most)
+            if record is None or record.offset >= end:
+                break
+            found.append(record.offset)
+        return found
+
     # Channels
 
     def create_channel(self, log: Log, partition: int) -> None:

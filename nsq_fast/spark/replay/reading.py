@@ -19,7 +19,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from gevent import sleep
-from pyspark.sql.datasource import InputPartition
 
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.errors import (
@@ -47,7 +46,7 @@ from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.versions import plainly
+from nsq_fast.spark.versions import InputPartition, plainly
 
 from .logs import Log, TopicLogs, checked_loss
 from .position import TopicOffsets
@@ -286,8 +285,8 @@ def own_channel(channel: str) -> str:
 # A piece of work for one task: a range of one partition's log, and how a batch is cut into pieces.
 
 
-Place = tuple[str, int]
-"""A topic and a partition."""
+Place = tuple[str, int, int]
+"""A topic, a partition, and an offset of it."""
 
 
 @dataclass(frozen=True)
@@ -320,20 +319,32 @@ Routes = Mapping[str, Mapping[int, Route]]
 """Topic -> partition -> route."""
 
 
-def pieces(starts: TopicOffsets, ends: TopicOffsets, routes: Routes, minimum: int | None) -> list[Piece]:
+def pieces(
+    starts: TopicOffsets,
+    ends: TopicOffsets,
+    routes: Routes,
+    minimum: int | None,
+    cuts: Callable[[str, int, int, int], list[int]] = lambda topic, partition, begin, end: [],
+) -> list[Piece]:
     """The pieces of a batch: one for each partition that has something, or more to make ``minimum`` of them.
 
     A cut may fall within a record: that belongs to the piece in which it begins.
+
+    Args:
+        cuts: offsets at which a topic's partition is cut in any case, between two offsets.
     """
-    begins = {(topic, each): starts.get(topic, {}).get(each, 0) for topic in ends for each in ends[topic]}
-    sizes = {(topic, each): ends[topic][each] - begin for (topic, each), begin in sorted(begins.items())}
-    sizes = {place: size for place, size in sizes.items() if size > 0}
+    sizes: dict[Place, int] = {}
+    for topic in sorted(ends):
+        for partition, end in sorted(ends[topic].items()):
+            begin = starts.get(topic, {}).get(partition, 0)
+            if end > begin:
+                for first, stop in pairwise([begin, *cuts(topic, partition, begin, end), end]):
+                    sizes[topic, partition, first] = stop - first
     counts = _shares(sizes, minimum or 0)
     return [
-        Piece(topic, partition, begins[topic, partition] + begin, begins[topic, partition] + end, route)
-        for (topic, partition), size in sizes.items()
-        for route in [routes.get(topic, {}).get(partition)]
-        for begin, end in _cuts(size, counts[topic, partition])
+        Piece(topic, partition, first + begin, first + end, routes.get(topic, {}).get(partition))
+        for (topic, partition, first), size in sizes.items()
+        for begin, end in _cuts(size, counts[topic, partition, first])
     ]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from gevent import sleep
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqError
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
@@ -22,6 +21,8 @@ from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replay
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput, heard
 from nsq_fast.spark.versions import (
+    DataSourceStreamReader,
+    InputPartition,
     LeftOver,
     ReadLimit,
     ReadMaxRows,
@@ -178,6 +179,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             last.offsets,
             {topic: driver.routes() for topic, driver in self._found().items()},
             self.options.min_partitions,
+            self._cuts,
         )
         return found
 
@@ -187,6 +189,9 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         offsets = self._position(end).offsets
         for topic, driver in self.topics.items():
             driver.release(offsets.get(topic, {}))
+
+    def _cuts(self, topic: str, partition: int, begin: int, end: int) -> list[int]:
+        return self.topics[topic].cuts(partition, begin, end) if topic in self.topics else []
 
     def stop(self) -> None:
         for driver in self.topics.values():
@@ -415,6 +420,15 @@ class TopicDriver:
                 )
         return {partition: Route.of(log) for partition, log in self._logs.items()}
 
+    def cuts(self, partition: int, begin: int, end: int) -> list[int]:
+        """Where a task's part of a batch ends by its number of records. Without a leader to ask it is one part."""
+        log = self._logs.get(partition)
+        try:
+            return [] if log is None else self._topic_logs.cuts(log, partition, begin, end)
+        except NsqError as error:
+            logger.info("%s-%d: not cut: %s", log and log.nsqd, partition, error, extra=SPARK_WAITS)
+            return []
+
     def release(self, offsets: Offsets) -> None:
         """Move the channel to where everything before it may be forgotten. When that fails, the next call does it."""
         now = time.monotonic()
@@ -445,11 +459,12 @@ class TopicDriver:
             raise LookupFailed(f"topic {self._options.topic!r} is not known to {', '.join(self._options.server_names)}")
         self._logs = logs
         self.answered_at = time.monotonic()
-        if self._options.min_partitions is not None and any(log.is_ordered for log in logs.values()):
-            raise ConfigError(
-                f"minPartitions={self._options.min_partitions}: topic {self._options.topic!r} is ordered, and parts of"
-                " a partition that are read side by side are not in order"
-            )
+        for name in ("minPartitions", "maxRecordsPerPartition"):
+            if name in self._options.given and any(log.is_ordered for log in logs.values()):
+                raise ConfigError(
+                    f"{name}: topic {self._options.topic!r} is ordered, and parts of a partition that are read side by"
+                    " side are not in order"
+                )
 
     def _lost(self, partition: int, offset: int, log: Log) -> None:
         reason = f"the log begins at {log.start}: retention has overtaken the query"

@@ -26,7 +26,7 @@ from nsq_fast.config import Config
 from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN
 from nsq_fast.runtime import LOGGER_NAME, ColumnProducer, Receipt, StoredRows, TraceLog, log_to_file
-from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.options import SinkOptions, as_texts
 from nsq_fast.spark.versions import WriterCommitMessage
 
 from .plan import Plan, Planner, RowKeys, Rows, Send, column_names, keys_of_batch, new_write
@@ -212,7 +212,7 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
     stream: ``foreach_batch_sink(...)(df, 0)``. Raises ConfigError for the options at once, and for the columns when
     called; the error of a task otherwise. The guarantee is the sink's: at least once.
     """
-    parsed = SinkOptions.parse({name.lower(): _text(value) for name, value in options.items()})
+    parsed = SinkOptions.parse(as_texts(options))
 
     def write(frame: Any, batch: int) -> None:
         names = column_names(frame.schema, topic=parsed.topic, key_strategy=parsed.producer.key_strategy)
@@ -233,10 +233,6 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
         )
 
     return write
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # The trace log of a task: a file of its own in a folder that many tasks share.
