@@ -94,6 +94,7 @@ _CONSUMER = (
     Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, COUNTER),
     Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, COUNTER),
     Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, COUNTER),
+    Figure("messages_outdated", "Older than max_age, finished by its policy.", lambda each: each.outdated, COUNTER),
     Figure(
         "responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, COUNTER
     ),

@@ -32,6 +32,7 @@ from nsq_fast.errors import ConfigError, NotRunning
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.acknowledger import Acknowledger
     from nsq_fast.client.give_up import GiveUpPolicy
     from nsq_fast.client.handlers import Sample
     from nsq_fast.protocol.targets import StartPositions
@@ -419,16 +420,20 @@ class TaskWorker(Worker):
             acknowledger.slice_of(inbound).all_returned(messages)
 
     async def _batch(self, inbound: InboundQueue) -> list[Message]:
-        """As many messages as a batch handler gets at once; those that have too many attempts are given up."""
+        """As many messages as a batch handler gets at once; policies get those of too many attempts, or too old."""
         acknowledger = self._acknowledger
         messages, attempts = take(inbound.waiting, acknowledger.batch_size)
         self.current = messages
-        if attempts <= acknowledger.max_tries:
+        if attempts <= acknowledger.max_tries and not acknowledger.max_age:
             return messages
-        beyond = [each for each in messages if each.attempts > acknowledger.max_tries]
-        for message in beyond:
-            await give_up(acknowledger, inbound, message)
-        return [each for each in messages if each not in beyond]
+        chosen = []
+        for message in messages:
+            verdict: Any = acknowledger.judge(inbound, message)
+            if callable(verdict):
+                await give_up(acknowledger, inbound, message, verdict)
+            else:
+                chosen.append(message)
+        return chosen
 
     async def _serve_ordered(self, inbound: InboundQueue, sample: Sample | None) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once."""
@@ -440,7 +445,7 @@ class TaskWorker(Worker):
                 inbound.expire(now)
                 continue
             message = self.current = waiting.popleft()
-            verdict: Any = acknowledger.ordered.judge(message)
+            verdict: Any = acknowledger.judge(inbound, message)
             if callable(verdict):
                 await give_up(acknowledger, inbound, message, verdict)
             elif verdict:
@@ -480,9 +485,10 @@ class TaskWorker(Worker):
 
 
 async def give_up(
-    acknowledger: Any, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None
+    acknowledger: Acknowledger, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None
 ) -> None:
     """As ``Acknowledger.give_up``, for a policy that may have to be awaited."""
+    policy = policy or acknowledger.policy_of(message)
     try:
         result = acknowledger.call_policy(message, policy)
         if inspect.isawaitable(result):
@@ -490,7 +496,7 @@ async def give_up(
     except Exception as error:
         acknowledger.failed(message, error)
     else:
-        acknowledger.given_up(inbound, message)
+        acknowledger.given_up(inbound, message, policy)
 
 
 async def _outcome(handling: Awaitable[object]) -> BaseException | None:
@@ -614,19 +620,11 @@ class _Cursor(Cursor):
         super().begin(inbound)
 
     def _is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
-        acknowledger = self._acknowledger
-        if inbound.turn is None:
-            is_beyond, policy = message.attempts > acknowledger.max_tries, None
-            if is_beyond:
-                self.beyond = message, policy
-        else:
-            verdict: Any = acknowledger.ordered.judge(message)
-            is_beyond = callable(verdict) or not verdict
-            if callable(verdict):
-                self.beyond = message, verdict
-        if self.beyond is not None:
+        verdict = self._acknowledger.judge(inbound, message)
+        if callable(verdict):
+            self.beyond = message, verdict
             self.is_over = True
-        return is_beyond
+        return verdict is not True
 
 
 class _Iteration:

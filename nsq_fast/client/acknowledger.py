@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
@@ -38,7 +38,7 @@ from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
 from nsq_fast.protocol.targets import Target
 
-from .give_up import Discard, GiveUpPolicy, message_name
+from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, message_name, tell_outdated
 from .handlers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Acknowledger:
         batch_handler: what workers call with lists; None when messages are handled one by one.
         max_tries: attempts from which on a message is given up.
         timing: what handlers take; None while nobody asked for it.
+        max_age: nanoseconds since its timestamp after which a message gets no handler; 0: none.
         has_policy: whether the program has chosen what becomes of messages with too many attempts.
     """
 
@@ -70,6 +71,7 @@ class Acknowledger:
         handler: Handler | None,
         batch_handler: BatchHandler | None,
         give_up: GiveUpPolicy | None,
+        max_age_policy: AgePolicy,
         requeue_delay: RequeueDelay,
     ) -> None:
         self.consumer = consumer
@@ -84,6 +86,8 @@ class Acknowledger:
         self.timing = HandlerTiming() if consumer.config.histograms else None
         self.has_policy = give_up is not None
         self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
+        self.max_age = round(consumer.config.max_age * 1e9)
+        self._max_age_policy = max_age_policy
         self._log = consumer.logger
         self._has_deferred = False
 
@@ -214,41 +218,68 @@ class Acknowledger:
 
     # Giving up
 
+    def is_outdated(self, message: Message) -> bool:
+        """Whether it is older than ``max_age``."""
+        return self.max_age > 0 and message.timestamp < time_ns() - self.max_age
+
+    def _outdated(self, consumer: Any, message: Message) -> object:
+        """What becomes of a message that is older than ``max_age``: a policy."""
+        tell_outdated(self.consumer, message)
+        policy = self._give_up if self._max_age_policy == GIVE_UP else self._max_age_policy
+        return self._call(policy, message) if callable(policy) else None
+
     def is_beyond(self, inbound: InboundQueue, message: Message) -> bool:
         """Whether a policy, and not the handler, gets this message."""
+        if self.is_outdated(message):
+            return True
         return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
 
     def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
         """Give a message up if it has too many attempts; say whether no handler shall see it."""
-        verdict: GiveUpPolicy | bool
-        if inbound.turn is not None:
-            verdict = self.ordered.judge(message)
-        else:
-            verdict = message.attempts <= self.max_tries or self._give_up
+        verdict = self.judge(inbound, message)
         if callable(verdict):
             self.give_up(inbound, message, verdict)
             return True
         return not verdict
 
+    def judge(self, inbound: InboundQueue, message: Message) -> GiveUpPolicy | bool:
+        """Whether the handler of a message shall be called, or which policy in its place."""
+        if self.is_outdated(message):
+            return self._outdated
+        if inbound.turn is not None:
+            return self.ordered.judge(message)
+        return message.attempts <= self.max_tries or self._give_up
+
     def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
         """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
+        policy = policy or self.policy_of(message)
         try:
             refuse_deferred(self.call_policy(message, policy))
         except BaseException as error:
             self.failed(message, error)
         else:
-            self.given_up(inbound, message)
+            self.given_up(inbound, message, policy)
 
-    def call_policy(self, message: Message, policy: GiveUpPolicy | None = None) -> object:
-        """Tell of a message with too many attempts, and hand it to the policy; what that returns."""
+    def policy_of(self, message: Message) -> GiveUpPolicy:
+        """What gets a message that the hot loop calls no handler for."""
+        return self._give_up if message.attempts > self.max_tries else self._outdated
+
+    def call_policy(self, message: Message, policy: GiveUpPolicy) -> object:
+        """Hand a message to a policy, and tell of it; what that returns."""
+        return policy(self.consumer, message) if policy == self._outdated else self._call(policy, message)
+
+    def _call(self, policy: GiveUpPolicy, message: Message) -> object:
         if is_heard(self.consumer, "on_giving_up"):
             for receiver in receivers(self.consumer.on_giving_up, self.consumer):
                 receiver(self.consumer, message=message)
-        return (policy or self._give_up)(self.consumer, message)
+        return policy(self.consumer, message)
 
-    def given_up(self, inbound: InboundQueue, message: Message) -> None:
+    def given_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy) -> None:
         """The policy is done with a message: finish it."""
-        self.consumer.given_up += 1
+        if policy == self._outdated:
+            self.consumer.outdated += 1
+        else:
+            self.consumer.given_up += 1
         if message.mark_returned():
             inbound.connection.finish_returned(message)
             self.tell_finished(message)

@@ -41,7 +41,7 @@ from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
 from .deadlines import Deadlines
 from .flow import Flow
-from .give_up import GiveUpPolicy
+from .give_up import FINISH, AgePolicy, GiveUpPolicy, check_max_age_policy
 from .handlers import check_handler
 from .loop import Event
 from .subscription import ConnectionStats, Counters
@@ -85,6 +85,7 @@ class ConsumerStats(Record, frozen=True):
         totals: over all nsqds there have been.
         topics: the same for each topic that is consumed now.
         given_up: messages handed to the give-up policy and finished.
+        outdated: messages older than ``max_age``, handed to its policy and finished.
         max_in_flight: most messages held at once; with the option left out as many as there are connections.
         in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
         orphaned: messages of lost connections that the program still holds; they count towards max_in_flight.
@@ -114,6 +115,7 @@ class ConsumerStats(Record, frozen=True):
     order_violations: int = 0
     repeated: int = 0
     blocked: int = 0
+    outdated: int = 0
     orphaned: int = 0
     leader_moves: int = 0
     lookup_errors: int = 0
@@ -164,6 +166,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         loop, supervisor: from ``start`` on.
         ident: the number of the native thread of the loop; 0 before.
         given_up: messages handed to the give-up policy and finished.
+        outdated: messages older than ``max_age``, handed to its policy and finished.
         past: counts of topics that are no longer consumed, and of what belongs to no connection.
         seen_keys: of all its messages; None unless copies are suppressed.
         headerless: topics of which was told that options for extended headers have no effect on them.
@@ -175,7 +178,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     on_error = LazySignal("on_error(error): an error frame, or a connection that was lost or not made")
     on_finish = LazySignal("on_finish(message_id): a FIN was queued")
     on_requeue = LazySignal("on_requeue(message_id, timeout): a REQ was queued; timeout in ms")
-    on_giving_up = LazySignal("on_giving_up(message): max_tries is exceeded; before the policy is called")
+    on_giving_up = LazySignal("on_giving_up(message): max_tries, or max_age, is exceeded; before a policy is called")
     on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret; its reply as a dict")
     on_expired = LazySignal("on_expired(message): it was not answered before its time was over; nsqd delivers it again")
     on_exception = LazySignal("on_exception(message, error): a handler raised")
@@ -203,6 +206,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         batch_handler: BatchHandlerT | None = None,
         give_up: GiveUpPolicy | None = None,
         blocked_policy: BlockedPolicy = PAUSE,
+        max_age_policy: AgePolicy = FINISH,
         start_position: Any = None,
         trace: TraceLog | None = None,
         **options: Unpack[ConsumerKeywords],
@@ -244,9 +248,10 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         check_tls_options(self.connection_config)
         self.name = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"
         self.logger = logging.getLogger(self.name)
-        self.given_up = 0
+        self.given_up = self.outdated = 0
         self._give_up = give_up
         self._blocked_policy = check_blocked_policy(blocked_policy, self._check_policy)
+        self._max_age_policy = check_max_age_policy(max_age_policy, self._check_policy)
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
         self.trace = trace or trace_log
@@ -268,7 +273,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.failure: NsqError | None = None
         self._is_started = self._is_closing = self._is_closed = False
         self._has_closed: Event | None = None
-        self.acknowledger = self.acknowledger_class(self, *self._handlers, self._give_up, delay)
+        self.acknowledger = self.acknowledger_class(self, *self._handlers, self._give_up, self._max_age_policy, delay)
         self.ordered = self.acknowledger.ordered = Ordered(self, self._blocked_policy)
         self.pools = Pools(self)
         self.flow = Flow(config, self.pools, self.name, self.logger)
@@ -444,7 +449,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             await self._close_subscribers(list(self._subscriptions), drain, timeout)
         finally:
             self._stop_parts()
-            for policy in (self._give_up, self._blocked_policy):
+            for policy in (self._give_up, self._blocked_policy, self._max_age_policy):
                 await self._close_policy(policy)
             self._closed()
 
@@ -630,6 +635,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             order_violations=self.ordered.ledger.violations,
             repeated=self.ordered.ledger.repeated,
             blocked=self.ordered.blocked,
+            outdated=self.outdated,
             orphaned=self._count_orphaned(),
             leader_moves=self._subscriptions.leader_moves,
             lookup_errors=0 if lookup is None else lookup.errors,

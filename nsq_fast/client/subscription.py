@@ -150,6 +150,7 @@ class Subscription:
         self.counters, self.backoff, self.changes = subscriber.counters, subscriber.backoff, subscriber.changes
         self.connection = consumer.new_connection(target.address, config, self)
         self.inbound = InboundQueue(self.connection, self.expire)
+        self.inbound.slice.max_age = consumer.acknowledger.max_age
         self._ledger = self.connection.session.ledger
         self.share = Share()
         self.is_live = False
@@ -523,8 +524,9 @@ class Selection:
             readable = decompressed(message, self._size_limit)
         except NsqError as error:
             # Who has chosen no policy has not agreed to lose what another version of this program may read.
-            if acknowledger.has_policy and acknowledger.is_beyond(self._subscription.inbound, message):
-                return message  # for the give-up policy, as it came
+            is_for_policy = acknowledger.has_policy and acknowledger.is_beyond(self._subscription.inbound, message)
+            if is_for_policy or acknowledger.is_outdated(message):
+                return message  # for the policy, as it came
             acknowledger.unreadable(message, error)
             return None
         if readable is not message:

@@ -209,7 +209,8 @@ class Worker(Caller):
                 inbound.expire(now)
                 continue
             message = self.current = waiting.popleft()
-            if message.attempts <= threshold or not acknowledger.is_given_up(inbound, message):
+            is_usual = message.attempts <= threshold and not acknowledger.max_age
+            if is_usual or not acknowledger.is_given_up(inbound, message):
                 handler = self.calling(acknowledger.single_handler(), sample)
                 try:
                     result = handler(consumer, message)
@@ -279,10 +280,10 @@ class Worker(Caller):
         acknowledger.slice_of(inbound).all_returned(messages)
 
     def take_batch(self, inbound: InboundQueue) -> list[Message]:
-        """Take as many messages as a batch handler gets at once; those that have too many attempts are given up."""
+        """As many messages as a batch handler gets at once; policies get those of too many attempts, or too old."""
         messages, attempts = take(inbound.waiting, self._acknowledger.batch_size)
         self.current = messages
-        if attempts > self._acknowledger.max_tries:
+        if attempts > self._acknowledger.max_tries or self._acknowledger.max_age:
             messages = self.current = self._acknowledger.without_given_up(inbound, messages)
         return messages
 
