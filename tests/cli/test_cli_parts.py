@@ -19,7 +19,7 @@ from nsq_fast.cli import demo, options
 from nsq_fast.cli.console import counted, grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
-from nsq_fast.cli.stat import add_up
+from nsq_fast.cli.stat import ChannelStats, Stalls, add_up
 from nsq_fast.cli.tail import json_line
 from nsq_fast.errors import BodyInvalid, PublishFailed
 from nsq_fast.names import Address
@@ -127,6 +127,41 @@ def test_stats_of_several_nsqds_are_added_up() -> None:
     assert (total.in_flight, total.deferred, total.requeued, total.timed_out, total.clients) == (2, 4, 6, 8, 10)
     assert total.paused
     assert total.unanswered == 36
+
+
+WAITS = ChannelStats("t", "c", depth=10, messages=100, clients=2, ready=5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (WAITS, WAITS._replace(depth=0), ""),
+        (WAITS, WAITS._replace(paused=True), "paused"),
+        (WAITS, WAITS._replace(ready=0), "RDY 0"),
+        (WAITS, WAITS._replace(ready=0, clients=0), "no client"),
+        (WAITS, WAITS, "not pushed, 7 s"),
+        (WAITS, WAITS._replace(depth=15, messages=105), "not pushed, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2), "unanswered, 7 s"),
+        (WAITS, WAITS._replace(depth=0, in_flight=10), "unanswered, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2, requeued=4), "requeued, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2, timed_out=1), "requeued, 7 s"),
+        (WAITS, WAITS._replace(depth=9, messages=100), ""),
+        (WAITS, WAITS._replace(depth=19, messages=110, in_flight=0), ""),
+        (WAITS._replace(channel=""), WAITS._replace(channel=""), ""),
+    ],
+)
+def test_a_channel_says_why_nothing_of_what_waits_is_done(
+    before: ChannelStats, after: ChannelStats, reason: str
+) -> None:
+    stalls = Stalls()
+    assert stalls.look(before, 10.0) == ""
+    assert stalls.look(after, 17.0) == reason
+
+
+def test_it_stalls_since_something_was_done_last() -> None:
+    stalls = Stalls()
+    found = [stalls.look(WAITS._replace(depth=10 - done), at) for at, done in ((0.0, 0), (2.0, 0), (4.0, 1), (6.0, 1))]
+    assert found == ["", "not pushed, 2 s", "", "not pushed, 2 s"]
 
 
 @pytest.mark.parametrize(
