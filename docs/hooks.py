@@ -15,6 +15,8 @@ from nsq_fast import config as options
 from nsq_fast.cli import main
 
 ROOT = Path(__file__).parent.parent
+KINDS = "added", "changed", "removed", "fixed"
+MARK = "<!-- changes/ goes here -->"
 CONFIGS = {
     options.ConsumerConfig: "Consumer",
     options.ProducerConfig: "Producer",
@@ -102,5 +104,10 @@ def _commands(command: click.Command, context: click.Context, depth: int = 1) ->
 
 
 def changes_page() -> str:
-    """CHANGELOG.md."""
-    return (ROOT / "CHANGELOG.md").read_text()
+    """CHANGELOG.md, with what stands in changes/ below the version that is unreleased."""
+    found = [f"### {kind.title()}\n\n{texts}" for kind in KINDS if (texts := _changes(kind))]
+    return (ROOT / "CHANGELOG.md").read_text().replace(MARK, "\n\n".join(found))
+
+
+def _changes(kind: str) -> str:
+    return "\n".join(f"- {path.read_text().strip()}" for path in sorted((ROOT / "changes").glob(f"*.{kind}.md")))
