@@ -84,7 +84,15 @@ def _text(doc: str) -> str:
 
 def cli_page() -> str:
     """What ``nsq-fast COMMAND --help`` says, for every command."""
-    parts = ["# Command line\n\nWhat each command says with `--help`. `python -m nsq_fast` is the same as `nsq-fast`."]
+    parts = [
+        "# Command line\n\nWhat each command says with `--help`. `python -m nsq_fast` is the same as `nsq-fast`.\n\n"
+        "Shells complete commands, options and their values once this stands in `~/.bashrc`, with `zsh` for `bash` in"
+        " `~/.zshrc`; for fish it is the line below, in `~/.config/fish/config.fish`:\n\n"
+        "```sh\n"
+        'eval "$(_NSQ_FAST_COMPLETE=bash_source nsq-fast)"\n'
+        "_NSQ_FAST_COMPLETE=fish_source nsq-fast | source\n"
+        "```"
+    ]
     with click.Context(main, info_name="nsq-fast", max_content_width=100) as context:
         parts += [
             f"{'#' * min(depth + 1, 4)} {name}\n\n```text\n{text}\n```"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from nsq_fast._codec import Message
-from nsq_fast.cli import demo, options
+from nsq_fast.cli import demo, main, options
 from nsq_fast.cli.console import counted, grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
@@ -101,6 +102,24 @@ def test_ledger_is_not_whole_when_what_was_not_confirmed_is_settled_in_its_place
     ledger.mark_finished(1)
     assert ledger.settled == ledger.published == ledger.lost == 1
     assert not ledger.is_whole
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nsq-fast", "st"], {"plain,stat"}),
+        (["nsq-fast", "run", "--handlers", ""], {"plain,gevent", "plain,threads"}),
+        (["nsq-fast", "run", "--log-format", "j"], {"plain,json"}),
+    ],
+)
+def test_shells_complete_commands_and_values(words: list[str], expected: set[str]) -> None:
+    variables = {
+        "_NSQ_FAST_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    shown = CliRunner().invoke(main, prog_name="nsq-fast", env=variables).output
+    assert set(shown.split()) == expected
 
 
 def test_ledger_latency_is_a_percentile() -> None:
