@@ -13,7 +13,7 @@
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make instructions what a message costs in instructions, by valgrind; more than at BASE=COMMIT?
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
-#   make check       ruff, mypy --strict, cython-lint, zizmor, layering; `make lint`: without mypy and layering
+#   make check       ruff, mypy --strict, pyright --verifytypes, cython-lint, zizmor, layering; `make lint`: ruff, cython-lint, zizmor
 #   make setup       the virtual environment with everything, and the compiled extension
 #   make build       recompile the extension if its sources changed
 #   make sanitize    tests of core, runtime, threads and aio under address and undefined-behaviour sanitizers
@@ -155,6 +155,7 @@ lint: $(DEV_STAMP)
 
 check: lint $(BUILD_STAMP)
 	$(BIN)/mypy
+	$(BIN)/python .ci/type_completeness.py
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,

@@ -34,13 +34,13 @@ try:
         Metric,
     )
     from prometheus_client.utils import floatToGoString
-except ImportError as error:
-    raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from error
+except ImportError as _error:
+    raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from _error
 
 if TYPE_CHECKING:
     from .runtime import ConsumerStats, HistogramStats
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PREFIX = "nsq_fast"
 

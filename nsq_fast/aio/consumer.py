@@ -316,6 +316,8 @@ class TaskWorker(Worker):
 
     __slots__ = ()
 
+    began: float
+
     def frames(self) -> list[FrameType]:
         return _frames_of(self.runs_in, self._acknowledger.consumer.ident)
 

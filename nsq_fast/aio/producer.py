@@ -27,7 +27,7 @@ Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT = 2.0
 """Seconds that the end of the interpreter may wait for what is pending of a producer that nobody closed."""

@@ -79,14 +79,14 @@ class Acknowledger:
         self._signals = vars(consumer)  # each that somebody asked for is in there
         self.handler: Any = handler
         self.batch_handler: Any = batch_handler
-        self.batch_size = consumer.config.batch_size
-        self.max_tries = consumer.config.max_tries or NO_LIMIT
+        self.batch_size: int = consumer.config.batch_size
+        self.max_tries: int = consumer.config.max_tries or NO_LIMIT
         self._attempts_threshold = consumer.config.attempts_threshold
         self.requeue_delay = requeue_delay
-        self.timing = HandlerTiming() if consumer.config.histograms else None
-        self.has_policy = give_up is not None
+        self.timing: HandlerTiming | None = HandlerTiming() if consumer.config.histograms else None
+        self.has_policy: bool = give_up is not None
         self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
-        self.max_age = round(consumer.config.max_age * 1e9)
+        self.max_age: int = round(consumer.config.max_age * 1e9)
         self._max_age_policy = max_age_policy
         self._log = consumer.logger
         self._has_deferred = False
@@ -98,7 +98,10 @@ class Acknowledger:
         time_slice.tell = self.tell_finished if is_told else None
         return time_slice
 
-    check_result = staticmethod(refuse_deferred)  # of ``_time_slice.pyx``
+    @staticmethod
+    def check_result(result: object) -> None:
+        """Of ``_time_slice.pyx``."""
+        refuse_deferred(result)
 
     @staticmethod
     async def awaited(awaitable: Any) -> Any:
@@ -368,10 +371,10 @@ class Ordered:
     """
 
     def __init__(self, consumer: AnyConsumer, blocked_policy: BlockedPolicy) -> None:
-        self.ledger = OrderLedger()
-        self.blocked = 0
+        self.ledger: OrderLedger = OrderLedger()
+        self.blocked: int = 0
         self._consumer = consumer
-        self.threshold = consumer.config.attempts_threshold
+        self.threshold: int = consumer.config.attempts_threshold
         self._order_policy = consumer.config.order_policy
         self._blocked_policy = blocked_policy
         self._turns: dict[str, Turn] = {}

@@ -30,7 +30,7 @@ from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_
 
 from .handlers import check_handler, refuse_deferred
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # What a connection says of its subscription, which a producer has none of.
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}

@@ -78,7 +78,7 @@ class Load(Tally):
 
     def __init__(self) -> None:
         self.stuck: list[Message] = []
-        self.pace = 0.0
+        self.pace: float = 0.0
         self._busy_before = 0.0
         self._handled_before = 0
         self._last = UNLIMITED
@@ -153,6 +153,8 @@ class Worker(Caller):
     """
 
     __slots__ = ("_acknowledger", "_pool", "runs_in")
+
+    began: float
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -300,11 +302,14 @@ class Cursor(Worker):
 
     __slots__ = ("_inbound", "_sample", "is_over", "owner")
 
+    began: float
+    owner: object
+
     def __init__(self, pool: Pool, owner: object) -> None:
         super().__init__(pool)
         self.runs_in = self.owner = owner  # who iterates is a worker for whoever looks at what is being handled
         self._inbound: InboundQueue | None = None
-        self.is_over = False
+        self.is_over: bool = False
         self._sample: Sample | None = None
         pool.workers.append(self)
 
@@ -334,7 +339,7 @@ class Cursor(Worker):
                 inbound.expire(now)
                 continue
             message: Message = waiting.popleft()
-            self.current = message
+            self.current: Message | None = message
             if self._is_given_up(inbound, message):
                 self.current = None
                 continue
@@ -397,7 +402,7 @@ class Pools:
     def __init__(self, consumer: AnyConsumer) -> None:
         self.shared: Pool | None = None
         self.msg_timeout = inf
-        self.orphaned = 0
+        self.orphaned: int = 0
         self._ledgers: list[InFlight] = []
         self._consumer = consumer
         self._pools: list[Pool] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from time import monotonic
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gevent.event import Event
 
@@ -26,6 +26,9 @@ from .lookupd import LookupdClient
 from .options import connection_options
 from .states import BACKOFF, INIT, RUNNING, THROTTLED
 from .util import parse_lookupds, parse_nsqds
+
+if TYPE_CHECKING:
+    from nsq_fast.config import ConsumerConfig
 
 CLOSE_TIMEOUT = 10.0
 
@@ -48,6 +51,8 @@ class GnsqAcknowledger(Acknowledger):
 
     ``message.requeue()`` has no delay; the consumer's ``requeue_delay`` is for failures.
     """
+
+    requeue_delay: RequeueDelay
 
     def __init__(self, consumer: Consumer, *args: Any) -> None:
         super().__init__(consumer, *args)
@@ -165,7 +170,7 @@ class Consumer(_Consumer):
 
     @max_tries.setter
     def max_tries(self, value: int) -> None:
-        self.config = self.config.replace(max_tries=value)
+        self.config: ConsumerConfig = self.config.replace(max_tries=value)
         self.acknowledger.max_tries = value or NO_LIMIT
 
     @property

@@ -72,7 +72,7 @@ class HubConsumer(GeventConsumer):
         if self._is_started and not self._is_closed:
             if self._outside is not None:
                 self._outside.leave()
-            self.failure = error
+            self.failure: NotRunning = error
             self._closed()
 
     def close_at_exit(self, timeout: float) -> int:

@@ -264,7 +264,7 @@ class EventLoop:
         self._started = Reply()
         self._ended = Reply()
         self._close_timeout = 0.0
-        self.beat = monotonic()
+        self.beat: float = monotonic()
 
     def start(self) -> None:
         """Start all; return when they are started. Raises what the first one raised that could not."""
@@ -326,7 +326,7 @@ def _look(consumers: Iterable[Any]) -> None:
         consumer.progress()
 
 
-logger = logging.getLogger("nsq_fast.worker")
+logger: logging.Logger = logging.getLogger("nsq_fast.worker")
 
 
 class Child:
