@@ -183,10 +183,10 @@ fuzz: $(DEV_STAMP) $(BUILD_STAMP)
 changelog: $(DEV_STAMP)
 	@$(BIN)/towncrier build --version "$$($(BIN)/python version.py)" $(if $(WRITE),--yes,--draft)
 
-# The documentation site, in build/site. Its libraries are installed when it is first built.
+# The documentation site, in build/site, by its own libraries, which are installed when it is first built, and no others.
 DOCS_STAMP := $(VENV)/.installed-docs
 
-$(DOCS_STAMP): $(DEV_STAMP)
+$(DOCS_STAMP): $(RUN_STAMP)
 	$(PIP) install --no-build-isolation -e '.[docs]'
 	@touch $@
 
