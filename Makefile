@@ -13,11 +13,12 @@
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make instructions what a message costs in instructions, by valgrind; more than at BASE=COMMIT?
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
-#   make check       ruff, mypy --strict, cython-lint, layering; `make lint`: ruff and cython-lint alone
+#   make check       ruff, mypy --strict, pyright --verifytypes, cython-lint, zizmor, layering; `make lint`: ruff, cython-lint, zizmor
 #   make setup       the virtual environment with everything, and the compiled extension
 #   make build       recompile the extension if its sources changed
 #   make sanitize    tests of core, runtime, threads and aio under address and undefined-behaviour sanitizers
 #   make fuzz        the readers under sanitizers, session, lookup and HTTP: a minute  ARGS="--seconds 600 readers"
+#   make changelog   what changes/ adds to CHANGELOG.md; WRITE=1 puts it there, for a release
 #   make docs        the documentation site, in build/site; a broken link fails
 #   make dist        sdist and wheel in dist/
 #   make wheel       a wheel for this kind of machine, which needs no compiler, in dist/
@@ -40,12 +41,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi nsq_fast/_per
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.3,<4"
 
-.PHONY: help setup demo demo-spark test quick sim core proof soak bench instructions bench-spark check lint build sanitize fuzz docs dist wheel clean
+.PHONY: help setup demo demo-spark test quick sim core proof soak bench instructions bench-spark check lint build sanitize fuzz changelog docs dist wheel clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,23s/^#  *//p' Makefile
+	@sed -n '3,24s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -150,9 +151,11 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" cython-lint nsq_fast
+	$(BIN)/zizmor --offline --quiet .github
 
 check: lint $(BUILD_STAMP)
 	$(BIN)/mypy
+	$(BIN)/python .ci/type_completeness.py
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,
@@ -177,10 +180,13 @@ fuzz: $(DEV_STAMP) $(BUILD_STAMP)
 	$(PIP) install "atheris>=3,<4"
 	$(BIN)/python fuzz/run.py $(ARGS)
 
-# The documentation site, in build/site. Its libraries are installed when it is first built.
+changelog: $(DEV_STAMP)
+	@$(BIN)/towncrier build --version "$$($(BIN)/python version.py)" $(if $(WRITE),--yes,--draft)
+
+# The documentation site, in build/site, by its own libraries, which are installed when it is first built, and no others.
 DOCS_STAMP := $(VENV)/.installed-docs
 
-$(DOCS_STAMP): $(DEV_STAMP)
+$(DOCS_STAMP): $(RUN_STAMP)
 	$(PIP) install --no-build-isolation -e '.[docs]'
 	@touch $@
 

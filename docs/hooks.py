@@ -15,6 +15,8 @@ from nsq_fast import config as options
 from nsq_fast.cli import main
 
 ROOT = Path(__file__).parent.parent
+KINDS = "added", "changed", "removed", "fixed"
+MARK = "<!-- changes/ goes here -->"
 CONFIGS = {
     options.ConsumerConfig: "Consumer",
     options.ProducerConfig: "Producer",
@@ -82,7 +84,15 @@ def _text(doc: str) -> str:
 
 def cli_page() -> str:
     """What ``nsq-fast COMMAND --help`` says, for every command."""
-    parts = ["# Command line\n\nWhat each command says with `--help`. `python -m nsq_fast` is the same as `nsq-fast`."]
+    parts = [
+        "# Command line\n\nWhat each command says with `--help`. `python -m nsq_fast` is the same as `nsq-fast`.\n\n"
+        "Shells complete commands, options and their values once this stands in `~/.bashrc`, with `zsh` for `bash` in"
+        " `~/.zshrc`; for fish it is the line below, in `~/.config/fish/config.fish`:\n\n"
+        "```sh\n"
+        'eval "$(_NSQ_FAST_COMPLETE=bash_source nsq-fast)"\n'
+        "_NSQ_FAST_COMPLETE=fish_source nsq-fast | source\n"
+        "```"
+    ]
     with click.Context(main, info_name="nsq-fast", max_content_width=100) as context:
         parts += [
             f"{'#' * min(depth + 1, 4)} {name}\n\n```text\n{text}\n```"
@@ -102,5 +112,10 @@ def _commands(command: click.Command, context: click.Context, depth: int = 1) ->
 
 
 def changes_page() -> str:
-    """CHANGELOG.md."""
-    return (ROOT / "CHANGELOG.md").read_text()
+    """CHANGELOG.md, with what stands in changes/ below the version that is unreleased."""
+    found = [f"### {kind.title()}\n\n{texts}" for kind in KINDS if (texts := _changes(kind))]
+    return (ROOT / "CHANGELOG.md").read_text().replace(MARK, "\n\n".join(found))
+
+
+def _changes(kind: str) -> str:
+    return "\n".join(f"- {path.read_text().strip()}" for path in sorted((ROOT / "changes").glob(f"*.{kind}.md")))

@@ -12,6 +12,7 @@ class Caller:
 class TimeSlice:
     end: float
     tell: Callable[[Message], object] | None
+    max_age: int
     def __init__(self, finished: list[Message], schedule: Callable[[], object], end: float) -> None: ...
     def handle(
         self, caller: Caller, inbound: Any, acknowledger: Any, handler: Callable[[Any, Message], object]

@@ -9,7 +9,8 @@ quick: the next one may be the one that takes long. Reading the clock costs 4 % 
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from libc.stdint cimport INT64_MIN, int64_t
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from ._codec cimport Message
 
@@ -41,6 +42,15 @@ cdef double monotonic() noexcept nogil:
     return now.tv_sec + 1e-9 * now.tv_nsec
 
 
+cdef int64_t oldest_of(int64_t max_age) noexcept nogil:
+    """The timestamp, in nanoseconds since 1970, below which messages are too old now; ``max_age`` 0: none is."""
+    cdef timespec now
+    if max_age == 0:
+        return INT64_MIN
+    clock_gettime(CLOCK_REALTIME, &now)
+    return now.tv_sec * <int64_t> 1000000000 + now.tv_nsec - max_age
+
+
 cdef class Caller:
     """Who calls handlers.
 
@@ -61,6 +71,8 @@ cdef class TimeSlice:
 
     Attributes:
         tell: called with each message that joins ``finished``; None when nobody wants to know. Must not raise.
+        max_age: nanoseconds since its timestamp after which a message gets no handler; 0: none. What is too old is
+            known once a slice: it is over soon after a handler that takes long.
     """
 
     def __init__(self, list finished not None, schedule, double end):
@@ -74,20 +86,22 @@ cdef class TimeSlice:
         Args:
             caller: its ``current`` is each message in turn.
             inbound: its ``waiting``, a deque, holds the messages.
-            acknowledger: says who the ``consumer`` is; ``give_up`` gets messages of more attempts than ``max_tries``,
-                ``check_result`` whatever a handler returns but None, ``failed`` those whose handler or result raises.
+            acknowledger: says who the ``consumer`` is; ``give_up`` gets messages of more attempts than ``max_tries``, and
+                those that are too old, ``check_result`` whatever a handler returns but None, ``failed`` those whose
+                handler or result raises.
 
         Returns whether the slice is over. What the acknowledger raises ends it, the message is ``caller.current``.
         """
         cdef Message message
         cdef int max_tries = acknowledger.max_tries
+        cdef int64_t oldest = oldest_of(self.max_age)
         cdef bint is_finished
         consumer, waiting = acknowledger.consumer, inbound.waiting
         popleft = waiting.popleft
         while waiting:
             message = popleft()
             caller.current = message
-            if message.attempts > max_tries:
+            if message.attempts > max_tries or message.timestamp < oldest:
                 acknowledger.give_up(inbound, message)
                 is_finished = False
             else:
@@ -111,19 +125,20 @@ cdef class TimeSlice:
 
         Each has a context of its own. What is no Exception goes through; ``caller.current`` is its message.
 
-        Returns None when no message waits or the slice is over; a message that has too many attempts; or, of a handler
-        that waits, its context, its coroutine and what it waits for.
+        Returns None when no message waits or the slice is over; a message that has too many attempts, or is too old;
+        or, of a handler that waits, its context, its coroutine and what it waits for.
         """
         cdef Message message
         cdef PyObject* waited_for
         cdef int max_tries = acknowledger.max_tries
+        cdef int64_t oldest = oldest_of(self.max_age)
         cdef bint is_finished
         consumer, waiting = acknowledger.consumer, inbound.waiting
         popleft = waiting.popleft
         while waiting:
             message = popleft()
             caller.current = message
-            if message.attempts > max_tries:
+            if message.attempts > max_tries or message.timestamp < oldest:
                 return message
             context = PyContext_CopyCurrent()
             waited_for = NULL

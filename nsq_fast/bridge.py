@@ -50,7 +50,7 @@ from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR
 P = ParamSpec("P")
 T = TypeVar("T")
 ClientT = TypeVar("ClientT")
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 END_TIMEOUT = 5.0
 """Seconds that it waits then for the thread. It is left behind after that."""
@@ -81,7 +81,7 @@ class Reply:
     def __init__(self, *, blocks_thread: bool = False) -> None:
         self.error: BaseException | None = None
         self._value: Any = None
-        self.is_set = False
+        self.is_set: bool = False
         hub: Any = get_hub_if_exists()
         self._lock: Any = None  # what a thread waits for
         self._wake: Any = None  # what a greenlet waits for
@@ -179,8 +179,11 @@ class HubThread:
         is_stopped: whether it ended, with the interpreter.
     """
 
+    is_over: bool
+    is_stopped: bool
+
     def __init__(self) -> None:
-        self.ident = 0
+        self.ident: Any = 0
         self.is_over = self.is_stopped = False
         self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._clients: WeakSet[Any] = WeakSet()
@@ -305,7 +308,7 @@ class HubThread:
         self._stopping = Event()
         self._watcher = hub.loop.async_()
         self._watcher.start(self._make_calls)
-        self.wake = self._watcher.send
+        self.wake: Any = self._watcher.send
         take_calls(self.submit)
 
     def _serve(self) -> None:
@@ -446,7 +449,7 @@ class Place(Generic[ClientT]):
     def __init__(self, make: Callable[[HubThread], ClientT], renewed: Callable[[ClientT], object]) -> None:
         self._make = make
         self._renewed = renewed
-        self.thread = hub_thread()
+        self.thread: HubThread = hub_thread()
         self._client = self.thread.call(make, self.thread)
         self.forked()
         tell_forks(self)

@@ -72,7 +72,7 @@ from .producer import Headers, Producer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LAST_WORDS_WAIT = 0.1
 # A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.
@@ -133,12 +133,14 @@ class ColumnSubscription:
         self.address = address
         self.topic = topic
         self.channel = channel
-        self.config = config if config.hostname is not None else config.replace(hostname=gethostname())
+        self.config: ConnectionConfig = (
+            config if config.hostname is not None else config.replace(hostname=gethostname())
+        )
         self.partition = partition
         self.local_address: Address | None = None
-        self.session = Session(self.config)
+        self.session: Session = Session(self.config)
         self.unfinished: list[bytes] = []
-        self.last_received_at = 0.0
+        self.last_received_at: float = 0.0
         self._options: dict[str, Any] = {"partition": partition, "ordered": ordered, "advanced": advanced}
         self._thread = OwnerThread()
         self._held = InFlightIds()  # those of ``_early`` among them
@@ -541,7 +543,7 @@ class InFlightIds:
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._received: deque[bytes] = deque()
         self._at = 0  # where the first of them goes on
         self._aside: list[bytes] = []

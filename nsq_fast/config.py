@@ -477,6 +477,13 @@ class ConsumerConfig(Config, frozen=True):
         maximum=1000,
     )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
+    max_age: float = option(
+        0.0,
+        "a message whose timestamp from nsqd is older gets no handler, and goes to max_age_policy; 0: none is too old",
+        unit="s",
+        minimum=0.0,
+        maximum=1e9,
+    )
     histograms: bool = option(
         False, "measure samples of what handlers take, and of how old messages are then; see stats()"
     )

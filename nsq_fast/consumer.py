@@ -81,6 +81,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         blocked_policy: what becomes of an ordered message with more attempts than ``attempts_threshold``: ``pause``
             (its handler goes on trying, after pauses that grow), ``retry`` (without pauses), ``stop`` (the consumer),
             or a give-up policy, in place of the handler.
+        max_age_policy: what becomes of a message older than the option ``max_age``: ``finish``, ``give_up`` (it goes
+            where those go that exceed ``max_tries``), or another give-up policy.
         start_position: redesigned: where the channel begins, for everybody on it: 'end', a datetime,
             'timestamp:<unix seconds>', 'offset:<bytes>', 'count:<messages>', or a mapping of partition numbers to
             these. It is set where the channel does not exist yet or has never confirmed a message; a restart, or a

@@ -7,7 +7,7 @@ When a program meets which of them, and what to do then, is in docs/errors.md. P
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from .printable import printable
 
@@ -605,7 +605,8 @@ class PublishRefused(PublishFailed, ServerError):
     def __init__(self, message: str, *, attempts: int = 1, possibly_stored: bool = False) -> None:
         super().__init__(message, attempts=attempts, possibly_stored=possibly_stored)
 
-    __str__ = NsqError.__str__
+    def __str__(self) -> str:
+        return NsqError.__str__(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.cause_class, self.args), vars(self)  # the state apart: it may hold the error itself
@@ -633,9 +634,23 @@ def _rebuilt(kind: type[ServerError], args: tuple[Any, ...]) -> PublishRefused:
 
 
 # What gnsq calls these classes.
-NSQException, NSQNoConnections, NSQHttpError = NsqError, NoNsqd, HttpError
-NSQSocketError, NSQFrameError, NSQErrorCode = ConnectionLost, RemoteProtocolError, ServerError
-NSQInvalid, NSQBadBody, NSQBadTopic, NSQBadChannel, NSQBadMessage = Invalid, BadBody, BadTopic, BadChannel, BadMessage
-NSQPutFailed, NSQPubFailed, NSQMPubFailed = PutFailed, PubFailed, MpubFailed
-NSQAuthDisabled, NSQAuthFailed, NSQUnauthorized = AuthDisabled, AuthFailed, Unauthorized
-NSQFinishFailed, NSQRequeueFailed, NSQTouchFailed = FinFailed, ReqFailed, TouchFailed
+NSQException: TypeAlias = NsqError
+NSQNoConnections: TypeAlias = NoNsqd
+NSQHttpError: TypeAlias = HttpError
+NSQSocketError: TypeAlias = ConnectionLost
+NSQFrameError: TypeAlias = RemoteProtocolError
+NSQErrorCode: TypeAlias = ServerError
+NSQInvalid: TypeAlias = Invalid
+NSQBadBody: TypeAlias = BadBody
+NSQBadTopic: TypeAlias = BadTopic
+NSQBadChannel: TypeAlias = BadChannel
+NSQBadMessage: TypeAlias = BadMessage
+NSQPutFailed: TypeAlias = PutFailed
+NSQPubFailed: TypeAlias = PubFailed
+NSQMPubFailed: TypeAlias = MpubFailed
+NSQAuthDisabled: TypeAlias = AuthDisabled
+NSQAuthFailed: TypeAlias = AuthFailed
+NSQUnauthorized: TypeAlias = Unauthorized
+NSQFinishFailed: TypeAlias = FinFailed
+NSQRequeueFailed: TypeAlias = ReqFailed
+NSQTouchFailed: TypeAlias = TouchFailed

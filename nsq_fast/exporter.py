@@ -124,7 +124,7 @@ class Families:
             self._latency[kind].add_metric((*labels, f"{each['quantile']:g}"), each["value"] / _NANOSECONDS)
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 REMEMBERED = 300.0
 """Seconds for which an nsqd that no nsqlookupd names any more is still asked, so that it is seen to be away."""

@@ -36,7 +36,7 @@ from nsq_fast.client.workers import Pool, Worker, thread_frames
 from nsq_fast.errors import NotRunning
 from nsq_fast.log_events import INTERNAL_ERROR
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LONGEST_END = 1.0
 """Seconds that idle threads get to end."""
@@ -65,15 +65,15 @@ class Batch:
     __slots__ = ("begins", "current", "ended", "handle", "is_done", "items", "outcomes", "sample", "thread")
 
     def __init__(self, handle: Callable[[Any], object], begins: Callable[[Any], bool], items: deque[Any]) -> None:
-        self.handle = handle
-        self.begins = begins
-        self.items = items
+        self.handle: Callable[[Any], object] = handle
+        self.begins: Callable[[Any], bool] = begins
+        self.items: deque[Any] = items
         self.current: Any = None
         self.outcomes: deque[tuple[Any, BaseException | None]] = deque()
-        self.is_done = False
+        self.is_done: bool = False
         self.sample: Sample | None = None
-        self.ended = Event()
-        self.thread = 0
+        self.ended: Event = Event()
+        self.thread: int = 0
 
     def take(self) -> Any:
         """Begin with the next item; None when there is none, or the others were taken back."""
@@ -261,7 +261,7 @@ class OutsideWorker(Worker):
     def _begins(self, message: Message) -> bool:
         if message.has_expired():  # while it waited elsewhere: nsqd has taken it back
             return False
-        self.current = message
+        self.current: Message = message
         return True
 
 

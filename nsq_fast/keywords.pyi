@@ -65,6 +65,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     concurrency: int | None
     handler_threads: int
     batch_size: int
+    max_age: float
     histograms: bool
     auto_touch: bool
     partitions: Any
@@ -88,6 +89,7 @@ class SubscriptionKeywords(ConsumerKeywords, total=False):
     lookupd_poll_interval: float
     lookupd_poll_jitter: float
     low_ready_idle_timeout: float
+    max_age_policy: Any
     max_backoff_duration: float
     max_in_flight: int | None
     max_tries: int

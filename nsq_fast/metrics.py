@@ -34,13 +34,13 @@ try:
         Metric,
     )
     from prometheus_client.utils import floatToGoString
-except ImportError as error:
-    raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from error
+except ImportError as _error:
+    raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from _error
 
 if TYPE_CHECKING:
     from .runtime import ConsumerStats, HistogramStats
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PREFIX = "nsq_fast"
 
@@ -94,6 +94,7 @@ _CONSUMER = (
     Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, COUNTER),
     Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, COUNTER),
     Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, COUNTER),
+    Figure("messages_outdated", "Older than max_age, finished by its policy.", lambda each: each.outdated, COUNTER),
     Figure(
         "responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, COUNTER
     ),

@@ -38,8 +38,8 @@ try:
         set_span_in_context,
         use_span,
     )
-except ImportError as error:
-    raise ImportError("nsq_fast.otel needs opentelemetry-api: pip install 'nsq-fast[otel]'") from error
+except ImportError as _error:
+    raise ImportError("nsq_fast.otel needs opentelemetry-api: pip install 'nsq-fast[otel]'") from _error
 
 from nsq_fast._codec import Message
 from nsq_fast._version import __version__
@@ -130,8 +130,8 @@ class OpenedMessage:
 
     def __init__(self, message: Message, body: bytes, carrier: Carrier) -> None:
         self._message = message
-        self.body = body
-        self.carrier = carrier
+        self.body: bytes = body
+        self.carrier: Carrier = carrier
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)

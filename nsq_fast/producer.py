@@ -250,10 +250,10 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
 
     # Life
 
-    on_response = LazySignal("Sent for each response of an nsqd: ``response`` is its bytes.")
-    on_error = LazySignal("Sent for each error frame of an nsqd: ``error`` is a ServerError.")
-    on_auth = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as a dict.")
-    on_close = LazySignal("Sent when the producer has closed.")
+    on_response: LazySignal = LazySignal("Sent for each response of an nsqd: ``response`` is its bytes.")
+    on_error: LazySignal = LazySignal("Sent for each error frame of an nsqd: ``error`` is a ServerError.")
+    on_auth: LazySignal = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as a dict.")
+    on_close: LazySignal = LazySignal("Sent when the producer has closed.")
 
     def _made(self) -> None:
         self._build(GeventLoop.here())

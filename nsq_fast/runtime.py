@@ -78,7 +78,8 @@ _HOME = {name: f".{module}" for module, names in _MODULES.items() for name in na
 
 __all__ = [*_HOME]
 
-__getattr__ = lazy_names(__name__, _HOME)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

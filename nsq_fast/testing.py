@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 try:
     import pytest
-except ImportError as error:
-    raise ImportError("nsq_fast.testing has fixtures for pytest: pip install pytest") from error
+except ImportError as _error:
+    raise ImportError("nsq_fast.testing has fixtures for pytest: pip install pytest") from _error
 
 if TYPE_CHECKING:
     from .broker import Broker, RedesignedCluster

@@ -137,6 +137,7 @@ def test_a_scrape_shows_what_clients_have_done_and_are_doing(
         "messages_suppressed_total": 0,
         "messages_expired_total": 0,
         "messages_given_up_total": 0,
+        "messages_outdated_total": 0,
         "messages_touched_total": 1,
         "subscriptions_total": 1,
         "leader_moves_total": 0,

@@ -46,10 +46,14 @@ nsqd = NsqdServer()
 nsqd.start()
 address, metrics, is_over = str(nsqd.tcp_address), ClientCollector(), Event()
 consumer = Consumer("orders", "billing", address, message_handler=lambda consumer, message: None, histograms=True)
+paused = Consumer("orders", "paused", address, message_handler=lambda consumer, message: None)
 producer = Producer(address, histograms=True)
 metrics.add_consumer("billing", consumer)
+metrics.add_consumer("paused", paused)
 metrics.add_producer("web", producer)
 consumer.start(block=False)
+paused.start(block=False)
+paused.pause()
 producer.start()
 server, thread = start_http_server(0, "127.0.0.1")
 print(server.server_port, flush=True)
@@ -133,6 +137,29 @@ def test_times_are_plausible(ask: Callable[[str], Any]) -> None:
         times = quote(f"histogram_quantile(0.5, sum by (le) (nsq_fast_{metric}_seconds_bucket))")
         (median,) = ask(f"query?query={times}")["result"]
         assert 0 < float(median["value"][1]) < WAIT
+
+
+def test_a_consumer_that_does_nothing_is_shown_with_its_reason_and_told_of(ask: Callable[[str], Any]) -> None:
+    (panel,) = (each for each in json.loads((EXAMPLES / "dashboard.json").read_text())["panels"] if each["id"] == 9)
+    shown = quote(panel["targets"][0]["expr"])
+
+    def reasons() -> set[tuple[str, str]]:
+        found = ask(f"query?query={shown}")["result"]
+        return {(each["metric"]["consumer"], each["metric"]["reason"]) for each in found}
+
+    until(lambda: ("paused", "max_in_flight_zero") in reasons(), 2 * WAIT, 0.1, reasons)
+
+    def told() -> list[dict[str, Any]]:
+        return [
+            each["labels"] for each in ask("alerts")["alerts"] if each["labels"]["alertname"] == "NsqConsumerStalled"
+        ]
+
+    until(
+        lambda: [each["reason"] for each in told() if each["consumer"] == "paused"] == ["max_in_flight_zero"],
+        2 * WAIT,
+        0.1,
+        told,
+    )
 
 
 def test_the_rules_are_evaluated_and_one_sees_that_the_nsqd_is_gone(

@@ -29,6 +29,29 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
+def test_changes_without_a_release_have_names_that_say_their_kind_and_are_short() -> None:
+    for path in sorted((ROOT / "changes").glob("*")):
+        if path.name in {"README.md", "template.md.jinja"}:
+            continue
+        assert re.fullmatch(r"[a-z0-9-]+\.(added|changed|removed|fixed)\.md", path.name), path.name
+        text = path.read_text()
+        assert re.fullmatch(r"[^#\s-][^\0]*\n", text), f"{path.name}: sentences, without heading or list"
+        assert len(text) < 1000, path.name
+
+
+def test_actions_of_others_are_pinned_by_hash_and_nothing_is_allowed_unless_it_is_said() -> None:
+    files = [*(ROOT / ".github").glob("*/*.yml"), *(ROOT / ".github").glob("actions/*/*.yml")]
+    if not files:
+        pytest.skip("an sdist has no workflows")
+    used = [each for path in files for each in re.findall(r"uses: (.*)", path.read_text())]
+    assert len(used) > 20
+    assert [
+        each for each in used if not each.startswith("./") and not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each)
+    ] == []
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        assert "\npermissions: {}\n" in path.read_text(), path.name
+
+
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_link_leads_to_something(name: str) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text()):

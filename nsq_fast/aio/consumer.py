@@ -32,6 +32,7 @@ from nsq_fast.errors import ConfigError, NotRunning
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.acknowledger import Acknowledger
     from nsq_fast.client.give_up import GiveUpPolicy
     from nsq_fast.client.handlers import Sample
     from nsq_fast.protocol.targets import StartPositions
@@ -315,6 +316,8 @@ class TaskWorker(Worker):
 
     __slots__ = ()
 
+    began: float
+
     def frames(self) -> list[FrameType]:
         return _frames_of(self.runs_in, self._acknowledger.consumer.ident)
 
@@ -419,19 +422,20 @@ class TaskWorker(Worker):
             acknowledger.slice_of(inbound).all_returned(messages)
 
     async def _batch(self, inbound: InboundQueue) -> list[Message]:
-        """As many messages as a batch handler gets at once; those that have too many attempts are given up."""
+        """As many messages as a batch handler gets at once; policies get those of too many attempts, or too old."""
         acknowledger = self._acknowledger
         messages, attempts = take(inbound.waiting, acknowledger.batch_size)
         self.current = messages
-        if attempts <= acknowledger.max_tries:
+        if attempts <= acknowledger.max_tries and not acknowledger.max_age:
             return messages
-        kept = []
+        chosen = []
         for message in messages:
-            if message.attempts <= acknowledger.max_tries:
-                kept.append(message)
+            verdict: Any = acknowledger.judge(inbound, message)
+            if callable(verdict):
+                await give_up(acknowledger, inbound, message, verdict)
             else:
-                await give_up(acknowledger, inbound, message)
-        return kept
+                chosen.append(message)
+        return chosen
 
     async def _serve_ordered(self, inbound: InboundQueue, sample: Sample | None) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once."""
@@ -443,7 +447,7 @@ class TaskWorker(Worker):
                 inbound.expire(now)
                 continue
             message = self.current = waiting.popleft()
-            verdict: Any = acknowledger.ordered.judge(message)
+            verdict: Any = acknowledger.judge(inbound, message)
             if callable(verdict):
                 await give_up(acknowledger, inbound, message, verdict)
             elif verdict:
@@ -483,9 +487,10 @@ class TaskWorker(Worker):
 
 
 async def give_up(
-    acknowledger: Any, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None
+    acknowledger: Acknowledger, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None
 ) -> None:
     """As ``Acknowledger.give_up``, for a policy that may have to be awaited."""
+    policy = policy or acknowledger.policy_of(message)
     try:
         result = acknowledger.call_policy(message, policy)
         if inspect.isawaitable(result):
@@ -493,7 +498,7 @@ async def give_up(
     except Exception as error:
         acknowledger.failed(message, error)
     else:
-        acknowledger.given_up(inbound, message)
+        acknowledger.given_up(inbound, message, policy)
 
 
 async def _outcome(handling: Awaitable[object]) -> BaseException | None:

@@ -27,7 +27,7 @@ Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Producer(ProducerCore):

@@ -323,5 +323,5 @@ def _as_the_original(name: str) -> click.Command:
     return run
 
 
-nsqd_command = _as_the_original("nsqd")
-nsqlookupd_command = _as_the_original("nsqlookupd")
+nsqd_command: click.Command = _as_the_original("nsqd")
+nsqlookupd_command: click.Command = _as_the_original("nsqlookupd")

@@ -69,15 +69,15 @@ class Ledger:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.published = 0
-        self.publish_failed = 0
+        self.published: int = 0
+        self.publish_failed: int = 0
         self.delivered = 0
-        self.settled = 0
-        self.given_up = 0
+        self.settled: int = 0
+        self.given_up: int = 0
         self.events: Counter[str] = Counter()
-        self.latencies = array("q")
-        self.bulk = max(1, int(size * _BULK))
-        self.bulk_at = 0.0
+        self.latencies: array[int] = array("q")
+        self.bulk: int = max(1, int(size * _BULK))
+        self.bulk_at: float = 0.0
         self._ok = bytearray(size)
         self._finished = bytearray(size)
         self._given_up = bytearray(size)
@@ -213,9 +213,9 @@ class MainJob:
 
     def __init__(self, options: JobOptions) -> None:
         self.options = options
-        self.ledger = Ledger(options.messages)
+        self.ledger: Ledger = Ledger(options.messages)
         run = uuid4().hex[:8]
-        self.topics = [f"demo-{run}-{number}" for number in range(options.topics)]
+        self.topics: list[str] = [f"demo-{run}-{number}" for number in range(options.topics)]
         self._servers: dict[str, Any] = {
             "nsqd_tcp_addresses": options.nsqds,
             "lookupd_http_addresses": options.lookupds,
@@ -419,7 +419,7 @@ class OrderedJob:
     def __init__(self, options: OrderedOptions, move: Callable[[], None] | None = None) -> None:
         self.options = options
         self._each = max(1, options.messages // options.keys)
-        self.ledger = Ledger(self._each * options.keys)
+        self.ledger: Ledger = Ledger(self._each * options.keys)
         self._move = move
         self._moves = 0
         self._last = [-1] * options.keys

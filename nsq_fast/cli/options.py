@@ -187,8 +187,8 @@ def _or_bad_parameter(parse: Callable[[str], T]) -> Callable[[str], T]:
     return convert
 
 
-topic = _or_bad_parameter(check_topic)
-channel = _or_bad_parameter(check_channel)
+topic: Callable[[str], str] = _or_bad_parameter(check_topic)
+channel: Callable[[str], str] = _or_bad_parameter(check_channel)
 
 
 def _servers_option(flag: str, short: str, name: str, kind: Callable[[str], object], help: str) -> Decorator:
@@ -199,17 +199,17 @@ _NSQD_TCP, _NSQD_HTTP = address(DEFAULT_NSQD_TCP_PORT), endpoint(DEFAULT_NSQD_HT
 _LOOKUPD_HTTP = endpoint(DEFAULT_LOOKUPD_HTTP_PORT)
 
 # Parameter ``nsqds``, of Address; of Endpoint; ``nsqds_http`` beside TCP addresses; ``lookupds``, of Endpoint.
-nsqd_tcp_option = _servers_option(
+nsqd_tcp_option: Decorator = _servers_option(
     "--nsqd-tcp-address", "--nsqd", "nsqds", _NSQD_TCP, "An nsqd (repeatable; port 4150)."
 )
-nsqd_http_option = _servers_option(
+nsqd_http_option: Decorator = _servers_option(
     "--nsqd-http-address", "--nsqd", "nsqds", _NSQD_HTTP, "HTTP of an nsqd (repeatable; port 4151)."
 )
-nsqd_http_beside_option = _servers_option(
+nsqd_http_beside_option: Decorator = _servers_option(
     "--nsqd-http-address", "--nsqd-http", "nsqds_http", _NSQD_HTTP,
     "HTTP of the nsqds (repeatable); default: one port above TCP.",
 )  # fmt: skip
-lookupd_http_option = _servers_option(
+lookupd_http_option: Decorator = _servers_option(
     "--lookupd-http-address", "--lookupd", "lookupds", _LOOKUPD_HTTP,
     "An nsqlookupd that knows the nsqds (repeatable; port 4161).",
 )  # fmt: skip

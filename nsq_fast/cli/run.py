@@ -28,6 +28,8 @@ def _worker_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             flag = f"--{declared.name.replace('_', '-')}"
             if declared.kind is bool:
                 function = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=_help(declared))(function)
+            elif declared.choices:
+                function = click.option(flag, type=click.Choice(declared.choices), help=_help(declared))(function)
             else:
                 function = click.option(flag, metavar=_metavar(declared), help=_help(declared))(function)
         for flag, short, name, help in reversed(_ADDRESSES):

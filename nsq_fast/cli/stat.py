@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 import click
@@ -25,7 +26,10 @@ from .servers import placed
 
 
 class ChannelStats(NamedTuple):
-    """One channel, or with ``channel`` empty one topic, over all nsqds. Counts of messages since nsqd started."""
+    """One channel, or with ``channel`` empty one topic, over all nsqds. Counts of messages since nsqd started.
+
+    ``ready`` is the sum of the RDYs of its clients.
+    """
 
     topic: str
     channel: str
@@ -37,6 +41,7 @@ class ChannelStats(NamedTuple):
     timed_out: int = 0
     messages: int = 0
     clients: int = 0
+    ready: int = 0
     paused: bool = False
 
     @property
@@ -48,6 +53,11 @@ class ChannelStats(NamedTuple):
     def unanswered(self) -> int:
         """Messages that wait, are in flight, or are deferred."""
         return self.depth + self.in_flight + self.deferred
+
+    @property
+    def handled(self) -> int:
+        """What rises with each FIN, and stays as it is while there is none, whatever is published or requeued."""
+        return self.messages - self.unanswered
 
     def plus(self, other: ChannelStats) -> ChannelStats:
         """The sum of the same channel on two nsqds."""
@@ -101,11 +111,38 @@ def _channel_row(topic: str, channel: Mapping[str, Any]) -> ChannelStats:
         timed_out=channel["timeout_count"],
         messages=channel["message_count"],
         clients=len(channel.get("clients") or ()) if clients is None else clients,
+        ready=sum(each.get("ready_count", 0) for each in channel.get("clients") or ()),
         paused=channel["paused"],
     )
 
 
-_COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/s", "clients")
+class Stalls:
+    """Since when nothing of what waits in a channel is finished, over tables that were read one after the other."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], tuple[ChannelStats, float]] = {}
+
+    def look(self, row: ChannelStats, now: float) -> str:
+        """Why nothing is done of what waits, as far as nsqds know it, and for how long; empty while something is.
+
+        One table shows what keeps everything from being done; whether anything is done takes two.
+        """
+        if not row.channel or not (row.depth or row.in_flight):
+            self._before.pop(row[:2], None)
+            return ""
+        before, since = self._before.get(row[:2], (None, now))
+        if before is None or before.handled != row.handled:
+            self._before[row[:2]] = row, now
+        if row.depth and not row.in_flight and (row.paused or not row.ready):
+            return "paused" if row.paused else "RDY 0" if row.clients else "no client"
+        if before is None or before.handled != row.handled:
+            return ""
+        fails = row.requeued > before.requeued or row.timed_out > before.timed_out
+        why = "requeued" if fails else "unanswered" if row.in_flight else "not pushed"
+        return f"{why}, {now - since:.0f} s"
+
+
+_COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/s", "clients", "stalled")
 
 
 @click.command("stat", short_help="Show depth, in flight, requeues, clients; refreshed.")
@@ -133,6 +170,11 @@ def command(
 
     Total depth is mem + disk; in flight (inflt) and deferred (def) come on top. Requeued (req), timed out (t-o) and
     msgs count from nsqd's start; msgs/s since the table before.
+
+    Stalled says why nothing is done of what waits: the channel is paused, no client is there, or all are at RDY 0
+    (they are in backoff, or asked to pause). From the second table on also for how long nothing was finished: what
+    was delivered is unanswered, or is requeued again and again, or the nsqd has not pushed what clients asked for. Why
+    clients do so only they can say: consumer.progress(), /readyz of a worker, nsq_fast_consumer_stalled.
     """
     if channel and not topic:
         raise click.UsageError("--channel needs --topic")
@@ -202,19 +244,26 @@ class _Screen:
         self._interval = interval
         self._console = console.output()
         self._before: dict[tuple[str, str], int] = {}
+        self._stalls = Stalls()
         self.live = Live(console=self._console, auto_refresh=False)
 
     def show(self, rows: Sequence[ChannelStats]) -> None:
+        now = monotonic()
+        stalled = [self._stalls.look(row, now) for row in rows]
         if self._as_json:
-            click.echo(json.dumps([row._asdict() for row in rows]))
+            shown = zip(rows, stalled, strict=True)
+            click.echo(json.dumps([{**row._asdict(), "stalled": reason} for row, reason in shown]))
         elif self._console.is_terminal:
-            self.live.update(self._table(rows), refresh=True)
+            self.live.update(self._table(rows, stalled), refresh=True)
         else:
-            self._console.print(self._table(rows))
+            self._console.print(self._table(rows, stalled))
         self._before = {(row.topic, row.channel): row.messages for row in rows}
 
-    def _table(self, rows: Sequence[ChannelStats]) -> RenderableType:
-        cells = [[row.topic, row.channel + (" (paused)" if row.paused else ""), *self._cells(row)] for row in rows]
+    def _table(self, rows: Sequence[ChannelStats], stalled: Sequence[str]) -> RenderableType:
+        cells = [
+            [row.topic, row.channel + (" (paused)" if row.paused else ""), *self._cells(row), reason]
+            for row, reason in zip(rows, stalled, strict=True)
+        ]
         return console.grid(("topic", "channel", *_COLUMNS), cells, self._console.width, names=2, box=SIMPLE_HEAD)
 
     def _cells(self, row: ChannelStats) -> list[str]:

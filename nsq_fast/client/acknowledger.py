@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from time import monotonic, time_ns
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nsq_fast._codec import Message
 from nsq_fast._time_slice import TimeSlice
@@ -38,7 +38,7 @@ from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
 from nsq_fast.protocol.targets import Target
 
-from .give_up import Discard, GiveUpPolicy, message_name
+from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, message_name, tell_outdated
 from .handlers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Acknowledger:
         batch_handler: what workers call with lists; None when messages are handled one by one.
         max_tries: attempts from which on a message is given up.
         timing: what handlers take; None while nobody asked for it.
+        max_age: nanoseconds since its timestamp after which a message gets no handler; 0: none.
         has_policy: whether the program has chosen what becomes of messages with too many attempts.
     """
 
@@ -70,6 +71,7 @@ class Acknowledger:
         handler: Handler | None,
         batch_handler: BatchHandler | None,
         give_up: GiveUpPolicy | None,
+        max_age_policy: AgePolicy,
         requeue_delay: RequeueDelay,
     ) -> None:
         self.consumer = consumer
@@ -77,13 +79,15 @@ class Acknowledger:
         self._signals = vars(consumer)  # each that somebody asked for is in there
         self.handler: Any = handler
         self.batch_handler: Any = batch_handler
-        self.batch_size = consumer.config.batch_size
-        self.max_tries = consumer.config.max_tries or NO_LIMIT
+        self.batch_size: int = consumer.config.batch_size
+        self.max_tries: int = consumer.config.max_tries or NO_LIMIT
         self._attempts_threshold = consumer.config.attempts_threshold
         self.requeue_delay = requeue_delay
-        self.timing = HandlerTiming() if consumer.config.histograms else None
-        self.has_policy = give_up is not None
+        self.timing: HandlerTiming | None = HandlerTiming() if consumer.config.histograms else None
+        self.has_policy: bool = give_up is not None
         self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
+        self.max_age: int = round(consumer.config.max_age * 1e9)
+        self._max_age_policy = max_age_policy
         self._log = consumer.logger
         self._has_deferred = False
 
@@ -94,7 +98,7 @@ class Acknowledger:
         time_slice.tell = self.tell_finished if is_told else None
         return time_slice
 
-    check_result = staticmethod(refuse_deferred)  # of ``_time_slice.pyx``
+    check_result: ClassVar[Any] = staticmethod(refuse_deferred)  # of ``_time_slice.pyx``
 
     @staticmethod
     async def awaited(awaitable: Any) -> Any:
@@ -214,15 +218,21 @@ class Acknowledger:
 
     # Giving up
 
+    def is_outdated(self, message: Message) -> bool:
+        """Whether it is older than ``max_age``."""
+        return self.max_age > 0 and message.timestamp < time_ns() - self.max_age
+
+    def _outdated(self, consumer: Any, message: Message) -> object:
+        """What becomes of a message that is older than ``max_age``: a policy."""
+        tell_outdated(self.consumer, message)
+        policy = self._give_up if self._max_age_policy == GIVE_UP else self._max_age_policy
+        return self._call(policy, message) if callable(policy) else None
+
     def is_beyond(self, inbound: InboundQueue, message: Message) -> bool:
         """Whether a policy, and not the handler, gets this message."""
+        if self.is_outdated(message):
+            return True
         return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
-
-    def judge(self, inbound: InboundQueue, message: Message) -> GiveUpPolicy | bool:
-        """A policy that gets this message; or whether a handler does."""
-        if inbound.turn is not None:
-            return self.ordered.judge(message)
-        return message.attempts <= self.max_tries or self._give_up
 
     def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
         """Give a message up if it has too many attempts; say whether no handler shall see it."""
@@ -232,25 +242,44 @@ class Acknowledger:
             return True
         return not verdict
 
+    def judge(self, inbound: InboundQueue, message: Message) -> GiveUpPolicy | bool:
+        """Whether the handler of a message shall be called, or which policy in its place."""
+        if self.is_outdated(message):
+            return self._outdated
+        if inbound.turn is not None:
+            return self.ordered.judge(message)
+        return message.attempts <= self.max_tries or self._give_up
+
     def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
         """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
+        policy = policy or self.policy_of(message)
         try:
             refuse_deferred(self.call_policy(message, policy))
         except BaseException as error:
             self.failed(message, error)
         else:
-            self.given_up(inbound, message)
+            self.given_up(inbound, message, policy)
 
-    def call_policy(self, message: Message, policy: GiveUpPolicy | None = None) -> object:
-        """Tell of a message with too many attempts, and hand it to the policy; what that returns."""
+    def policy_of(self, message: Message) -> GiveUpPolicy:
+        """What gets a message that the hot loop calls no handler for."""
+        return self._give_up if message.attempts > self.max_tries else self._outdated
+
+    def call_policy(self, message: Message, policy: GiveUpPolicy) -> object:
+        """Hand a message to a policy, and tell of it; what that returns."""
+        return policy(self.consumer, message) if policy == self._outdated else self._call(policy, message)
+
+    def _call(self, policy: GiveUpPolicy, message: Message) -> object:
         if is_heard(self.consumer, "on_giving_up"):
             for receiver in receivers(self.consumer.on_giving_up, self.consumer):
                 receiver(self.consumer, message=message)
-        return (policy or self._give_up)(self.consumer, message)
+        return policy(self.consumer, message)
 
-    def given_up(self, inbound: InboundQueue, message: Message) -> None:
+    def given_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy) -> None:
         """The policy is done with a message: finish it."""
-        self.consumer.given_up += 1
+        if policy == self._outdated:
+            self.consumer.outdated += 1
+        else:
+            self.consumer.given_up += 1
         if message.mark_returned():
             inbound.connection.finish_returned(message)
             self.tell_finished(message)
@@ -339,10 +368,10 @@ class Ordered:
     """
 
     def __init__(self, consumer: AnyConsumer, blocked_policy: BlockedPolicy) -> None:
-        self.ledger = OrderLedger()
-        self.blocked = 0
+        self.ledger: OrderLedger = OrderLedger()
+        self.blocked: int = 0
         self._consumer = consumer
-        self.threshold = consumer.config.attempts_threshold
+        self.threshold: int = consumer.config.attempts_threshold
         self._order_policy = consumer.config.order_policy
         self._blocked_policy = blocked_policy
         self._turns: dict[str, Turn] = {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from socket import socket
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet, finalize, ref
 
 from nsq_fast.errors import NsqError, WrongThread
@@ -20,7 +20,7 @@ from .loop import FaultReporter, RestartPauses
 from .resolver import look_up
 
 T = TypeVar("T")
-logger = logging.getLogger("nsq_fast.client")
+logger: logging.Logger = logging.getLogger("nsq_fast.client")
 
 FOR_EVER = 1e9
 """Seconds that no loop lives for."""
@@ -43,7 +43,13 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class LoopWaiter(asyncio.Future):  # type: ignore[type-arg]  # not subscriptable when it runs
+if TYPE_CHECKING:
+    _Future = asyncio.Future[Any]
+else:  # what runs needs no type
+    _Future = asyncio.Future
+
+
+class LoopWaiter(_Future):
     """A future that its waiter may have left: setting it then is no error."""
 
     def set(self, value: Any) -> None:
@@ -179,7 +185,7 @@ class LoopThread:
     """The thread of a loop; see ``loop.Owner``. Calls of other threads are made in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.ident = 0
+        self.ident: int = 0
         self._loop = loop
 
     def claim(self) -> None:
@@ -205,11 +211,11 @@ class AsyncioLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.at_end_of_turn = self._loop.call_soon
-        self.call_soon = self._loop.call_soon
-        self.call_later = self._loop.call_later
-        self.get_ident = threading.get_ident
-        self.reads_all = type(self._loop).__module__.partition(".")[0] == "uvloop"
+        self.at_end_of_turn: Callable[..., object] = self._loop.call_soon
+        self.call_soon: Callable[..., object] = self._loop.call_soon
+        self.call_later: Callable[..., asyncio.TimerHandle] = self._loop.call_later
+        self.get_ident: Callable[[], int] = threading.get_ident
+        self.reads_all: bool = type(self._loop).__module__.partition(".")[0] == "uvloop"
         self._ident = threading.get_ident()
         self._supervisor = self.supervisor(logger)
 

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
     from .loop import Loop, Timer, Watch
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SILENT_INTERVALS = 2
 """Heartbeat intervals without a byte after which a server is dead. It is as patient with a silent client.
@@ -164,7 +164,9 @@ class Connection(ConnectionPath):
     def __init__(
         self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection], loop: Loop
     ) -> None:
-        self.config = config if config.hostname is not None else config.replace(hostname=gethostname())
+        self.config: ConnectionConfig = (
+            config if config.hostname is not None else config.replace(hostname=gethostname())
+        )
         self.loop = loop
         self.address = address
         self.session: Session = Session(self.config, responder=self)
@@ -177,7 +179,7 @@ class Connection(ConnectionPath):
         self.hold: Callable[[Any, Message, int], None] | None = None
         self._owner = owner
         self._at_end = loop.at_end_of_turn
-        self.reads_all = loop.reads_all
+        self.reads_all: bool = loop.reads_all
         self._thread = loop.owner()
         self._transport = Transport(loop, address, self.config)
         self._signals: SignalBook | None = None
@@ -271,7 +273,7 @@ class Connection(ConnectionPath):
         self.auth, self.auth_data = ready.auth, ready.auth_data
         self._is_connected = True
         self.closed_error = None
-        self.last_received_at = monotonic()
+        self.last_received_at: float = monotonic()
         self._reader, self._writer = transport.deliver_to(self.readable, self._writable)
         self._watch_silence(False)
         version = printable(self.info.version)
@@ -346,7 +348,7 @@ class Connection(ConnectionPath):
     def _hand_over(self, messages: list[Message]) -> None:
         if self.closed_error is not None:
             return  # a callback has closed us: nobody could answer them any more
-        self.last_message_at = self.last_received_at
+        self.last_message_at: float = self.last_received_at
         self._owner.on_messages(self, messages)
 
     def _handle(self, event: Any) -> None:
@@ -402,7 +404,7 @@ class Connection(ConnectionPath):
         self._end(self.closed_error)
 
     def _read_on_later(self) -> None:
-        self.reads_later = True
+        self.reads_later: bool = True
         self.loop.call_later(0, self._read_on)
 
     def _read_on(self) -> None:
@@ -600,7 +602,7 @@ class Connection(ConnectionPath):
             return
         if not isinstance(cause, (OSError, NsqError)):
             self.loop.report(f"sending to {self.address}", cause, "the connection ends")
-        self.write_error = ConnectionLost(f"{self.address}: cannot write: {cause}")
+        self.write_error: ConnectionLost = ConnectionLost(f"{self.address}: cannot write: {cause}")
         self.write_error.__cause__ = cause
         self._drop()
         # A server that closes after a fatal error may have sent the reason: let the reader find it, and the

@@ -41,7 +41,7 @@ from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
 from .deadlines import Deadlines
 from .flow import Flow
-from .give_up import GiveUpPolicy
+from .give_up import FINISH, AgePolicy, GiveUpPolicy, check_max_age_policy
 from .handlers import check_handler
 from .loop import Event
 from .subscription import ConnectionStats, Counters
@@ -85,6 +85,7 @@ class ConsumerStats(Record, frozen=True):
         totals: over all nsqds there have been.
         topics: the same for each topic that is consumed now.
         given_up: messages handed to the give-up policy and finished.
+        outdated: messages older than ``max_age``, handed to its policy and finished.
         max_in_flight: most messages held at once; with the option left out as many as there are connections.
         in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
         orphaned: messages of lost connections that the program still holds; they count towards max_in_flight.
@@ -114,6 +115,7 @@ class ConsumerStats(Record, frozen=True):
     order_violations: int = 0
     repeated: int = 0
     blocked: int = 0
+    outdated: int = 0
     orphaned: int = 0
     leader_moves: int = 0
     lookup_errors: int = 0
@@ -146,13 +148,13 @@ class ConsumerOptions:
     config: ConsumerConfig
     lookup_config: LookupConfig
 
-    max_tries = OptionAttribute("config")
-    requeue_delay = OptionAttribute("config")
-    low_ready_idle_timeout = OptionAttribute("config")
-    max_backoff_duration = OptionAttribute("config")
-    backoff_on_requeue = OptionAttribute("config")
-    lookupd_poll_interval = OptionAttribute("lookup_config")
-    lookupd_poll_jitter = OptionAttribute("lookup_config")
+    max_tries: OptionAttribute = OptionAttribute("config")
+    requeue_delay: OptionAttribute = OptionAttribute("config")
+    low_ready_idle_timeout: OptionAttribute = OptionAttribute("config")
+    max_backoff_duration: OptionAttribute = OptionAttribute("config")
+    backoff_on_requeue: OptionAttribute = OptionAttribute("config")
+    lookupd_poll_interval: OptionAttribute = OptionAttribute("lookup_config")
+    lookupd_poll_jitter: OptionAttribute = OptionAttribute("lookup_config")
 
 
 class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
@@ -164,24 +166,35 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         loop, supervisor: from ``start`` on.
         ident: the number of the native thread of the loop; 0 before.
         given_up: messages handed to the give-up policy and finished.
+        outdated: messages older than ``max_age``, handed to its policy and finished.
         past: counts of topics that are no longer consumed, and of what belongs to no connection.
         seen_keys: of all its messages; None unless copies are suppressed.
         headerless: topics of which was told that options for extended headers have no effect on them.
         failure: why it closed by itself; None when somebody asked for it.
     """
 
-    on_message = LazySignal("on_message(message): like a message_handler, for any number of receivers")
-    on_response = LazySignal("on_response(response): a reply or heartbeat of an nsqd, as bytes")
-    on_error = LazySignal("on_error(error): an error frame, or a connection that was lost or not made")
-    on_finish = LazySignal("on_finish(message_id): a FIN was queued")
-    on_requeue = LazySignal("on_requeue(message_id, timeout): a REQ was queued; timeout in ms")
-    on_giving_up = LazySignal("on_giving_up(message): max_tries is exceeded; before the policy is called")
-    on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret; its reply as a dict")
-    on_expired = LazySignal("on_expired(message): it was not answered before its time was over; nsqd delivers it again")
-    on_exception = LazySignal("on_exception(message, error): a handler raised")
-    on_order_violation = LazySignal("on_order_violation(message, error): an ordered partition went backwards")
-    on_blocked = LazySignal("on_blocked(message): an ordered message has more attempts than attempts_threshold")
-    on_close = LazySignal("on_close(): the consumer is closed")
+    ordered: Ordered
+
+    on_message: LazySignal = LazySignal("on_message(message): like a message_handler, for any number of receivers")
+    on_response: LazySignal = LazySignal("on_response(response): a reply or heartbeat of an nsqd, as bytes")
+    on_error: LazySignal = LazySignal("on_error(error): an error frame, or a connection that was lost or not made")
+    on_finish: LazySignal = LazySignal("on_finish(message_id): a FIN was queued")
+    on_requeue: LazySignal = LazySignal("on_requeue(message_id, timeout): a REQ was queued; timeout in ms")
+    on_giving_up: LazySignal = LazySignal(
+        "on_giving_up(message): max_tries, or max_age, is exceeded; before a policy is called"
+    )
+    on_auth: LazySignal = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret; its reply as a dict")
+    on_expired: LazySignal = LazySignal(
+        "on_expired(message): it was not answered before its time was over; nsqd delivers it again"
+    )
+    on_exception: LazySignal = LazySignal("on_exception(message, error): a handler raised")
+    on_order_violation: LazySignal = LazySignal(
+        "on_order_violation(message, error): an ordered partition went backwards"
+    )
+    on_blocked: LazySignal = LazySignal(
+        "on_blocked(message): an ordered message has more attempts than attempts_threshold"
+    )
+    on_close: LazySignal = LazySignal("on_close(): the consumer is closed")
 
     def __init__(
         self,
@@ -203,14 +216,17 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         batch_handler: BatchHandlerT | None = None,
         give_up: GiveUpPolicy | None = None,
         blocked_policy: BlockedPolicy = PAUSE,
+        max_age_policy: AgePolicy = FINISH,
         start_position: Any = None,
         trace: TraceLog | None = None,
         **options: Unpack[ConsumerKeywords],
     ) -> None:
         self._choice = TopicChoice(topic)
-        self.topic = str(self._choice)
-        self.channel = check_channel(channel)
-        self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
+        self.topic: str = str(self._choice)
+        self.channel: str = check_channel(channel)
+        self.nsqd_addresses: list[Address] = parse_addresses(
+            nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses"
+        )
         given = {
             **options,
             "max_tries": max_tries,
@@ -227,7 +243,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.connection_config: ConnectionConfig
         self.lookup_config: LookupConfig
         self.config, self.connection_config, self.lookup_config = configs
-        self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
+        self.lookupd_addresses: list[str | tuple[str, int]] = listed(lookupd_http_addresses, "lookupd_http_addresses")
         _check_addresses(
             self.nsqd_addresses,
             self.lookupd_addresses,
@@ -242,14 +258,15 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"name={name!r}: must be a string, or None")
         check_tls_options(self.connection_config)
-        self.name = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"
-        self.logger = logging.getLogger(self.name)
-        self.given_up = 0
+        self.name: str = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"
+        self.logger: logging.Logger = logging.getLogger(self.name)
+        self.given_up = self.outdated = 0
         self._give_up = give_up
         self._blocked_policy = check_blocked_policy(blocked_policy, self._check_policy)
+        self._max_age_policy = check_max_age_policy(max_age_policy, self._check_policy)
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
-        self.trace = trace or trace_log
+        self.trace: TraceLog = trace or trace_log
         self._handlers: tuple[Any, Any] = message_handler, batch_handler
         self._build(parse_start(start_position))
 
@@ -268,14 +285,16 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.failure: NsqError | None = None
         self._is_started = self._is_closing = self._is_closed = False
         self._has_closed: Event | None = None
-        self.acknowledger = self.acknowledger_class(self, *self._handlers, self._give_up, delay)
+        self.acknowledger: Acknowledger = self.acknowledger_class(
+            self, *self._handlers, self._give_up, self._max_age_policy, delay
+        )
         self.ordered = self.acknowledger.ordered = Ordered(self, self._blocked_policy)
-        self.pools = Pools(self)
+        self.pools: Pools = Pools(self)
         self.flow = Flow(config, self.pools, self.name, self.logger)
-        self.past = Counters()
-        self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
+        self.past: Counters = Counters()
+        self.seen_keys: SeenKeys | None = SeenKeys(config.suppress_retried) if config.suppress_retried else None
         self.headerless: set[str] = set()
-        self.ident = 0
+        self.ident: int = 0
         self._observer: ConsumerObserver | None = None
         self._keeper: ConfigKeeper | None = None
         if self.lookup_config.config_source is not None:
@@ -283,7 +302,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
             self._keeper = ConfigKeeper(self.lookup_config.config_source, self._apply_config, self.name)
         self._subscriptions: Subscriptions = Subscriptions(self, self._choice, start)
-        self.deadlines = Deadlines(self, lambda: [each.subscription for each in self._subscriptions])
+        self.deadlines: Deadlines = Deadlines(self, lambda: [each.subscription for each in self._subscriptions])
 
     # What a face has
 
@@ -444,7 +463,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             await self._close_subscribers(list(self._subscriptions), drain, timeout)
         finally:
             self._stop_parts()
-            for policy in (self._give_up, self._blocked_policy):
+            for policy in (self._give_up, self._blocked_policy, self._max_age_policy):
                 await self._close_policy(policy)
             self._closed()
 
@@ -630,6 +649,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             order_violations=self.ordered.ledger.violations,
             repeated=self.ordered.ledger.repeated,
             blocked=self.ordered.blocked,
+            outdated=self.outdated,
             orphaned=self._count_orphaned(),
             leader_moves=self._subscriptions.leader_moves,
             lookup_errors=0 if lookup is None else lookup.errors,

@@ -30,7 +30,7 @@ from .loop import Event
 if TYPE_CHECKING:
     from .loop import Loop, Supervisor, Task
 
-log = logging.getLogger("nsq_fast.config")
+log: logging.Logger = logging.getLogger("nsq_fast.config")
 
 FIRST_RETRY = 0.5
 LONGEST_RETRY = 30.0
@@ -169,9 +169,9 @@ class ConfigKeeper:
     """
 
     def __init__(self, source: ConfigSource, apply: Apply, name: str) -> None:
-        self.config = NOTHING
-        self.changes = 0
-        self.refused = 0
+        self.config: DynamicConfig = NOTHING
+        self.changes: int = 0
+        self.refused: int = 0
         self._source = source
         self._apply = apply
         self._name = name

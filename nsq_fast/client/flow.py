@@ -54,11 +54,11 @@ class Flow:
     """
 
     def __init__(self, config: ConsumerConfig, pools: Pools, name: str, log: logging.Logger) -> None:
-        self.max_in_flight = config.max_in_flight
-        self.backoff = backoff_of(config)
+        self.max_in_flight: int | None = config.max_in_flight
+        self.backoff: Backoff = backoff_of(config)
         self.is_paused = False
         self._idle_timeout = config.low_ready_idle_timeout
-        self.sharing = Sharing(self._idle_timeout, random.random)
+        self.sharing: Sharing = Sharing(self._idle_timeout, random.random)
         self._pools = pools
         self.members_changed: Callable[[], object] | None = None
         self._members: list[Subscription] = []

@@ -138,11 +138,11 @@ class GeventLoop:
     def __init__(self) -> None:
         self._hub: Any = get_hub()
         turns = loop_turns()
-        self.at_end_of_turn = turns.at_end
+        self.at_end_of_turn: Any = turns.at_end
         self.call_soon: Callable[..., object] = self._hub.loop.run_callback
         self.tell_forks = tell_forks
-        self.get_ident = get_ident
-        self.reads_all = "libuv" in type(self._hub.loop).__module__
+        self.get_ident: Any = get_ident
+        self.reads_all: bool = "libuv" in type(self._hub.loop).__module__
 
     @classmethod
     def here(cls) -> GeventLoop:

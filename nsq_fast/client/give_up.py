@@ -17,19 +17,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import Config
 from nsq_fast.errors import ConfigError, MessageTooLarge
-from nsq_fast.log_events import MESSAGE_GIVEN_UP
+from nsq_fast.log_events import MESSAGE_GIVEN_UP, MESSAGE_OUTDATED
 from nsq_fast.names import check_topic
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_HEADER
 
 from .handlers import check_handler, refuse_deferred
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # What a connection says of its subscription, which a producer has none of.
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}
@@ -169,6 +170,30 @@ class PublishTo:
         """Close the producer that was made here, if one was."""
         own, self._own = self._own, None
         return None if own is None else own.close()
+
+
+FINISH, GIVE_UP = "finish", "give_up"
+AgePolicy = str | GiveUpPolicy
+
+
+def check_max_age_policy(policy: AgePolicy, check: Callable[[str, Any], None]) -> AgePolicy:
+    """Return ``policy``; raise ConfigError if it is none."""
+    if policy not in (FINISH, GIVE_UP) and not callable(policy):
+        raise ConfigError(f"max_age_policy={policy!r}: must be '{FINISH}', '{GIVE_UP}' or a give-up policy")
+    if callable(policy):
+        check("max_age_policy", policy)
+    return policy
+
+
+def tell_outdated(consumer: AnyConsumer, message: Message) -> None:
+    """Log that a message is older than ``max_age``: the first, second, fourth..., since there may be a million."""
+    count = consumer.outdated + 1
+    if count & (count - 1) == 0:
+        consumer.logger.warning(
+            "message %s of %s/%s is %.3g s old, max_age=%g; it is the %dth",
+            message_name(message), topic_of(consumer, message), consumer.channel, time() - 1e-9 * message.timestamp,
+            consumer.config.max_age, count, extra=MESSAGE_OUTDATED,
+        )  # fmt: skip
 
 
 def topic_of(consumer: AnyConsumer, message: Message) -> str:

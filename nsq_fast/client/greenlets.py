@@ -44,7 +44,7 @@ from .signals import is_emitting
 
 T = TypeVar("T")
 
-get_ident = get_original("_thread", "get_ident")
+get_ident: Any = get_original("_thread", "get_ident")
 """The number of the native thread: what ``threading.get_ident`` returns names a greenlet after ``patch_all``."""
 
 
@@ -359,9 +359,9 @@ class LoopTurns(TurnTimes):
             return False
         self._iteration = iteration
         # The loop has the time of its last turn on the wall clock, which may have been set since.
-        self.began_at = now - max(0.0, time() - self._now())
-        self.due_at = self.began_at + SLICE
-        return now <= self.due_at
+        self.began_at: float = now - max(0.0, time() - self._now())
+        self.due_at: float = self.began_at + SLICE
+        return bool(now <= self.due_at)
 
     def wait(self) -> None:
         """Let timers, sockets and other greenlets have their turn; return when it is the caller's again."""

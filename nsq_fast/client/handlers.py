@@ -90,7 +90,7 @@ class Sample:
     def __init__(self, timing: HandlerTiming) -> None:
         self._timing: HandlerTiming | None = timing
         self._began: float | None = None
-        self.age = 0.0
+        self.age: float = 0.0
         self.seconds: float | None = None
 
     def begin(self, item: Message | list[Message]) -> None:
@@ -135,9 +135,9 @@ class HandlerTiming:
     """
 
     def __init__(self) -> None:
-        self.handler_time = Histogram()
-        self.message_age = Histogram()
-        self.due = 0.0
+        self.handler_time: Histogram = Histogram()
+        self.message_age: Histogram = Histogram()
+        self.due: float = 0.0
 
     def sample(self, now: float) -> Sample:
         """A new sample, which is due. Call its ``count`` when its handler has ended."""

@@ -97,7 +97,7 @@ class TlsLayer:
     """TLS over memory buffers."""
 
     def __init__(self, context: SSLContext, hostname: str) -> None:
-        self.is_ended = False
+        self.is_ended: bool = False
         self._is_drained = True  # what was fed has been read
         self._failure: RemoteProtocolError | None = None
         self._piece = memoryview(bytearray(PIECE_SIZE))

@@ -122,7 +122,7 @@ _CHANNELS_SIZE = 256 * 1024
 _RELIST_POLLS = 10
 _TOPICS_A_TURN = 100
 
-log = logging.getLogger("nsq_fast.lookup")
+log: logging.Logger = logging.getLogger("nsq_fast.lookup")
 
 
 def jittered(seconds: float, config: LookupConfig, chance: float) -> float:
@@ -147,9 +147,9 @@ class Lookupd:
 
     def __init__(self, endpoint: Endpoint, config: LookupConfig, access: str) -> None:
         self.endpoint = endpoint
-        self.failures = 0
+        self.failures: int = 0
         self.is_busy = False
-        self.last_error = ""
+        self.last_error: str = ""
         self._access = access
         self._max_producers = config.lookupd_max_producers
         self._interval = config.lookupd_poll_interval
@@ -329,17 +329,25 @@ class PolledTopic:
         is_settled, settled: whether a round has been concluded, and what waits for that.
     """
 
+    failures: int
+    is_answered: bool
+    is_late: bool
+    is_told: bool
+    open: int
+    round_number: int
+    searches: int
+
     def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None, is_sought: bool = True) -> None:
         self.name = name
         self.is_sought = is_sought
-        self.asked_at = float("-inf")
-        self.due = 0.0
+        self.asked_at: float = float("-inf")
+        self.due: float = 0.0
         self.failures = self.searches = 0
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
         self.round_number = self.open = 0
         self.is_late = self.is_answered = self.is_told = self.is_partial = False
-        self.answer_asked_at = float("-inf")
+        self.answer_asked_at: float = float("-inf")
         self.is_settled = False
         self.settled: Event | None = None
         self._config = config
@@ -517,7 +525,7 @@ class LookupPoller:
             raise ConfigError(f"config={config!r}: must be a LookupConfig, or None")
         if listener is not None and not callable(listener):
             raise ConfigError(f"listener={listener!r}: must be callable, or None")
-        self.errors = 0
+        self.errors: int = 0
         self._config = config or LookupConfig()
         self._keep = keep_of(self._config.discovery_filter)
         self._searches = access == "r" and listener is not None

@@ -186,7 +186,7 @@ class Event:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._waiters: list[Waiter] = []
-        self.is_set = False
+        self.is_set: bool = False
 
     def set(self) -> None:
         """Let all who wait go on, and those who will."""

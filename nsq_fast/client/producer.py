@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
     from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ProducerKeywords
+    from nsq_fast.names import Address
 
     from .loop import Loop
     from .progress import ProducerProgress
     from .routing import TopicRoute
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 HURRIED = 0.5
 """Seconds for connections to close when whoever waits for it was interrupted."""
@@ -52,6 +53,9 @@ class ProducerCore(ProducerPath):
     """
 
     _composer: Composer
+    config: ProducerConfig
+    connection_config: ConnectionConfig
+    lookup_config: LookupConfig
 
     def __init__(
         self,
@@ -64,7 +68,9 @@ class ProducerCore(ProducerPath):
         self.config, self.connection_config, self.lookup_config = split_options(
             options, ProducerConfig, ConnectionConfig, LookupConfig
         )
-        self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
+        self.nsqd_addresses: list[Address] = parse_addresses(
+            nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses"
+        )
         self.lookupd_http_addresses: list[Any] = listed(lookupd_http_addresses, "lookupd_http_addresses")
         if not self.nsqd_addresses and not self.lookupd_http_addresses:
             raise ConfigError("nsqd_tcp_addresses or lookupd_http_addresses is needed: there is nowhere to publish to")

@@ -67,6 +67,8 @@ class Publish(PublishPath, PublishState):
 
     __slots__ = ()
 
+    promised: Any
+
     destination: Queue
 
     timeout: float | None = None
@@ -108,7 +110,7 @@ class Group:
     """
 
     def __init__(self, parts: Iterable[Publish]) -> None:
-        self.done = False
+        self.done: bool = False
         self.waiter: Any = None
         self.error: BaseException | None = None
         self.promised: Promise | None = None
@@ -173,6 +175,8 @@ class PendingLimit(LimitPath):
     """
 
     __slots__ = ("_admitted", "_loop")
+
+    used: int
 
     queue: deque[tuple[int, Waiter]]
 

@@ -50,7 +50,7 @@ from .publishes import Publish
 if TYPE_CHECKING:
     from .sender import ProducerConnection, Sender
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 8
 """To one nsqd, where the option does not say how many: each costs the server two goroutines and their buffers."""
@@ -84,13 +84,15 @@ class Queue(QueuePath):
 
     __slots__ = ("_turn", "is_sought", "seeks")
 
+    in_flight: int
+
     links: list[ProducerConnection]
     _sender: Sender
 
     def __init__(self, sender: Sender, topic: str, links: list[ProducerConnection]) -> None:
         super().__init__(sender, topic, links)
-        self.is_sought = False
-        self.seeks = 0
+        self.is_sought: bool = False
+        self.seeks: int = 0
         self._turn = random.randrange(1024)  # many that start together begin apart
         self.is_for_any_link = True
 
@@ -158,7 +160,7 @@ class Queue(QueuePath):
     def hand_over(self, successor: Callable[[Publish], Queue | None]) -> None:
         """Take no publishes any more: what waits, and what still comes, goes to other queues, in order."""
         self.successor = successor
-        self.is_idle = False
+        self.is_idle: bool = False
         self.pump()  # which lets go of what is held to gather more: what comes later must not wait behind others
 
     def reopen(self) -> None:
@@ -194,6 +196,8 @@ class PartitionQueue(Queue):
 
     __slots__ = ("_own", "_pauses", "has_lookup", "is_paused", "leader", "number", "on_resumed")
 
+    in_flight: int
+
     def __init__(
         self,
         sender: Sender,
@@ -206,13 +210,13 @@ class PartitionQueue(Queue):
     ) -> None:
         super().__init__(sender, topic, links)
         self.is_for_any_link = False
-        self.has_lookup = has_lookup
-        self.number = number
-        self.partition = number
+        self.has_lookup: bool = has_lookup
+        self.number: int = number
+        self.partition: int = number
         self.leader: Address | None = None
-        self.is_paused = False
+        self.is_paused: bool = False
         self._is_pipelined = False
-        self.on_resumed = on_resumed
+        self.on_resumed: Callable[[], object] = on_resumed
         self._own: ProducerConnection | None = None
         self._pauses = 0
 
@@ -290,8 +294,8 @@ class PartitionQueue(Queue):
 
     def stored(self) -> None:
         self.in_flight -= 1
-        self.on_wire = None
-        self.is_idle = not self.is_paused
+        self.on_wire: Command | None = None
+        self.is_idle: bool = not self.is_paused
         if self.waiting:
             self._send_waiting()
 
@@ -303,7 +307,7 @@ class PartitionQueue(Queue):
         sender, waiting = self._sender, self.waiting
         has_company = 1 < len(waiting) < sender.most and not waiting[0].is_alone
         if self.is_idle and has_company and not sender.lingers and sender.hold(self):
-            self.held_bytes = 0
+            self.held_bytes: int = 0
         else:
             self.pump()
 
@@ -363,6 +367,8 @@ class AnyPartition(Queue):
 
     __slots__ = ("_by_load", "_partitions", "open")
 
+    in_flight: int
+
     def __init__(self, sender: Sender, topic: str, partitions: dict[int, PartitionQueue], *, by_load: bool) -> None:
         super().__init__(sender, topic, [])
         self.open: list[PartitionQueue] = []
@@ -378,7 +384,7 @@ class AnyPartition(Queue):
         self._turn = turn = (self._turn + 1) % len(queues)
         queue = queues[turn]
         if not self._by_load and not queue.is_paused and not queue.is_slow:
-            self.partition = queue.number
+            self.partition: int = queue.number
             return queue.choose()
         ready = [other for other in queues[turn:] + queues[:turn] if not other.is_paused]
         ready = [other for other in ready if not other.is_slow] or ready
@@ -426,7 +432,7 @@ class ParkedQueue(Queue):
 
     def __init__(self, sender: Sender, topic: str, missing: str | None) -> None:
         super().__init__(sender, topic, [])
-        self.missing = missing
+        self.missing: str | None = missing
         self.doubted_since: float | None = None
 
     def why_nowhere(self, publish: Publish) -> NsqError | None:
@@ -469,6 +475,9 @@ class TopicRoute:
             some with headers come before them of which it is not sure yet that they can be sent.
     """
 
+    max_msg_size: Any
+    plain_size: Any
+
     def __init__(self, sender: Sender, name: str, *, has_lookup: bool) -> None:
         config = sender.config
         self.name = name
@@ -478,11 +487,11 @@ class TopicRoute:
         self.topology: Topology | None = None
         self.is_used = True
         self.has_lookup = has_lookup
-        self.is_plain = not has_lookup
-        self.is_partitioned = False
-        self.partition_num = 0
+        self.is_plain: bool = not has_lookup
+        self.is_partitioned: bool = False
+        self.partition_num: int = 0
         self.is_ext: bool | None = None
-        self.is_lack_told = False
+        self.is_lack_told: bool = False
         self.absent_since: float | None = None
         self.partitions: dict[int, PartitionQueue] = {}
         self._sender = sender
@@ -490,7 +499,7 @@ class TopicRoute:
         self._partition_of_key = key_partitioner(config.key_strategy)
         self.any: Queue = Queue(sender, name, self._links)
         missing = f"lookup did not say which partitions topic {name!r} has" if has_lookup else None
-        self.parked = ParkedQueue(sender, name, missing)
+        self.parked: ParkedQueue = ParkedQueue(sender, name, missing)
         is_by_load = config.partition_strategy == "least_loaded"
         self._any_partition = AnyPartition(sender, name, self.partitions, by_load=is_by_load)
 
@@ -832,7 +841,7 @@ class Routing:
 
     def __init__(self, sender: Sender, nsqds: Iterable[Address], lookup: Any, config: LookupConfig) -> None:
         self.by_topic: dict[str, TopicRoute] = {}
-        self.leader_moves = 0
+        self.leader_moves: int = 0
         self.lookup = lookup
         self._sender = sender
         self._pool = sender.pool

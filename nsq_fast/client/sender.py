@@ -83,10 +83,12 @@ from .publishes import PendingLimit, Publish
 from .routing import Pool, Queue, Routing
 
 if TYPE_CHECKING:
-    from .loop import Loop, Task, Timer
+    from nsq_fast.config import ProducerConfig
+
+    from .loop import Loop, Supervisor, Task, Timer
     from .producer import ProducerCore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 GOOD_AFTER = 1.0
 """A connection that lasted so long (s) was a good one: the next pause starts from the shortest again."""
@@ -158,7 +160,7 @@ class Pending(PendingPath):
 
     def stop(self) -> None:
         """Look for deadlines no more."""
-        self.rings_at = NEVER
+        self.rings_at: float = NEVER
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -213,10 +215,10 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self.address = address
         self.conn: Connection | None = None
         self.users = 0
-        self.overdue = 0
-        self.owed = 0
+        self.overdue: int = 0
+        self.owed: int = 0
         self.error: NsqError | None = None
-        self.is_stopping = False
+        self.is_stopping: bool = False
         self.on_reply: Any = sender.replied  # straight: the path of every publish
         self._sender = sender
         self._loop = sender.loop
@@ -503,17 +505,22 @@ class Sender(SendPath):
         pool, routing: the connections, and what goes to which.
     """
 
+    config: ProducerConfig
+    refused_count: int
+    stored_count: int
+    unknown_count: int
+
     def __init__(self, producer: ProducerCore, loop: Loop, wakeups: Wakeups) -> None:
         config = self.config = producer.config
-        self.connection_config = producer.connection_config
-        self.tell = producer._tell
-        self.heard = vars(producer)
+        self.connection_config: Any = producer.connection_config
+        self.tell: Callable[..., None] = producer._tell
+        self.heard: dict[str, Any] = vars(producer)
         self.loop = loop
         self.wakeups = wakeups
-        self.encode_many = _encode_many
+        self.encode_many: Callable[[Command, Dialect], tuple[str, bytes]] = _encode_many
         self._trace = producer._trace
         lookup = producer._new_lookup(lambda *args: self.routing.learnt(*args))
-        self.policy = RetryPolicy(
+        self.policy: RetryPolicy = RetryPolicy(
             max_attempts=config.max_publish_attempts,
             retry_unknown_outcome=config.retry_unknown_outcome,
             base_delay=config.retry_base_delay,
@@ -521,24 +528,24 @@ class Sender(SendPath):
             awaits_leader=lookup is not None,
         )
         self._is_unordered_told = False
-        self.supervisor = loop.supervisor(logger, lambda error: self.tell("on_error", error=error))
-        self.news = Event(loop)
-        self.looks = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
-        self.pending = Pending(loop, self._time_out, config.attempt_limit / self.looks, self._look_at_links)
-        self.pending_limit = PendingLimit(config.max_pending, loop)
-        self.latency = Histogram() if config.histograms else None
-        self.timing = self if config.histograms else None  # called for each command that was stored
+        self.supervisor: Supervisor = loop.supervisor(logger, lambda error: self.tell("on_error", error=error))
+        self.news: Event = Event(loop)
+        self.looks: int = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
+        self.pending: Any = Pending(loop, self._time_out, config.attempt_limit / self.looks, self._look_at_links)
+        self.pending_limit: Any = PendingLimit(config.max_pending, loop)
+        self.latency: Histogram | None = Histogram() if config.histograms else None
+        self.timing: Any = self if config.histograms else None  # called for each command that was stored
         self._next_sample = 0.0
         self._timers: set[Timer] = set()
-        self.lingers = config.linger > 0
+        self.lingers: bool = config.linger > 0
         self._gathers = bool(config.linger or config.coalesce)
         self._held: dict[Queue, None] = {}
         self._held_until: Timer | None = None
-        self.most = config.linger_max_messages if self._gathers else 1
-        self.enough = min(config.linger_max_bytes, config.max_body_size)
-        self.limit = config.max_body_size
-        self.pool = Pool(lambda address: ProducerConnection(address, self), config.connections_per_nsqd)
-        self.routing = Routing(self, producer.nsqd_addresses, lookup, producer.lookup_config)
+        self.most: int = config.linger_max_messages if self._gathers else 1
+        self.enough: int = min(config.linger_max_bytes, config.max_body_size)
+        self.limit: int = config.max_body_size
+        self.pool: Pool = Pool(lambda address: ProducerConnection(address, self), config.connections_per_nsqd)
+        self.routing: Routing = Routing(self, producer.nsqd_addresses, lookup, producer.lookup_config)
 
     # Later
 

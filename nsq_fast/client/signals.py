@@ -18,7 +18,7 @@ from nsq_fast.log_events import RECEIVER_FAILED
 if TYPE_CHECKING:
     import blinker
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _emitting: set[Any] = set()  # greenlets that are calling receivers
 
@@ -105,9 +105,9 @@ def is_emitting() -> bool:
 class MessageSignals:
     """The signals of one message."""
 
-    on_finish = LazySignal("on_finish(): a FIN was queued")
-    on_requeue = LazySignal("on_requeue(timeout, backoff): a REQ was queued; timeout in ms")
-    on_touch = LazySignal("on_touch(): a TOUCH was queued")
+    on_finish: LazySignal = LazySignal("on_finish(): a FIN was queued")
+    on_requeue: LazySignal = LazySignal("on_requeue(timeout, backoff): a REQ was queued; timeout in ms")
+    on_touch: LazySignal = LazySignal("on_touch(): a TOUCH was queued")
 
     def __init__(self, message: Message) -> None:
         self.message = message

@@ -48,8 +48,10 @@ from .give_up import message_name
 
 if TYPE_CHECKING:
     from nsq_fast.client.trace import Outcome
+    from nsq_fast.protocol.backoff import Backoff
 
     from .consumer import AnyConsumer
+    from .loop import Changes
     from .subscriptions import Subscriber
 
 STRAGGLER_TIME = 0.01
@@ -141,6 +143,11 @@ class Subscription:
         dropped_at: when the last messages came, if options left all of them out; else 0.0.
     """
 
+    backoff: Backoff
+    changes: Changes
+    counters: Counters
+    target: Target
+
     def __init__(self, consumer: AnyConsumer, subscriber: Subscriber, mode: Mode) -> None:
         config = consumer.connection_config.replace(extend_support=mode.extend_support)
         self.target = target = subscriber.target
@@ -148,17 +155,18 @@ class Subscription:
             config = config.replace(heartbeat_interval=min(config.heartbeat_interval, LEADER_HEARTBEAT))
         self.mode = mode
         self.counters, self.backoff, self.changes = subscriber.counters, subscriber.backoff, subscriber.changes
-        self.connection = consumer.new_connection(target.address, config, self)
-        self.inbound = InboundQueue(self.connection, self.expire)
+        self.connection: Connection = consumer.new_connection(target.address, config, self)
+        self.inbound: InboundQueue = InboundQueue(self.connection, self.expire)
+        self.inbound.slice.max_age = consumer.acknowledger.max_age
         self._ledger = self.connection.session.ledger
-        self.share = Share()
-        self.is_live = False
-        self.is_ending = False
-        self.is_ordered = False
-        self.is_awaiting_close = False
+        self.share: Share = Share()
+        self.is_live: bool = False
+        self.is_ending: bool = False
+        self.is_ordered: bool = False
+        self.is_awaiting_close: bool = False
         self._silent_at = 0.0  # when nothing more can come
         self.overdue_since: float | None = None
-        self.dropped_at = 0.0
+        self.dropped_at: float = 0.0
         self._subscriber = subscriber
         self._consumer = consumer
         self._pool = subscriber.pool
@@ -523,8 +531,9 @@ class Selection:
             readable = decompressed(message, self._size_limit)
         except NsqError as error:
             # Who has chosen no policy has not agreed to lose what another version of this program may read.
-            if acknowledger.has_policy and acknowledger.is_beyond(self._subscription.inbound, message):
-                return message  # for the give-up policy, as it came
+            is_for_policy = acknowledger.has_policy and acknowledger.is_beyond(self._subscription.inbound, message)
+            if is_for_policy or acknowledger.is_outdated(message):
+                return message  # for the policy, as it came
             acknowledger.unreadable(message, error)
             return None
         if readable is not message:

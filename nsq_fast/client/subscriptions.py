@@ -62,6 +62,7 @@ from .loop import Changes, Repeated
 from .subscription import ConnectionStats, Counters, Subscription
 
 if TYPE_CHECKING:
+    from nsq_fast.protocol.backoff import Backoff
     from nsq_fast.protocol.targets import StartPositions
 
     from .consumer import AnyConsumer
@@ -250,10 +251,10 @@ class TopicSubscriptions:
     ) -> None:
         config = consumer.config
         self.topic = topic
-        self.mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
-        self.first_delay = FIRST_DELAY_OF_LISTED if is_listed else FIRST_DELAY
-        self.past = Counters()
-        self.leader_moves = 0
+        self.mode: Mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
+        self.first_delay: float = FIRST_DELAY_OF_LISTED if is_listed else FIRST_DELAY
+        self.past: Counters = Counters()
+        self.leader_moves: int = 0
         self._lookup = owner.lookup
         self._consumer = consumer
         self._owner = owner
@@ -533,18 +534,21 @@ class Subscriber:
         renewed: how many times a connection was ended because nothing came of it.
     """
 
+    delivered_at: float
+    finished_at: float
+
     def __init__(self, consumer: AnyConsumer, owner: TopicSubscriptions, target: Target, is_led: bool = False) -> None:
         self.target = target
-        self.address = target.address
-        self.state = State.CONNECTING
-        self.wish = Wish.KEEP
+        self.address: Address = target.address
+        self.state: State = State.CONNECTING
+        self.wish: Wish = Wish.KEEP
         self.refusal: NsqError | None = None
         self.refused_in = 0
-        self.counters = Counters()
+        self.counters: Counters = Counters()
         self.delivered_at = self.finished_at = 0.0
-        self.renewed = 0
+        self.renewed: int = 0
         self._is_mute = False
-        self.is_pool_shared = consumer.pools.shared is not None
+        self.is_pool_shared: bool = consumer.pools.shared is not None
         self.pool: Pool = consumer.pools.shared or consumer.pools.new(1, f"worker {target}")
         self._consumer = consumer
         self._owner = owner
@@ -553,12 +557,12 @@ class Subscriber:
         self._reconnect = ReconnectDelay(longest, random=random.random, base=min(longest, owner.first_delay))
         self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
         self._delay = self._reconnect
-        self.last_failure = ""
-        self.changes = Changes(consumer.loop)
+        self.last_failure: str = ""
+        self.changes: Changes = Changes(consumer.loop)
         # Kept over connections: one that was lost is tried with one message again.
         is_own = consumer.config.backoff_scope == OF_CONNECTION
-        self.backoff = backoff_of(consumer.config) if is_own else consumer.flow.backoff
-        self.subscription = Subscription(consumer, self, owner.mode)
+        self.backoff: Backoff = backoff_of(consumer.config) if is_own else consumer.flow.backoff
+        self.subscription: Subscription = Subscription(consumer, self, owner.mode)
 
     # Of the present connection, or the last one
 

@@ -33,7 +33,7 @@ LOGGER_NAME = "nsq_fast.trace"
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 DEFAULT_BACKUPS = 5
 
-logger = logging.getLogger(LOGGER_NAME)
+logger: logging.Logger = logging.getLogger(LOGGER_NAME)
 if logger.level == logging.NOTSET:
     # The switch is TraceLog, not the root logger's level.
     logger.setLevel(logging.INFO)
@@ -138,7 +138,7 @@ class TraceLog:
     """
 
     def __init__(self, log: logging.Logger = logger, *, clock: Callable[[], int] = clocks.time_ns) -> None:
-        self.is_active = False
+        self.is_active: bool = False
         self._log = log
         self._clock = clock
         self._is_on_by_default = False
@@ -248,7 +248,7 @@ class TraceLog:
         )
 
 
-trace_log = TraceLog()
+trace_log: TraceLog = TraceLog()
 
 
 def _delivery(

@@ -52,7 +52,7 @@ class Transport(TransportPath):
         self.loop = loop
         self.address = address
         self.local_address: Address | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
         self._config = config
         self._reader: Watch | None = None
         self._writer: Watch | None = None

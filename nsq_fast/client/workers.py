@@ -78,7 +78,7 @@ class Load(Tally):
 
     def __init__(self) -> None:
         self.stuck: list[Message] = []
-        self.pace = 0.0
+        self.pace: float = 0.0
         self._busy_before = 0.0
         self._handled_before = 0
         self._last = UNLIMITED
@@ -154,6 +154,8 @@ class Worker(Caller):
 
     __slots__ = ("_acknowledger", "_pool", "runs_in")
 
+    began: float
+
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._acknowledger = pool.acknowledger
@@ -209,7 +211,8 @@ class Worker(Caller):
                 inbound.expire(now)
                 continue
             message = self.current = waiting.popleft()
-            if message.attempts <= threshold or not acknowledger.is_given_up(inbound, message):
+            is_usual = message.attempts <= threshold and not acknowledger.max_age
+            if is_usual or not acknowledger.is_given_up(inbound, message):
                 handler = self.calling(acknowledger.single_handler(), sample)
                 try:
                     result = handler(consumer, message)
@@ -279,10 +282,10 @@ class Worker(Caller):
         acknowledger.slice_of(inbound).all_returned(messages)
 
     def take_batch(self, inbound: InboundQueue) -> list[Message]:
-        """Take as many messages as a batch handler gets at once; those that have too many attempts are given up."""
+        """As many messages as a batch handler gets at once; policies get those of too many attempts, or too old."""
         messages, attempts = take(inbound.waiting, self._acknowledger.batch_size)
         self.current = messages
-        if attempts > self._acknowledger.max_tries:
+        if attempts > self._acknowledger.max_tries or self._acknowledger.max_age:
             messages = self.current = self._acknowledger.without_given_up(inbound, messages)
         return messages
 
@@ -299,11 +302,14 @@ class Cursor(Worker):
 
     __slots__ = ("_inbound", "_sample", "is_over", "owner")
 
+    began: float
+    owner: object
+
     def __init__(self, pool: Pool, owner: object) -> None:
         super().__init__(pool)
         self.runs_in = self.owner = owner  # who iterates is a worker for whoever looks at what is being handled
         self._inbound: InboundQueue | None = None
-        self.is_over = False
+        self.is_over: bool = False
         self._sample: Sample | None = None
         pool.workers.append(self)
 
@@ -333,7 +339,7 @@ class Cursor(Worker):
                 inbound.expire(now)
                 continue
             message: Message = waiting.popleft()
-            self.current = message
+            self.current: Message | None = message
             if self._is_given_up(inbound, message):
                 self.current = None
                 continue
@@ -396,7 +402,7 @@ class Pools:
     def __init__(self, consumer: AnyConsumer) -> None:
         self.shared: Pool | None = None
         self.msg_timeout = inf
-        self.orphaned = 0
+        self.orphaned: int = 0
         self._ledgers: list[InFlight] = []
         self._consumer = consumer
         self._pools: list[Pool] = []

@@ -17,7 +17,7 @@ class BackoffTimer:
     """
 
     def __init__(self, ratio: float = 1, max_interval: float | None = None, min_interval: float | None = None) -> None:
-        self.c = 0
+        self.c: int = 0
         self.ratio = ratio
         self.max_interval = max_interval
         self.min_interval = min_interval

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from time import monotonic
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gevent.event import Event
 
@@ -25,6 +25,9 @@ from .backofftimer import BackoffTimer
 from .lookupd import LookupdClient
 from .states import BACKOFF, INIT, RUNNING, THROTTLED
 from .util import connection_options, parse_lookupds, parse_nsqds
+
+if TYPE_CHECKING:
+    from nsq_fast.config import ConsumerConfig
 
 CLOSE_TIMEOUT = 10.0
 
@@ -47,6 +50,8 @@ class GnsqAcknowledger(Acknowledger):
 
     ``message.requeue()`` has no delay; the consumer's ``requeue_delay`` is for failures.
     """
+
+    requeue_delay: RequeueDelay
 
     def __init__(self, consumer: Consumer, *args: Any) -> None:
         super().__init__(consumer, *args)
@@ -164,7 +169,7 @@ class Consumer(_Consumer):
 
     @max_tries.setter
     def max_tries(self, value: int) -> None:
-        self.config = self.config.replace(max_tries=value)
+        self.config: ConsumerConfig = self.config.replace(max_tries=value)
         self.acknowledger.max_tries = value or NO_LIMIT
 
     @property

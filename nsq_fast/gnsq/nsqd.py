@@ -95,13 +95,16 @@ class NsqdTCPClient(_Ordered):
     Every method may raise NSQSocketError.
     """
 
-    on_message = LazySignal("on_message(message): a message was received")
-    on_response = LazySignal("on_response(response): a response was received, as bytes; heartbeats too")
-    on_error = LazySignal("on_error(error): an error was received")
-    on_finish = LazySignal("on_finish(message_id): a message was finished")
-    on_requeue = LazySignal("on_requeue(message_id, timeout, backoff): a message was requeued")
-    on_auth = LazySignal("on_auth(response): the server accepted the secret; its reply as a dict")
-    on_close = LazySignal("on_close(): the connection is closed")
+    last_message: float
+    last_response: float
+
+    on_message: LazySignal = LazySignal("on_message(message): a message was received")
+    on_response: LazySignal = LazySignal("on_response(response): a response was received, as bytes; heartbeats too")
+    on_error: LazySignal = LazySignal("on_error(error): an error was received")
+    on_finish: LazySignal = LazySignal("on_finish(message_id): a message was finished")
+    on_requeue: LazySignal = LazySignal("on_requeue(message_id, timeout, backoff): a message was requeued")
+    on_auth: LazySignal = LazySignal("on_auth(response): the server accepted the secret; its reply as a dict")
+    on_close: LazySignal = LazySignal("on_close(): the connection is closed")
 
     stream: Stream
 
@@ -127,24 +130,24 @@ class NsqdTCPClient(_Ordered):
         self.address = address
         self.port = port
         self.timeout = timeout
-        self.client_id = client_id or SHORTNAME
-        self.hostname = hostname or HOSTNAME
-        self.heartbeat_interval = int(1000 * heartbeat_interval)
+        self.client_id: str = client_id or SHORTNAME
+        self.hostname: str = hostname or HOSTNAME
+        self.heartbeat_interval: int = int(1000 * heartbeat_interval)
         self.output_buffer_size = output_buffer_size
         self.output_buffer_timeout = output_buffer_timeout
         self.tls_v1 = tls_v1
         self.tls_options = tls_options
         self.snappy = snappy
         self.deflate = deflate
-        self.deflate_level = deflate_level
+        self.deflate_level: Any = deflate_level
         self.sample_rate = sample_rate
         self.auth_secret = auth_secret
         self.user_agent = user_agent
-        self.state = INIT
+        self.state: int = INIT
         self.last_response = self.last_message = time.time()
-        self.ready_count = 0
-        self.in_flight = 0
-        self.max_ready_count = 2500
+        self.ready_count: int = 0
+        self.in_flight: int = 0
+        self.max_ready_count: Any = 2500
         self._responder = _Responder(self)
         self._handlers: dict[int, Callable[[bytes], Any]] = {
             protocol.FRAME_TYPE_RESPONSE: self.handle_response,

@@ -29,7 +29,7 @@ class Reader(Consumer):
         """Use Consumer instead."""
         vars(self)["async"] = options.pop("async", False)
         wanted = options.pop("max_concurrency", 0)
-        self.max_concurrency = cpu_count() if wanted < 0 else wanted
+        self.max_concurrency: int | Any = cpu_count() if wanted < 0 else wanted
         if self.max_concurrency:
             options["concurrency"] = self.max_concurrency
         super().__init__(*args, **options)

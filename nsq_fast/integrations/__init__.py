@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nsq_fast.errors import AlreadyResponded, NsqError
 from nsq_fast.log_events import RESPONSE_FAILED
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def respond(response: Callable[[], object]) -> None:

@@ -28,8 +28,8 @@ from typing import Any
 try:
     from kombu.exceptions import ChannelError
     from kombu.transport import TRANSPORT_ALIASES, virtual
-except ImportError as error:
-    raise ImportError("nsq_fast.integrations.celery needs Celery: pip install 'nsq-fast[celery]'") from error
+except ImportError as _error:
+    raise ImportError("nsq_fast.integrations.celery needs Celery: pip install 'nsq-fast[celery]'") from _error
 
 from nsq_fast import Message, __version__
 from nsq_fast.errors import ConfigError, ConnectionLost, HttpError, NoNsqd, PublishFailed
@@ -40,6 +40,7 @@ from .celery_queues import (
     NSQD_PORT,
     Arrival,
     Payload,
+    Servers,
     Source,
     Subscription,
     Wakeup,
@@ -134,7 +135,7 @@ class Routes:
         return re.compile("|".join(map(kind.key_to_pattern, routing_keys))) if kind.type == "topic" else None
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types
@@ -187,7 +188,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def __init__(self, connection: Any, **options: Any) -> None:
         super().__init__(connection, **options)
         self.closed: bool = False
-        self.wake = connection.wake
+        self.wake: Any = connection.wake
         self._pid = os.getpid()
         self._subscriptions: dict[str, Subscription] = {}
         self._arrivals: deque[Arrival] = deque()
@@ -353,17 +354,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     default_port = NSQD_PORT
     driver_type = "nsq"
     driver_name = "nsq_fast"
-    connection_errors = (ConnectionLost, NoNsqd, PublishFailed, HttpError, OSError)
-    channel_errors = (ChannelError,)
+    connection_errors: tuple[type[BaseException], ...] = (ConnectionLost, NoNsqd, PublishFailed, HttpError, OSError)
+    channel_errors: tuple[type[BaseException], ...] = (ChannelError,)
     recoverable_connection_errors = connection_errors
-    recoverable_channel_errors = ()
-    implements = virtual.Transport.implements.extend(
+    recoverable_channel_errors: tuple[type[BaseException], ...] = ()
+    implements: Any = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(("direct", "topic", "fanout")), heartbeats=False
     )
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
-        self.servers = servers_of(client)
+        self.servers: Servers = servers_of(client)
         self.declared: dict[str, tuple[bool, int]] = {}
         self._pid = os.getpid()
         self._producer: Producer | None = None

@@ -330,7 +330,7 @@ CLOSE_TIMEOUT = 5.0
 LOOK_PAUSE = 0.002
 """Seconds between two looks at whether a consumer is subscribed."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
@@ -381,7 +381,7 @@ class Subscription:
     ) -> None:
         self.callback: Callable[[Any], object] = _ignore
         self.no_ack = no_ack
-        self.is_cancelled = False
+        self.is_cancelled: bool = False
         self._arrived = arrived
         self._max_delay = servers.max_delay
         self._consumers = [self._consumer(servers, source, prefetch) for source in sources]

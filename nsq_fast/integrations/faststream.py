@@ -23,10 +23,10 @@ from typing import Any
 
 try:
     import faststream as _faststream  # noqa: F401  # says which extra is missing before anything below needs it
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "nsq_fast.integrations.faststream needs FastStream: pip install 'nsq-fast[faststream]'"
-    ) from error
+    ) from _error
 
 import anyio
 from fast_depends import dependency_provider
@@ -136,7 +136,7 @@ class NSQProducer(ProducerProto[NSQPublishCommand]):  # type: ignore[misc]
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
-        self.codec = DefaultCodec()
+        self.codec: DefaultCodec = DefaultCodec()
         self.serializer: Any = None
         self._parser = parse
         self._decoder = decode

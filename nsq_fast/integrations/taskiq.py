@@ -26,15 +26,15 @@ from . import respond
 
 try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage
-except ImportError as error:
-    raise ImportError("nsq_fast.integrations.taskiq needs taskiq: pip install 'nsq-fast[taskiq]'") from error
+except ImportError as _error:
+    raise ImportError("nsq_fast.integrations.taskiq needs taskiq: pip install 'nsq-fast[taskiq]'") from _error
 
 Addresses = str | Iterable[str | tuple[str, int]]
 
 DELAY_LABEL = "delay"
 MAX_IN_FLIGHT = 100
 # A task that has begun often, because its workers died, is a task all the same: taskiq decides what is given up.
-CONSUMER_OPTIONS = {"auto_touch": True, "max_tries": 0}
+CONSUMER_OPTIONS: dict[str, Any] = {"auto_touch": True, "max_tries": 0}
 
 
 class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type checkers may not have it

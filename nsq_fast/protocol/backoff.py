@@ -77,8 +77,8 @@ class Backoff:
         self._max_duration = max_duration
         self._strategy = strategy or ExponentialBackoff(base, 2.0, jitter)
         self._random = random
-        self.level = 0
-        self.until = 0.0
+        self.level: int = 0
+        self.until: float = 0.0
 
     @property
     def is_on(self) -> bool:

@@ -22,6 +22,8 @@ SLACK = 16
 class InFlight(HeldMessages):
     """The ledger of one connection. Times are in seconds, on the clock of ``Session.receive``."""
 
+    late: int
+
     def __init__(self) -> None:
         super().__init__()
         self._touched: list[Message] = []  # those whose first deadline is over, but not the one that TOUCH has set
@@ -30,7 +32,7 @@ class InFlight(HeldMessages):
 
     def identified(self, info: ServerInfo) -> None:
         """Take the timeouts that the server has granted."""
-        self.msg_timeout = info.msg_timeout
+        self.msg_timeout: float = info.msg_timeout
         self._max_msg_timeout = info.max_msg_timeout
 
     def touched(self, message: Message, now: float) -> None:
@@ -84,11 +86,11 @@ class InFlight(HeldMessages):
         for message in messages:
             message.mark_expired()  # so that a late answer, which the ledger still hears of, is not counted again
             self._deadlines.pop(message, None)
-        self.count = max(0, self.count - len(messages))
+        self.count: int = max(0, self.count - len(messages))
         self.late += len(messages)
         self.keep(others)
         first = others[0].received_at + self.msg_timeout if others else inf
-        self.next_deadline = min([first, *(self._deadlines[message] for message in self._touched)])
+        self.next_deadline: float = min([first, *(self._deadlines[message] for message in self._touched)])
         return messages
 
     def pending(self) -> list[Message]:
@@ -148,7 +150,7 @@ class DeliveryLimit:
     """
 
     def __init__(self, msg_timeout: float, mute_time: float, now: float) -> None:
-        self.most = float(STRAGGLERS)
+        self.most: float = float(STRAGGLERS)
         self._msg_timeout = msg_timeout
         self._rounds = 3 + RESETS + mute_time / msg_timeout
         self._rdy = 0

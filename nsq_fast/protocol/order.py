@@ -39,8 +39,8 @@ class OrderLedger:
     __slots__ = ("_last", "repeated", "violations")
 
     def __init__(self) -> None:
-        self.repeated = 0
-        self.violations = 0
+        self.repeated: int = 0
+        self.violations: int = 0
         self._last: dict[Hashable, tuple[int, int]] = {}
 
     def last(self, partition: Hashable) -> Position | None:

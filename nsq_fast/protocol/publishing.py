@@ -182,8 +182,8 @@ class BatchForm:
 
     def __init__(self, forms: Sequence[WireForm] | None) -> None:
         self._forms = forms
-        self.is_plain = forms is None
-        self.kind = "PUB" if forms is None else forms[0].kind
+        self.is_plain: bool = forms is None
+        self.kind: str = "PUB" if forms is None else forms[0].kind
 
     def command(self, topic: str, body: list[bytes], partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
         if self._forms is None:
@@ -259,8 +259,8 @@ class RowsForm:
         self._records = records
         self._span = (rows, start, stop)
         self._form = _form_of(records, is_optional)
-        self.kind = self._form.kind
-        self.count = stop - start
+        self.kind: str = self._form.kind
+        self.count: int = stop - start
 
     def command(self, topic: str, body: object, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
         kind = kind_for(self._form, dialect)
@@ -570,10 +570,10 @@ class PublishState(PublishFields):
     # One is made for each publish: what all have is compiled, and what is rare in a dict, over the defaults here.
     __slots__ = ("__dict__",)
 
-    failed_attempts = 0
-    misses = 0
+    failed_attempts: int = 0
+    misses: int = 0
     ended_servers: tuple[object, ...] = ()
-    possibly_stored = False
+    possibly_stored: bool = False
     last_error: BaseException | None = None
 
     def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
@@ -600,7 +600,7 @@ class PublishState(PublishFields):
         verdict = decide(error, self.attempts, policy, self.misses)
         if may_have_ended_server(error):
             # If it did, it ends alone next time, and only one server more.
-            self.is_alone = True
+            self.is_alone: bool = True
             self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
             if len(self.ended_servers) >= MOST_SERVERS_LOST:
                 verdict = msgspec.structs.replace(verdict, retry=False)
@@ -608,7 +608,7 @@ class PublishState(PublishFields):
             # The server took none, because of one of them or because of them all: let the bad one fail alone.
             self.is_alone = True
             verdict = msgspec.structs.replace(verdict, retry=True)
-        self.attempt = None
+        self.attempt: Any = None
         self.last_error = error
         self.possibly_stored |= verdict.possibly_stored
         self.failed_attempts += verdict.counts

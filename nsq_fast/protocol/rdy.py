@@ -161,7 +161,7 @@ class Sharing:
         self._idle_timeout = idle_timeout
         self._random = random
         self._probes = probes
-        self.is_waiting = False
+        self.is_waiting: bool = False
 
     def changes(
         self, shares: Sequence[Share], limit: int, allowed: int, now: float, expected: int = 0

@@ -146,13 +146,13 @@ class Session(SessionPath):
     def __init__(self, config: ConnectionConfig, *, responder: object | None = None) -> None:
         super().__init__(Stage.NEW, READY, PUBLISHES, FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME))
         self.config = config
-        self.info = ServerInfo()
+        self.info: ServerInfo = ServerInfo()
         self.auth: AuthInfo | None = None
         self.dialect = ORIGINAL
-        self.rdy = 0
+        self.rdy: int = 0
         self.ledger = InFlight()
-        self.is_subscribed = False
-        self.is_closing = False
+        self.is_subscribed: bool = False
+        self.is_closing: bool = False
         self._responder = responder
         self._upgrades: list[UpgradeKind] = []
         self._had_fatal_error = False
@@ -212,7 +212,7 @@ class Session(SessionPath):
         if not data or self.stage is Stage.LOST:
             return self._end()
         if self.stage is Stage.OVER:
-            self.message_count = 0
+            self.message_count: int = 0
             return []
         if self.failure is not None:
             raise self.failure
@@ -231,7 +231,7 @@ class Session(SessionPath):
                 if stage in (READY, Stage.UPGRADING):
                     break
         except RemoteProtocolError as error:
-            self.failure = error
+            self.failure: RemoteProtocolError | None = error
             if not events:
                 raise
         return events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
+from re import Pattern
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -186,8 +187,8 @@ class TopicChoice:
     """
 
     def __init__(self, topic: TopicArgument) -> None:
-        self.pattern = topic if isinstance(topic, re.Pattern) else None
-        self.names = () if isinstance(topic, re.Pattern) else _names(topic)
+        self.pattern: Pattern[str] | None = topic if isinstance(topic, re.Pattern) else None
+        self.names: tuple[str, ...] = () if isinstance(topic, re.Pattern) else _names(topic)
         if self.pattern is not None and not isinstance(self.pattern.pattern, str):
             raise ConfigError(f"topic={topic!r}: the names of topics are str: compile the pattern from a str, too")
 

@@ -45,7 +45,7 @@ else:
 
 _READABLE = {
     "channel", "config", "connection_config", "given_up", "is_paused", "is_running", "lookup_config", "name",
-    "nsqd_tcp_addresses", "topic", "topics",
+    "nsqd_tcp_addresses", "outdated", "topic", "topics",
 }  # fmt: skip
 """What any thread may read of the consumer in the hub thread."""
 
@@ -72,7 +72,7 @@ class HubConsumer(GeventConsumer):
         if self._is_started and not self._is_closed:
             if self._outside is not None:
                 self._outside.leave()
-            self.failure = error
+            self.failure: NotRunning = error
             self._closed()
 
     def close_at_exit(self, timeout: float) -> int:
@@ -135,8 +135,8 @@ class Consumer(ConsumerOptions):
 
     Instead of a handler, iterate: ``for message in consumer``. Asking for the next message finishes the one before.
 
-    ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block. The sender of
-    signals is the consumer there.
+    ``give_up``, ``blocked_policy``, ``max_age_policy`` and receivers of signals run in the hub thread: they must not
+    block. The sender of signals is the consumer there.
     """
 
     if TYPE_CHECKING:
@@ -160,6 +160,7 @@ class Consumer(ConsumerOptions):
         channel: str
         name: str
         given_up: int
+        outdated: int
         nsqd_tcp_addresses: set[str]
         is_paused: bool
         is_running: bool

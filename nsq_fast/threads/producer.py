@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nsq_fast.client.progress import ProducerProgress
     from nsq_fast.client.publishes import Promise
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 FEWEST = 4
@@ -79,6 +79,9 @@ class Request:
         "timeout", "topic", "waits",
     )  # fmt: skip
 
+    needs_nsqd: bool
+    waits: bool
+
     def __init__(
         self,
         destination: HubProducer,
@@ -88,17 +91,17 @@ class Request:
         timeout: float | None,
         options: PublishOptions,
     ) -> None:
-        self.destination = destination
-        self.topic = topic
-        self.content = content
-        self.defer = defer
-        self.timeout = timeout
-        self.options = options
+        self.destination: HubProducer = destination
+        self.topic: str = topic
+        self.content: Any = content
+        self.defer: int | None = defer
+        self.timeout: float | None = timeout
+        self.options: PublishOptions = options
         self.promised: Any = None
         self.waits = self.needs_nsqd = False
         self.parts: Sequence[Publish] = ()
         self.job: Any = None
-        self.is_cancelled = False
+        self.is_cancelled: bool = False
 
     @property
     def weight(self) -> int:

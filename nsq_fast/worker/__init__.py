@@ -25,7 +25,8 @@ _HOME = {"Subscription": "settings", "subscribe": "settings"}
 
 __all__ = [*_HOME]
 
-__getattr__ = lazy_names(__name__, _HOME)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from select import POLLIN
 from time import monotonic
@@ -264,7 +264,7 @@ class EventLoop:
         self._started = Reply()
         self._ended = Reply()
         self._close_timeout = 0.0
-        self.beat = monotonic()
+        self.beat: float = monotonic()
 
     def start(self) -> None:
         """Start all; return when they are started. Raises what the first one raised that could not."""
@@ -316,10 +316,17 @@ class EventLoop:
     async def _beat(self) -> None:
         while True:
             self.beat = monotonic()
+            _look(self._consumers)
             await asyncio.sleep(_BEAT)
 
 
-logger = logging.getLogger("nsq_fast.worker")
+def _look(consumers: Iterable[Any]) -> None:
+    """Have each ask its nsqds what waits, where nothing comes: it does so in its own thread only, and seldom."""
+    for consumer in consumers:
+        consumer.progress()
+
+
+logger: logging.Logger = logging.getLogger("nsq_fast.worker")
 
 
 class Child:
@@ -405,8 +412,10 @@ class Child:
         self._waker.send()
 
     def _beat_on(self) -> None:
+        in_hub = [each.consumer for each in self._running if isinstance(each.consumer, Consumer)]
         while True:
             self._beat = monotonic()
+            _look(in_hub)
             sleep(_BEAT)
 
     def _report(self) -> Report:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 H = TypeVar("H", bound=Callable[..., Any])
 
-ARGUMENTS = frozenset(("nsqd_tcp_addresses", "lookupd_http_addresses", "start_position", "give_up", "blocked_policy"))
+POLICIES = frozenset(("give_up", "blocked_policy", "max_age_policy"))
+ARGUMENTS = POLICIES | {"nsqd_tcp_addresses", "lookupd_http_addresses", "start_position"}
 """What a Consumer takes beside its options."""
 
 CONSUMER_OPTIONS = ARGUMENTS.union(*(config.names() for config in (ConsumerConfig, ConnectionConfig, LookupConfig)))
@@ -118,7 +119,7 @@ def _is_coroutine_function(handler: Any) -> bool:
 PREFIX = "NSQ_FAST_"
 FILE_VARIABLE = "NSQ_FAST_CONFIG"
 _CONFIGS = (WorkerConfig, ConsumerConfig, ConnectionConfig, LookupConfig)
-_FROM_OUTSIDE = CONSUMER_OPTIONS - {"give_up", "blocked_policy"}
+_FROM_OUTSIDE = CONSUMER_OPTIONS - POLICIES
 _TABLES = ("worker", "consumer", "subscription")
 _CLOSE_ENOUGH = 0.85
 

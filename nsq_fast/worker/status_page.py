@@ -21,7 +21,7 @@ from nsq_fast.names import parse_listen_address
 
 from .health import Family, Snapshot, Totals, Verdict, liveness, readiness
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"

@@ -57,7 +57,7 @@ from .health import (
 from .settings import Task, pack
 from .status_page import StatusPage
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 KILL_GRACE = 2.0
 """Seconds after ``drain_timeout`` and ``EXIT_GRACE``, when the process ought to have ended itself, until SIGKILL."""
@@ -83,12 +83,15 @@ class Process:
         is_leaving: whether it was asked to end.
     """
 
+    reported_at: float
+    started_at: float
+
     def __init__(self, number: int, task: Task, selector: selectors.BaseSelector) -> None:
         self.number = number
-        self.report = Report()
+        self.report: Report = Report()
         self.started_at = self.reported_at = monotonic()
-        self.last_line = ""
-        self.is_leaving = False
+        self.last_line: str = ""
+        self.is_leaving: bool = False
         self._kill_at: float | None = None
         self._drain_timeout = task.settings.worker.drain_timeout
         self._selector = selector
@@ -97,7 +100,7 @@ class Process:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = _start(theirs)
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         with suppress(OSError):  # it has ended already
             self._socket.sendall(pack(task))
         assert self._process.stderr is not None
@@ -269,8 +272,8 @@ class Slot:
         self.current: Process | None = None
         self.successor: Process | None = None
         self.leaving: list[Process] = []
-        self.restarts = 0
-        self.is_wrong = False
+        self.restarts: int = 0
+        self.is_wrong: bool = False
         self._config = config
         self._start = start
         self._delay = config.restart_delay
@@ -417,7 +420,7 @@ class Notifier:
         self._path = environment.get("NOTIFY_SOCKET", "")
         usec = environment.get("WATCHDOG_USEC", "")
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watchdog_interval = int(usec) / 2e6 if usec.isdecimal() and int(usec) and is_ours else None
+        self.watchdog_interval: float | None = int(usec) / 2e6 if usec.isdecimal() and int(usec) and is_ours else None
         self._status = ""
 
     def tell(self, *words: str) -> None:

@@ -362,9 +362,15 @@ def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
         result = run("stat", "--once", "--json", "--topic", topic, *where)
         (row,) = json.loads(result.stdout)
         assert (row["topic"], row["channel"], row["depth"], row["messages"]) == (topic, "", 4, 4)
+    for nsqd in broker.nsqds:
+        NsqdHTTPClient.from_url(nsqd.http).create_channel(topic, "workers")
+    result = run("stat", "--once", "--json", "--topic", topic, "--channel", "workers", *servers)
+    (row,) = json.loads(result.stdout)
+    assert (row["depth"], row["clients"], row["ready"], row["stalled"]) == (4, 0, 0, "no client")
     shown = run("stat", "--count", "2", "--interval", "10ms", "--topic", topic, *servers)
     assert shown.exit_code == 0
-    assert shown.output.count(topic) == 2
+    assert shown.output.count(topic) == 4
+    assert shown.output.count("no client") == 2
 
 
 def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from nsq_fast._codec import Message
-from nsq_fast.cli import demo, options
+from nsq_fast.cli import demo, main, options
 from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
-from nsq_fast.cli.stat import add_up
+from nsq_fast.cli.stat import ChannelStats, Stalls, add_up
 from nsq_fast.cli.tail import json_line
 from nsq_fast.errors import BodyInvalid, PublishFailed
 from nsq_fast.names import Address
@@ -97,6 +98,24 @@ def test_ledger_is_not_whole_when_what_was_not_confirmed_is_settled_in_its_place
     assert not ledger.is_whole
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nsq-fast", "st"], {"plain,stat"}),
+        (["nsq-fast", "run", "--handlers", ""], {"plain,gevent", "plain,threads"}),
+        (["nsq-fast", "run", "--log-format", "j"], {"plain,json"}),
+    ],
+)
+def test_shells_complete_commands_and_values(words: list[str], expected: set[str]) -> None:
+    variables = {
+        "_NSQ_FAST_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    shown = CliRunner().invoke(main, prog_name="nsq-fast", env=variables).output
+    assert set(shown.split()) == expected
+
+
 def stats(topic: str, channel: str, depth: int, paused: bool = False) -> dict[str, object]:
     counts = {"depth": depth, "backend_depth": depth // 2, "message_count": depth * 10, "paused": False}
     flow = {"in_flight_count": 1, "deferred_count": 2, "requeue_count": 3, "timeout_count": 4, "client_count": 5}
@@ -112,6 +131,41 @@ def test_stats_of_several_nsqds_are_added_up() -> None:
     assert (total.in_flight, total.deferred, total.requeued, total.timed_out, total.clients) == (2, 4, 6, 8, 10)
     assert total.paused
     assert total.unanswered == 36
+
+
+WAITS = ChannelStats("t", "c", depth=10, messages=100, clients=2, ready=5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (WAITS, WAITS._replace(depth=0), ""),
+        (WAITS, WAITS._replace(paused=True), "paused"),
+        (WAITS, WAITS._replace(ready=0), "RDY 0"),
+        (WAITS, WAITS._replace(ready=0, clients=0), "no client"),
+        (WAITS, WAITS, "not pushed, 7 s"),
+        (WAITS, WAITS._replace(depth=15, messages=105), "not pushed, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2), "unanswered, 7 s"),
+        (WAITS, WAITS._replace(depth=0, in_flight=10), "unanswered, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2, requeued=4), "requeued, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2, timed_out=1), "requeued, 7 s"),
+        (WAITS, WAITS._replace(depth=9, messages=100), ""),
+        (WAITS, WAITS._replace(depth=19, messages=110, in_flight=0), ""),
+        (WAITS._replace(channel=""), WAITS._replace(channel=""), ""),
+    ],
+)
+def test_a_channel_says_why_nothing_of_what_waits_is_done(
+    before: ChannelStats, after: ChannelStats, reason: str
+) -> None:
+    stalls = Stalls()
+    assert stalls.look(before, 10.0) == ""
+    assert stalls.look(after, 17.0) == reason
+
+
+def test_it_stalls_since_something_was_done_last() -> None:
+    stalls = Stalls()
+    found = [stalls.look(WAITS._replace(depth=10 - done), at) for at, done in ((0.0, 0), (2.0, 0), (4.0, 1), (6.0, 1))]
+    assert found == ["", "not pushed, 2 s", "", "not pushed, 2 s"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A program for type checkers, never run: a line that ends with ``# wrong`` has a mistake that they must find."""
 
+from blinker import Signal
+
 import nsq_fast
 from nsq_fast import (
     ConnectionConfig,
@@ -12,6 +14,7 @@ from nsq_fast import (
     aio,
     threads,
 )
+from nsq_fast.gnsq import Consumer as GnsqConsumer
 from nsq_fast.metrics import ClientCollector
 from nsq_fast.worker import subscribe
 
@@ -88,6 +91,15 @@ aio.Consumer("topic", "channel", "127.0.0.1:4150", batch_handler=respond)  # wro
 threads.Consumer("topic", "channel", "127.0.0.1:4150", message_handler=respond_in_a_thread, handler_threads=4)
 threads.Consumer("topic", "channel", "127.0.0.1:4150", message_handler=handle)  # wrong
 threads.Consumer("topic", "channel", "127.0.0.1:4150", handler_thread=4)  # wrong
+
+drop_in = GnsqConsumer("topic", "channel", "127.0.0.1:4150")
+signal: Signal = drop_in.on_giving_up
+drop_in.on_finish.connect(handle)
+drop_in.on_finnish.connect(handle)  # wrong
+producer.on_error.disconnect(5, 6, 7)  # wrong
+aio.Consummer("topic", "channel")  # wrong
+threads.Consumer("topic", "channel", "127.0.0.1:4150", max_age=60.0, max_age_policy="give_up")
+threads.Consumer("topic", "channel", "127.0.0.1:4150", max_age="a minute")  # wrong
 
 metrics = ClientCollector()
 metrics.add_consumer("billing", consumer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, time_ns
 
 import gevent
 import pytest
@@ -215,6 +215,22 @@ def test_a_blocked_message_may_go_to_a_policy_in_place_of_the_handler(nsqd, cons
     assert given_up == [b"bad"]
     assert handler.seen == []
     assert consumer.stats().given_up == 1
+
+
+def test_a_message_that_is_too_old_does_not_hold_up_its_partition(nsqd, consume):
+    handler = Recorder(4)
+    consumer = consume(handler, found=topology({0: nsqd}), max_age=3600)
+    connection = nsqd.subscriber(0)
+    push(connection, 1, timestamp=time_ns())
+    wait_answers(connection, b"FIN", [1])
+    push(connection, 2, attempts=50)
+    wait_answers(connection, b"FIN", [1, 2])
+    push(connection, 3, timestamp=time_ns())
+    wait_answers(connection, b"FIN", [1, 2, 3])
+    push(connection, 4, timestamp=time_ns())
+    wait_answers(connection, b"REQ", [4])
+    assert handler.seen == [1, 3, 4]
+    assert (consumer.stats().outdated, consumer.stats().blocked) == (1, 0)
 
 
 def test_a_blocked_message_may_stop_the_consumer_or_be_tried_at_once(nsqd, consume):

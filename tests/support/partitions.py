@@ -70,13 +70,14 @@ def push_record(
     *,
     body: bytes = b"body",
     attempts: int = 1,
+    timestamp: int = 1,
     partition: int | None = None,
     offset: int | None = None,
     ext: bytes | None = None,
 ) -> None:
     """Send one message in the layout of the subscription; ``ext`` for an ext topic (b"" for no header)."""
     number = partition if partition is not None else partition_of(connection) or 0
-    data = struct.pack(">qH", 1, attempts) + record_id(number, sequence)
+    data = struct.pack(">qH", timestamp, attempts) + record_id(number, sequence)
     if ext is not None:
         data += struct.pack(">BH", 4, len(ext)) + ext if ext else b"\0"
     sub = subscription(connection)

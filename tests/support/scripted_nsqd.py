@@ -22,10 +22,10 @@ from support.waiting import WAIT
 ID_LENGTH = 16
 
 
-def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1) -> bytes:
+def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> bytes:
     if isinstance(message_id, int):
         message_id = b"%016x" % message_id
-    return frame(2, struct.pack(">qH", 1, attempts) + message_id + body)
+    return frame(2, struct.pack(">qH", timestamp, attempts) + message_id + body)
 
 
 def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what: Callable[[], str]) -> Any:
@@ -55,8 +55,8 @@ class ScriptedConnection(Peer):
         self.is_open = True
         self._changed = Event()
 
-    def push(self, *ids: int | bytes, body: bytes = b"body", attempts: int = 1) -> None:
-        self.send(b"".join(message_frame(each, body, attempts) for each in ids))
+    def push(self, *ids: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> None:
+        self.send(b"".join(message_frame(each, body, attempts, timestamp) for each in ids))
 
     def close(self) -> None:
         with suppress(OSError):  # what the client has reset cannot be shut down

@@ -17,6 +17,7 @@ from support.waiting import WAIT, holds, promptly, until
 from support.worker import START, Worker
 
 from nsq_fast import NsqdHTTPClient, Producer
+from nsq_fast.broker import BrokerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -41,6 +42,15 @@ size = Histogram("size", "Size.", buckets=[1, 10])
 def handle(consumer, message):
     seen.labels("any").inc()
     size.observe(5)
+"""
+TWO_LOOPS = """
+@subscribe("orders", "greenlets")
+def handle(consumer, message):
+    note(message.body)
+
+@subscribe("orders", "asyncio")
+async def handle_there(consumer, message):
+    note(message.body)
 """
 TIMED = """
 from gevent import sleep
@@ -79,6 +89,11 @@ def channel(nsqd_process: Any) -> dict[str, Any]:
         topics = client.stats("orders")["topics"]
     found: dict[str, Any] = next((each for topic in topics for each in topic["channels"]), {})
     return {"in_flight_count": 0, "depth": 0, "client_count": 0, **found}
+
+
+def reasons(worker: Worker) -> dict[str, str]:
+    """Channel -> why its consumer does nothing."""
+    return {each.labels["channel"]: each.labels["reason"] for each in worker.samples("nsq_fast_consumer_stalled")}
 
 
 def publish(nsqd_process: Any, *bodies: str) -> set[str]:
@@ -271,6 +286,26 @@ def test_readiness_ends_while_a_consumer_does_nothing_of_what_there_is_to_do(run
     assert worker.asked("/healthz")[0] == 200
     worker.send(signal.SIGTERM)
     assert worker.ended() == 0, worker.log()
+
+
+def test_consumers_of_greenlets_and_of_asyncio_have_their_nsqds_asked_what_waits(tmp_path: Path) -> None:
+    with BrokerProcess() as broker:
+        with NsqdHTTPClient.from_url(str(broker.nsqds[0].http)) as nsqd:
+            nsqd.create_topic("orders")
+            for channel in ("greenlets", "asyncio"):
+                nsqd.create_channel("orders", channel)
+                nsqd.pause_channel("orders", channel)
+            nsqd.publish("orders", b"body")
+        worker = Worker(tmp_path, TWO_LOOPS, "--lookupd", str(broker.lookupd.http), "--stall-after", "0.1")
+        try:
+            worker.ready()
+            until(
+                lambda: reasons(worker) == {"greenlets": "paused_by_server", "asyncio": "paused_by_server"},
+                about=worker.log,
+            )
+            assert worker.is_ready(), "what is paused has nothing to do"
+        finally:
+            worker.stop()
 
 
 @embedded

@@ -53,7 +53,7 @@ class BatchHandler:
         timeout: float = 10,
         spawn: Callable[..., object] | int = gevent_spawn,
     ) -> None:
-        self.logger = logging.getLogger(__name__)
+        self.logger: logging.Logger = logging.getLogger(__name__)
         self.batch_size = batch_size
         self.timeout = timeout
         self.spawn: Callable[..., object] = Pool(spawn).spawn if isinstance(spawn, int) else spawn
@@ -65,7 +65,7 @@ class BatchHandler:
             "handle_message_error": handle_message_error,
         }
         vars(self).update({name: handler for name, handler in given.items() if handler is not None})
-        self.worker = gevent_spawn(self._run)
+        self.worker: Any = gevent_spawn(self._run)
 
     def __call__(self, consumer: Any, message: Message) -> None:
         message.enable_async()

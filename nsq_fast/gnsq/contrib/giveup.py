@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nsq_fast._codec import Message
@@ -82,7 +82,7 @@ class NsqdGiveupHandler:
         if not clients:
             raise ValueError("at least one nsqd host is required")
         self.topic = topic
-        self.nsqds = itertools.cycle(clients)
+        self.nsqds: Iterator[Any] = itertools.cycle(clients)
 
     def format_message(self, message: Message) -> bytes:
         """What is published of a message."""

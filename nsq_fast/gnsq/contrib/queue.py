@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent.queue import Channel, Queue
 
 from nsq_fast._codec import Message
 
+if TYPE_CHECKING:
+    _Queue = Queue[Any]
+    _Channel = Channel[Any]
+else:  # not subscriptable when it runs
+    _Queue = Queue
+    _Channel = Channel
 
-class QueueHandler(Queue):  # type: ignore[type-arg]  # not subscriptable when it runs
+
+class QueueHandler(_Queue):
     """A gevent queue of messages: connect it to ``on_message``, iterate over it, respond to each message.
 
     Args:
@@ -21,7 +28,7 @@ class QueueHandler(Queue):  # type: ignore[type-arg]  # not subscriptable when i
         self.put(message)
 
 
-class ChannelHandler(Channel):  # type: ignore[type-arg]  # not subscriptable when it runs
+class ChannelHandler(_Channel):
     """A QueueHandler that holds nothing: putting a message waits until somebody takes it."""
 
     def __call__(self, consumer: Any, message: Message) -> None:

@@ -17,7 +17,7 @@ class SentryExceptionHandler:
     """
 
     def __init__(self, client: Any = None) -> None:
-        self.client = importlib.import_module("sentry_sdk") if client is None else client
+        self.client: Any = importlib.import_module("sentry_sdk") if client is None else client
 
     def message_extra(self, message: Message) -> dict[str, Any]:
         """What is reported of a message. Override it to keep the body to yourself."""

@@ -44,7 +44,7 @@ class Stream:
         self.timeout = timeout
         self.buffer_size = buffer_size
         self.socket: Any = None
-        self.lock = lock_class()
+        self.lock: Any = lock_class()
         self._received = bytearray()
 
     @property
