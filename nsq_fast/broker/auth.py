@@ -22,7 +22,7 @@ from nsq_fast.log_events import BROKER_AUTH_FAILED
 from nsq_fast.names import parse_address
 from nsq_fast.printable import printable
 
-logger = logging.getLogger("nsq_fast.broker.auth")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.auth")
 
 
 PUBLISH = "publish"

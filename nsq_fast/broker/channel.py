@@ -22,7 +22,7 @@ from nsq_fast.log_events import BROKER_READ_FAILED, BROKER_READ_RECOVERED
 if TYPE_CHECKING:
     from nsq_fast.broker.connection import Connection
 
-logger = logging.getLogger("nsq_fast.broker.channel")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.channel")
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -62,7 +62,7 @@ class BackendQueue:
 
     def __init__(self, log: Journal, sort_out: Callable[[Sequence[Message]], Iterable[Message]]) -> None:
         self.cursor: Position | None = None
-        self.is_stalled = False
+        self.is_stalled: bool = False
         self._log = log
         self._sort_out = sort_out
         self._left_out: set[int] = set()
@@ -224,13 +224,13 @@ class Channel(BaseChannel[Message]):
     ) -> None:
         super().__init__(name, on_unused)
         self.memory: deque[Message] = deque()
-        self.backend = BackendQueue(log, self._sort_out)
+        self.backend: BackendQueue = BackendQueue(log, self._sort_out)
         self.log = log
         self._capacity = capacity
         self._preserve_order = preserve_order
         self.topic_name = topic_name
-        self.is_exiting = False
-        self.message_count = 0
+        self.is_exiting: bool = False
+        self.message_count: int = 0
         self.latency = latency
         self.on_change: Callable[[], None] = lambda: None
         self._retry: Greenlet[..., None] | None = None

@@ -26,7 +26,7 @@ from nsq_fast.printable import printable
 if TYPE_CHECKING:
     from nsq_fast.broker.servers import NsqdServer
 
-logger = logging.getLogger("nsq_fast.broker.connection")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.connection")
 
 
 # --- the frames that an nsqd sends -----------------------------------------------------------------------------------
@@ -123,12 +123,12 @@ class Output:
     def __init__(self, stream: Any, on_idle: Callable[[], None]) -> None:
         self.stream = stream
         self.frames: list[bytes] = []
-        self.buffered = 0
-        self.is_urgent = False
+        self.buffered: int = 0
+        self.is_urgent: bool = False
         self.size = 1
-        self.ticker = FlushTicker(0.0, 0.0)
+        self.ticker: FlushTicker = FlushTicker(0.0, 0.0)
         self.timeout: float | None = None
-        self.is_writing = False
+        self.is_writing: bool = False
         self.is_awaited = False
         self._on_idle = on_idle
 
@@ -218,29 +218,29 @@ class Connection:
         self.server = server
         self.nsqd = server.nsqd
         self.id = id
-        self.host = str(address[0]) if address else ""
-        self.remote_address = shown_peer(address)
+        self.host: str = str(address[0]) if address else ""
+        self.remote_address: str = shown_peer(address)
         self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
-        self.state = STATE_INIT
+        self.state: int = STATE_INIT
         self.channel: BaseChannel[Any] | None = None
         self.rdy = self.max_in_flight = 0
         self.in_flight: InFlight[Any] = InFlight(self, self.profile.msg_timeout)
         self.pub_counts: dict[str, int] = {}
-        self.upgrades = Upgrades()
+        self.upgrades: Upgrades = Upgrades()
         self.needed = 0
         self.auth: Any = None
         self.auth_secret = ""
-        self.auth_expires_at = 0.0
+        self.auth_expires_at: float = 0.0
         self.finish_count = 0
         self.requeue_count = 0
-        self.message_count = 0
-        self.connected_at = time.time()
-        self.common_name = ""
+        self.message_count: int = 0
+        self.connected_at: float = time.time()
+        self.common_name: str = ""
         self.tls_socket: Any = None
         self._wake = Event()
         self._faults = server.faults.tcp
         self._stream = stream
-        self.output = Output(stream, self._wake.set)
+        self.output: Output = Output(stream, self._wake.set)
         self._batch = _FIRST_BATCH
         self._is_closed = False
         self._heartbeat_is_due = False

@@ -23,7 +23,7 @@ from nsq_fast.errors import HttpError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
 
-logger = logging.getLogger("nsq_fast.broker.http")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.http")
 
 
 # A handler takes a ``Request`` and returns text, bytes, None (an empty reply), or anything else, which goes out as
@@ -140,15 +140,15 @@ class Request:
         if line is None or _HEADERS.fullmatch(head, line.end()) is None:
             raise Malformed
         method, target, minor = line.groups()
-        self.method = method.decode()
+        self.method: str | Any = method.decode()
         self.query: str
         path, _, self.query = target.decode("latin-1").partition("?")
         if _BAD_ESCAPE.search(path):
             raise Malformed
-        self.path = unquote(path, "latin-1") if "%" in path else path
+        self.path: str | Any = unquote(path, "latin-1") if "%" in path else path
         self.argument = ""
         self.is_last = minor == b"0"
-        self.is_awaited = False
+        self.is_awaited: bool = False
         self._head = head
         self._stream = stream
         self._address = address

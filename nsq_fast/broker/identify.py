@@ -279,10 +279,10 @@ class CompressedStream:
         self._stream = stream
         self._codec = codec
         self._ready = codec.decompress(leftover) if leftover else b""
-        self.settimeout = stream.settimeout
-        self.setsockopt = stream.setsockopt
-        self.shutdown = stream.shutdown
-        self.close = stream.close
+        self.settimeout: Any = stream.settimeout
+        self.setsockopt: Any = stream.setsockopt
+        self.shutdown: Any = stream.shutdown
+        self.close: Any = stream.close
 
     def recv(self, size: int) -> bytes:
         """The next bytes; b"" at the end."""

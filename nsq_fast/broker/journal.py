@@ -31,7 +31,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gevent import sleep
 
@@ -43,7 +43,7 @@ from nsq_fast.log_events import (
     BROKER_WRITE_RECOVERED,
 )
 
-logger = logging.getLogger("nsq_fast.broker.journal")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.journal")
 
 BAD_SUFFIX = ".bad"
 """Added to the name of what is kept of a damaged file, as the original does (nsqio/go-diskqueue: handleReadError)."""
@@ -61,7 +61,7 @@ class OpenFiles(threading.local):
     """The files that a thread has open: half of what the process may have; then the one opened first is closed."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if most is None else most
+        self.most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if most is None else most
         self._close: dict[object, Callable[[], None]] = {}
 
     def add(self, owner: object, close: Callable[[], None]) -> None:
@@ -288,9 +288,9 @@ class JournalFile:
     _IN_MEMORY = 16 * 1024  # a file without a name, which takes a descriptor, comes into being when there is more
 
     def __init__(self, path: Path | None, head: Head, size: int = 0) -> None:
-        self.path = path
-        self.head = head
-        self.size = size
+        self.path: Path | None = path
+        self.head: Head = head
+        self.size: int = size
         self._fd = -1
         self._memory = bytearray()
 
@@ -466,9 +466,9 @@ class Journal:
 
     def __init__(self, folder: Path | None, file_size: int) -> None:
         self.folder = folder
-        self.end = Position(0, 0)
-        self.unsynced = 0
-        self.last_id = b""
+        self.end: Position = Position(0, 0)
+        self.unsynced: int = 0
+        self.last_id: Any = b""
         self.held_at: Position | None = None
         self.kept: dict[int, bytes] = {}
         self._file_size = file_size

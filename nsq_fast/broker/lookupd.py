@@ -23,7 +23,7 @@ from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED
 from nsq_fast.names import Address, is_ephemeral, is_valid_name, parse_address
 from nsq_fast.printable import printable
 
-logger = logging.getLogger("nsq_fast.broker.lookupd")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.lookupd")
 
 
 # --- the registrations of an nsqlookupd: which nsqds there are, and which topics and channels each of them has -------

@@ -80,13 +80,13 @@ class Message:
     delivered_at: float
 
     def __init__(self, id: bytes, frame: bytes, sequence: int = -1, due: float = 0.0) -> None:
-        self.id = id
-        self.frame = frame
-        self.sequence = sequence
-        self.due = due
-        self.attempts = 0
-        self.is_placed = False
-        self.is_shared = False
+        self.id: bytes = id
+        self.frame: bytes = frame
+        self.sequence: int = sequence
+        self.due: float = due
+        self.attempts: int = 0
+        self.is_placed: bool = False
+        self.is_shared: bool = False
 
     @property
     def body(self) -> bytes:

@@ -26,7 +26,7 @@ from nsq_fast.config import refuse_unknown
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
 
-logger = logging.getLogger("nsq_fast.broker.net")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.net")
 
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -67,8 +67,8 @@ class Faults:
     SWITCHES = frozenset(__annotations__)  # all of these
 
     def __init__(self) -> None:
-        self.accepted = 0
-        self.active = False
+        self.accepted: int = 0
+        self.active: bool = False
         self._cleared = Event()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -119,14 +119,14 @@ class FaultySocket:
     __slots__ = ("_faults", "_lies", "_send", "_written", "recv", "recv_into", "settimeout", "sock")
 
     def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
-        self.sock = sock
+        self.sock: Any = sock
         self._faults = faults
         self._lies = lies
         self._written = 0
         # Reading is not touched by faults: bound here, it costs what it costs on the socket itself.
-        self.recv = sock.recv
-        self.recv_into = sock.recv_into
-        self.settimeout = sock.settimeout
+        self.recv: Any = sock.recv
+        self.recv_into: Any = sock.recv_into
+        self.settimeout: Any = sock.settimeout
         self._send = sock.send
 
     def __getattr__(self, name: str) -> Any:
@@ -218,10 +218,10 @@ class FaultyLink:
     """
 
     def __init__(self, target: Address | str, listen: Address | tuple[str, int] = ("127.0.0.1", 0)) -> None:
-        self.target = parse_address(target, DEFAULT_NSQD_TCP_PORT)
-        self.delay = 0.0
+        self.target: Address = parse_address(target, DEFAULT_NSQD_TCP_PORT)
+        self.delay: float = 0.0
         self.chunk = 0
-        self.connections = 0
+        self.connections: int = 0
         self._refusing = False
         self._flowing = Event()
         self._flowing.set()
@@ -229,7 +229,7 @@ class FaultyLink:
         self._garbled: set[tuple[Any, Any]] = set()
         self._server = StreamServer(listen, self._serve)
         self._server.start()
-        self.address = Address(*self._server.address)
+        self.address: Address = Address(*self._server.address)
 
     def stall(self) -> None:
         self._flowing.clear()
@@ -433,7 +433,7 @@ class Listener:
         faults: Faults,
         ssl_context: SSLContext | None = None,
     ) -> None:
-        self.address = address_of(sock)
+        self.address: Address = address_of(sock)
         with closed_on_error(sock, self.address):
             sock.listen(BACKLOG)
         self._name = name

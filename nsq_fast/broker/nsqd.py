@@ -32,7 +32,7 @@ from nsq_fast.broker.topic import Topic
 from nsq_fast.log_events import BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
-logger = logging.getLogger("nsq_fast.broker.nsqd")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.nsqd")
 
 
 class Host(ABC):
@@ -46,9 +46,9 @@ class Host(ABC):
     """
 
     def __init__(self, options: NsqdOptions) -> None:
-        self.options = options
+        self.options: NsqdOptions = options
         self.clients: set[Any] = set()
-        self.started_at = time.time()
+        self.started_at: float = time.time()
         self.error: Exception | None = None
 
     @abstractmethod
@@ -269,7 +269,7 @@ class Nsqd(Host):
         try:
             yield
         except OSError as error:
-            self.error = error
+            self.error: OSError | None = error
             self._writing.failed(error)
         else:
             self.error = None

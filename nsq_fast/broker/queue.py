@@ -153,8 +153,8 @@ class InFlight(DueHeap[MessageT]):
 
     def __init__(self, client: Any, timeout: float) -> None:
         super().__init__()
-        self.client = client
-        self.timeout = timeout
+        self.client: Any = client
+        self.timeout: float = timeout
 
 
 class BaseChannel(ABC, Generic[MessageT]):
@@ -171,11 +171,11 @@ class BaseChannel(ABC, Generic[MessageT]):
 
     def __init__(self, name: str, on_unused: Callable[[], None]) -> None:
         self.name = name
-        self.is_ephemeral = is_ephemeral(name)
-        self.is_paused = False
+        self.is_ephemeral: bool = is_ephemeral(name)
+        self.is_paused: bool = False
         self.clients: dict[int, Any] = {}
         self.requeue_count = 0
-        self.timeout_count = 0
+        self.timeout_count: int = 0
         self.deferred: DueHeap[MessageT] = DueHeap()
         self._on_unused = on_unused
         self._waiting: dict[Any, None] = {}

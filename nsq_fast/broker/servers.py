@@ -118,7 +118,7 @@ class Server(Startable):
 
     def __init__(self, options: Any) -> None:
         self.options = options
-        self.faults = ServerFaults()
+        self.faults: ServerFaults = ServerFaults()
         self.is_running = False
         # Where each face is to listen, as ``host:port``, and later where it does; an empty one leaves it out.
         self._addresses: dict[str, str | Address] = {
@@ -216,7 +216,7 @@ class NsqdServer(Server):
         self.registrar = Registrar(
             self.options.lookupd_tcp_addresses, self._identity, lambda: _registrations(self.nsqd)
         )
-        self.is_running = True
+        self.is_running: bool = True
         try:
             self._open_faces()
             self.nsqd.start()
@@ -247,7 +247,7 @@ class NsqdServer(Server):
         """Register at one more nsqlookupd, from the next start on."""
         known = self.options.lookupd_tcp_addresses
         if str(lookupd) not in known:
-            self.options = self.options.replace(lookupd_tcp_addresses=(*known, str(lookupd)))
+            self.options: Any = self.options.replace(lookupd_tcp_addresses=(*known, str(lookupd)))
 
     def wait_registered(self, timeout: float | None = None) -> bool:
         """Block until its nsqlookupds know all it has; False if ``timeout`` seconds passed first."""
@@ -359,7 +359,7 @@ class LookupdServer(Server):
 
     def __init__(self, options: LookupdOptions | None = None) -> None:
         super().__init__(options or LookupdOptions())
-        self.db = LookupDB()
+        self.db: LookupDB = LookupDB()
 
     def start(self) -> None:
         """Listen; a start after a stop takes the same ports again, held for it. Raises OSError when one is in use."""
@@ -374,7 +374,7 @@ class LookupdServer(Server):
             self.stop()
             raise
         self._accept()
-        self.is_running = True
+        self.is_running: bool = True
 
     def stop(self) -> None:
         """Stop listening and end every connection. It may be started again."""

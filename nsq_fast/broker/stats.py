@@ -20,7 +20,7 @@ from nsq_fast.broker.topic import Topic
 from nsq_fast.log_events import BROKER_STATSD_FAILED
 from nsq_fast.names import is_ephemeral
 
-logger = logging.getLogger("nsq_fast.broker.stats")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.stats")
 
 
 # --- /stats, as JSON and as text (nsqio/nsq: nsqd/stats.go, TopicStats and ChannelStats; nsqd/http.go, printStats) ---

@@ -37,7 +37,7 @@ from nsq_fast.broker.topic import Topic, oldest_needed
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
-logger = logging.getLogger("nsq_fast.broker.store")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.store")
 
 _KEPT = struct.Struct(">QI")
 _LEAST_FREED = 256 * 1024

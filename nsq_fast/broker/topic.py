@@ -54,13 +54,13 @@ class Topic:
         make_latency: Callable[[], LatencyWindow | None] = lambda: None,
     ) -> None:
         self.name = name
-        self.is_ephemeral = is_ephemeral(name)
-        self.is_durable = is_durable and not self.is_ephemeral
-        self.is_paused = False
-        self.is_exiting = False
+        self.is_ephemeral: bool = is_ephemeral(name)
+        self.is_durable: bool = is_durable and not self.is_ephemeral
+        self.is_paused: bool = False
+        self.is_exiting: bool = False
         self.channels: dict[str, Channel] = {}
-        self.message_count = 0
-        self.message_bytes = 0
+        self.message_count: int = 0
+        self.message_bytes: int = 0
         self.log = log
         self.ids = ids
         self._capacity = mem_queue_size

@@ -346,7 +346,8 @@ class PolledTopic:
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
         self.round_number = self.open = 0
-        self.is_late = self.is_answered = self.is_told = self.is_partial = False
+        self.is_late = self.is_answered = self.is_told = False
+        self.is_partial: bool = False
         self.answer_asked_at: float = float("-inf")
         self.is_settled = False
         self.settled: Event | None = None

@@ -28,7 +28,7 @@ from .pace import Reminder
 
 T = TypeVar("T")
 ClientT = TypeVar("ClientT", LookupdHTTPClient, NsqdHTTPClient)
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 NO_ANSWER = (HttpError, LookupFailed, RemoteProtocolError, OSError)
 """What a question raises that servers do not answer."""

@@ -136,7 +136,7 @@ class ClientOptions:
         for key, value in options.items():
             if key.lower().startswith(PREFIX):
                 self._add(key, value, refused or {})
-        self.given = frozenset(self._values)
+        self.given: frozenset[str] = frozenset(self._values)
 
     def make(self, kind: type[Config], **defaults: Any) -> Any:
         """A config of ``kind``. Raises ConfigError, with the option as it is written for Spark."""

@@ -26,7 +26,7 @@ from nsq_fast.log_events import SPARK_ERROR
 
 from .pace import Reminder
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 if TYPE_CHECKING:

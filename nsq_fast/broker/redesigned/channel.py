@@ -27,19 +27,19 @@ from nsq_fast.log_events import BROKER_MESSAGE_TRACED
 if TYPE_CHECKING:
     from nsq_fast.broker.redesigned.commands import NodeConnection
 
-logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
 
 
 class Delivery:
     __slots__ = ("attempts", "delivered_at", "id", "is_placed", "priority", "record")
 
     def __init__(self, record: Record) -> None:
-        self.id = record.id
-        self.record = record
-        self.attempts = 0
-        self.priority = 0.0
-        self.is_placed = False
-        self.delivered_at = 0.0
+        self.id: bytes = record.id
+        self.record: Record = record
+        self.attempts: int = 0
+        self.priority: float = 0.0
+        self.is_placed: bool = False
+        self.delivered_at: float = 0.0
 
 
 class Confirmed:
@@ -51,7 +51,7 @@ class Confirmed:
     """
 
     def __init__(self, position: int) -> None:
-        self.position = position
+        self.position: int = position
         self.ahead: set[int] = set()
 
     def confirm(self, deliveries: Iterable[Delivery]) -> None:
@@ -415,9 +415,9 @@ class PartitionChannel(BaseChannel[Delivery]):
         is_kind: bool = False,
     ) -> None:
         super().__init__(name, on_unused)
-        self.is_ordered = is_ordered
-        self.is_skipped = False
-        self.confirmed = Confirmed(log.end)
+        self.is_ordered: bool = is_ordered
+        self.is_skipped: bool = False
+        self.confirmed: Confirmed = Confirmed(log.end)
         self.trace = trace
         self._log = log
         self._queue = DeliveryQueue(log, self.confirmed, is_kind=is_kind)

@@ -156,15 +156,15 @@ class RedesignedCluster(ServerGroup):
         self._data_path = data_path
         self._interval = base.sync_timeout
         self._keeper: DiskKeeper | None = None
-        self.state = ClusterState()
-        self.coordinator = Coordinator(self.state, self.options)
+        self.state: ClusterState = ClusterState()
+        self.coordinator: Coordinator = Coordinator(self.state, self.options)
         self._base = base
         fixed = addresses or {}
         lookupd = cluster_lookupd_options(lookupd_options or {})
         self.nsqds = [
             NodeServer(counted(base, n, fixed.get("nsqds", ())), self.coordinator, n + 1) for n in range(nodes)
         ]
-        self.lookupds = [
+        self.lookupds: list[ClusterLookupdServer] = [
             ClusterLookupdServer(counted(lookupd, n, fixed.get("lookupds", ())), self) for n in range(lookupds)
         ]
 

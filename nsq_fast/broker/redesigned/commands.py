@@ -198,10 +198,10 @@ class NodeConnection(Connection):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.partition: Partition | None = None
-        self.tag = ""
+        self.tag: str = ""
         self.matches = make_filter(None)
-        self.gets_ext = False
-        self.gets_detail = False
+        self.gets_ext: bool = False
+        self.gets_detail: bool = False
 
     @property
     def node(self) -> Node:
@@ -223,7 +223,7 @@ class NodeConnection(Connection):
 
     def set_rdy(self, count: int) -> None:
         super().set_rdy(count)
-        self.max_in_flight = min(count, LIMITED_RDY)
+        self.max_in_flight: int = min(count, LIMITED_RDY)
 
     def refuse(self, command: str, id: bytes, reason: object) -> None:
         if command == "FIN":

@@ -26,7 +26,7 @@ from nsq_fast.broker.redesigned.partition import MAX_PARTITIONS, MAX_SYNC_EVERY,
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import BROKER_NODE_STAYS, BROKER_REPLICA_FAILED, BROKER_REPLICA_RECOVERED
 
-logger = logging.getLogger("nsq_fast.broker.redesigned.coordinator")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.coordinator")
 
 UNSTABLE = "the cluster is unstable"
 SAME_NODE = "move to and from node can not be the same"

@@ -32,7 +32,7 @@ from nsq_fast.broker.redesigned.partition import ClusterState, Decision, Keeper,
 from nsq_fast.broker.store import Store as DataPath
 from nsq_fast.log_events import BROKER_METADATA_INVALID
 
-logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
 
 
 _STATE = "cluster.json"

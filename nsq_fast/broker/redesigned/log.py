@@ -21,7 +21,7 @@ from typing import NamedTuple
 from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, replace_file
 from nsq_fast.log_events import BROKER_FILE_IGNORED
 
-logger = logging.getLogger("nsq_fast.broker.redesigned.log")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.log")
 
 PARTITION_SHIFT = 50
 NO_EXT = b"\x00"
@@ -56,13 +56,13 @@ class Record:
     __slots__ = ("body", "ext", "id", "offset", "sequence", "size", "timestamp")
 
     def __init__(self, sequence: int, id: bytes, timestamp: int, offset: int, size: int, ext: bytes, body: bytes):
-        self.sequence = sequence
-        self.id = id
-        self.timestamp = timestamp
-        self.offset = offset
-        self.size = size
-        self.ext = ext
-        self.body = body
+        self.sequence: int = sequence
+        self.id: bytes = id
+        self.timestamp: int = timestamp
+        self.offset: int = offset
+        self.size: int = size
+        self.ext: bytes = ext
+        self.body: bytes = body
 
     @property
     def internal_id(self) -> int:
@@ -114,7 +114,7 @@ class PartitionLog:
 
     def __init__(self, partition: int, is_ext: bool, path: Path | None = None, code: int = 0) -> None:
         self.partition = partition
-        self.is_ext = is_ext
+        self.is_ext: bool = is_ext
         self.first = self.end_offset = 0
         self._first_id = (partition << PARTITION_SHIFT) + FIRST_ID
         self._records: list[Record] = []
@@ -124,7 +124,7 @@ class PartitionLog:
         self._size_before = (0, 0)  # the number of the first record that was written last, and what the file was before
         if path is not None:
             self._load(path)
-        self.has_traced = any(record.trace_id for record in self._records)
+        self.has_traced: bool = any(record.trace_id for record in self._records)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -36,7 +36,7 @@ from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 if TYPE_CHECKING:
     from nsq_fast.broker.redesigned.coordinator import Coordinator
 
-logger = logging.getLogger("nsq_fast.broker.redesigned.partition")
+logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.partition")
 
 MAX_PARTITIONS = 255
 MAX_SYNC_EVERY = 4000
@@ -151,20 +151,20 @@ class Partition:
         self.topic = topic
         self.meta = meta
         self.number = number
-        self.name = f"{topic}-{number}"
+        self.name: str = f"{topic}-{number}"
         self.logs: dict[str, PartitionLog] = {}
         for node in nodes:
             self.add(node)
-        self.decision = Decision(1, nodes[0], tuple(nodes))
+        self.decision: Decision = Decision(1, nodes[0], tuple(nodes))
         self.stale: dict[str, Decision] = {}
         self._failed: set[str] = set()
-        self.is_new = False
+        self.is_new: bool = False
         if last is not None:
             self._restore(last)
-        self.is_writable = True
+        self.is_writable: bool = True
         self._serving = self.leader or nodes[0]
         self.registered: str | None = self._serving
-        self.log = self.logs[self._serving]
+        self.log: PartitionLog = self.logs[self._serving]
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
         self._syncing = Trouble(
@@ -174,7 +174,7 @@ class Partition:
             f"messages of {self.name} reach the disk itself again",
         )
         self._traces: dict[str, Trace] = {}
-        self.trace = self.trace_of(self._serving)
+        self.trace: Trace = self.trace_of(self._serving)
 
     @property
     def replicas(self) -> list[str]:
@@ -474,7 +474,7 @@ class ClusterState:
     """
 
     def __init__(self) -> None:
-        self.keeper = Keeper()
+        self.keeper: Keeper = Keeper()
         self.topics: dict[str, list[Partition]] = {}
         self.node_ids: list[str] = []
         self.alive: set[str] = set()
@@ -527,7 +527,7 @@ class Node(Host):
         self._patience = coordinator.options.publish_patience
         self._waits: dict[tuple[str, str], float] = {}  # until when it waits, by the partition and the node
         self.id = ""
-        self.state = coordinator.state
+        self.state: ClusterState = coordinator.state
         self._writing = Trouble(
             logger, "failed to write messages: %s; publishes are refused", "messages can be written again"
         )
@@ -574,7 +574,7 @@ class Node(Host):
         except (NotLeader, NotWritable) as refused:
             partition.failed_count += 1
             if isinstance(refused.__cause__, OSError):
-                self.error = refused.__cause__
+                self.error: OSError | None = refused.__cause__
                 self._writing.failed(self.error)
             raise
         if self.error is not None:

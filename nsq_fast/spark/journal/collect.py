@@ -49,7 +49,7 @@ from .slot import (
     uncertain_elsewhere,
 )
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
@@ -74,8 +74,10 @@ class Collector:
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.chain = Chain(open_storage(slot.path, slot.object_store), slot.number)
-        self.suspects = Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
+        self.chain: Chain = Chain(open_storage(slot.path, slot.object_store), slot.number)
+        self.suspects: Suspects | None = (
+            Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
+        )
         self._screen = Screen(self.suspects)
         self._quota = Quota(slot.rows)
         self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
@@ -338,7 +340,7 @@ class JournalConnection:
 
     def __init__(self, subscription: ColumnSubscription) -> None:
         self.subscription = subscription
-        self.outstanding = 0
+        self.outstanding: int = 0
         self.work: Work | None = None
         self.unsure: list[Claimed] = []
         self.dropped: set[bytes] = set()
@@ -481,7 +483,7 @@ class Quota:
     """
 
     def __init__(self, rows: int) -> None:
-        self.left = rows
+        self.left: int = rows
         self.is_over = False
 
     def grant(self, connection: JournalConnection) -> None:

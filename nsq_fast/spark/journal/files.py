@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from nsq_fast.errors import ConfigError, JournalClosed, JournalStorageFailed, JournalTaken
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED, SPARK_JOURNAL_CLEANED
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):

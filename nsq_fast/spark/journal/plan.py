@@ -26,7 +26,7 @@ from nsq_fast.spark.discovery import (
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import Reminder, heard
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 # Offsets, and how many rows of a batch come from where. Nothing here asks a server or reads a clock.
@@ -202,7 +202,7 @@ class Backlog:
         self._reminder = reminder
         self.silent: dict[Nsqd, Exception] = {}
         self.answered_at: float | None = None
-        self.begun_at = time.monotonic()
+        self.begun_at: float = time.monotonic()
 
     @property
     def topic(self) -> str:

@@ -19,7 +19,7 @@ from .files import Storage
 from .plan import Offset, source_of, topic_of
 from .slot import Chain, Head, Stored, Suspects, encode_json, seals, slots
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 # The journal of one query, as the driver keeps it.
@@ -110,8 +110,8 @@ class QueryJournal:
     def __init__(self, parent: Storage, id: str) -> None:
         self._parent = parent
         self._storage = parent.below(id)
-        self.path = self._storage.path
-        self.suspects = Suspects(self._storage.below("suspects"))
+        self.path: str = self._storage.path
+        self.suspects: Suspects = Suspects(self._storage.below("suspects"))
 
     def beside(self, id: str) -> QueryJournal:
         return QueryJournal(self._parent, id)

@@ -62,7 +62,7 @@ from .query import (
 )
 from .slot import Slot, batches, check_library, check_path, encode_json, is_object_store, open_storage
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 LISTING_INTERVAL = 30.0
@@ -77,9 +77,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.journal = check_location(options)
+        self.journal: str = check_location(options)
         # What the driver's reader holds while the query runs; one in a task has nothing of it.
-        self.backlog = Backlogs(options)
+        self.backlog: Backlogs = Backlogs(options)
         self._pace = Pace(options)
         self._left_over = LeftOver(options.topic)
         self._left = 0
@@ -351,7 +351,7 @@ class JournalBatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.journal = check_location(options) if options.consume else None
+        self.journal: str | None = check_location(options) if options.consume else None
         for topic in options.topics:
             if is_ephemeral(topic):
                 raise ConfigError(f"{topic}: an ephemeral topic keeps nothing to be read later")

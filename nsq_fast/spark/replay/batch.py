@@ -17,7 +17,7 @@ from .logs import Log, Resolver, TopicLogs, checked_loss
 from .position import Offsets
 from .reading import ReadsPieces, Route, pieces
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 START_TIMEOUT = 60.0
@@ -30,7 +30,7 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.bounds = Bounds()
+        self.bounds: Bounds = Bounds()
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
@@ -91,7 +91,7 @@ class FilteringBatchReader(ReplayBatchReader):
     def pushFilters(self, filters: list[Any]) -> list[Any]:
         """Called before ``partitions``. All filters are Spark's still, which knows the rows at the edges."""
         show_tracebacks()
-        self.bounds = bounds_of(filters)
+        self.bounds: Bounds = bounds_of(filters)
         return filters
 
 

@@ -51,7 +51,7 @@ from nsq_fast.spark.versions import InputPartition, plainly
 from .logs import Log, TopicLogs, checked_loss
 from .position import TopicOffsets
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 PATIENCE = 300.0
@@ -73,7 +73,7 @@ class PieceReader:
     """Reads one piece, once. ``patience`` as PATIENCE."""
 
     def __init__(self, options: SourceOptions, piece: Piece, patience: float = PATIENCE) -> None:
-        self.options = options.for_topic(piece.topic)
+        self.options: SourceOptions = options.for_topic(piece.topic)
         self.piece = piece
         self._logs = TopicLogs(self.options)
         self._route = piece.route
@@ -404,7 +404,7 @@ class Assembly:
     """
 
     def __init__(self, start: int, end: int) -> None:
-        self.expected = start
+        self.expected: int = start
         self.end = end
         self._held: list[_Held] = []
         self._ties = 0

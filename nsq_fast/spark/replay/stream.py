@@ -35,7 +35,7 @@ from .logs import Log, Resolver, TopicLogs, checked_loss
 from .position import Identity, Offsets, Position, TopicOffsets, by_topic, distance, start_of
 from .reading import ReadsPieces, Route, pieces
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 START_TIMEOUT = 60.0
@@ -58,7 +58,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.identity = Identity(options.server_names, options.channel)
+        self.identity: Identity = Identity(options.server_names, options.channel)
         # What the driver's reader has learnt; one in a task has nothing of it.
         self.topics: dict[str, TopicDriver] = {}
         self._finder = TopicFinder(options)
@@ -370,9 +370,9 @@ class TopicDriver:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._topic_logs = TopicLogs(options)
-        self.planner = Planner(self._topic_logs)
+        self.planner: Planner = Planner(self._topic_logs)
         self.answered_at: float | None = None
-        self.begun_at = time.monotonic()
+        self.begun_at: float = time.monotonic()
         self._logs: dict[int, Log] = {}
         self._asked_at = self._released_at = float("-inf")
         self._warned: set[int] = set()

@@ -269,7 +269,7 @@ class Rows:
     def __init__(
         self, columns: Mapping[str, pa.Array], number: int, first: int, origin: pa.Array | None = None
     ) -> None:
-        self.body = columns["body"]
+        self.body: Any = columns["body"]
         self.number = number
         self._first = first
         self._columns = columns

@@ -31,7 +31,7 @@ from nsq_fast.spark.versions import WriterCommitMessage
 
 from .plan import Plan, Planner, RowKeys, Rows, Send, column_names, keys_of_batch, new_write
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 # More rows of one partition leave together, because a partition has one command on its way at a time.
@@ -257,7 +257,7 @@ class TaskTrace:
         self._name = f"publish-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
         # Not one of logging's own, so that two tasks in a process do not share it.
         self._logger = logging.Logger(LOGGER_NAME, logging.INFO)
-        self.log = TraceLog(self._logger)
+        self.log: TraceLog = TraceLog(self._logger)
 
     def __enter__(self) -> TaskTrace:
         if self._folder is not None:

@@ -34,7 +34,7 @@ from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommi
 from .plan import RowKeys, column_names, keys_of_batch, keys_of_stream, new_write
 from .task import TaskReport, TaskWriter, WriteReport
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 ROWS = 10_000
 _ARROW = {
