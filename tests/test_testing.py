@@ -152,7 +152,7 @@ def test_messages_are_those_that_are_not_finished(nsq_broker):
     client = WireClient(nsq_broker.nsqd.tcp_address)
     for n in range(3):
         client.publish("t", b"%d" % n)
-    assert nsq_broker.messages("t") == [b"0", b"1", b"2"]
+    assert nsq_broker.messages("t") == nsq_broker.messages("t", "first") == [b"0", b"1", b"2"]
     consumer = WireClient(nsq_broker.nsqd.tcp_address)
     consumer.subscribe("t", "c", 1)
     with pytest.raises(TimeoutError, match="3 messages of t/c are not finished"):

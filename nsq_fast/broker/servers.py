@@ -590,7 +590,9 @@ class Broker(ServerGroup):
             if found is not None:
                 channels = [each for each in found.channels.values() if channel in (None, each.name)]
                 messages = [message for each in channels for message in each.unfinished()]
-                yield from ((each.id, each.body) for each in (*messages, *(found.unfinished() if not channel else ())))
+                if not channel or not found.channels:  # the first channel gets what the topic has gathered
+                    messages.extend(found.unfinished())
+                yield from ((each.id, each.body) for each in messages)
 
     def _nsqd_options(self, number: int, data_path: str | None, options: Mapping[str, Any]) -> NsqdOptions:
         base = NsqdOptions.of({**options, "data_path": data_path})
