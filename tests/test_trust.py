@@ -64,9 +64,9 @@ def test_every_link_leads_to_something(name: str) -> None:
 
 
 def test_every_page_is_in_the_navigation_and_in_llms_txt() -> None:
-    pages = {path.name for path in DOCS.glob("*.md")}
-    assert pages | GENERATED == set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
-    assert pages == set(re.findall(r"\(docs/([\w-]+\.md)\)", (ROOT / "llms.txt").read_text()))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert pages | GENERATED == set(re.findall(r"[:-] ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert pages == set(re.findall(r"\(docs/([\w/-]+\.md)\)", (ROOT / "llms.txt").read_text()))
 
 
 def test_the_overview_has_every_command() -> None:

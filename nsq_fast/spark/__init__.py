@@ -70,12 +70,12 @@ def register(spark: Any) -> None:
 
     Raises ConfigError when the Python that Spark starts for its workers has no nsq_fast, and says what to set.
     """
+    source = __getattr__("NsqDataSource")  # names the extra, where that is missing
     if not hasattr(spark, "dataSource"):
         raise ImportError(
             f"this needs PySpark 4.0 or newer; PySpark {spark.version} has no Python data sources: there"
             " nsq_fast.spark.read_batch reads, and nsq_fast.spark.foreach_batch_sink writes"
         )
-    source = __getattr__("NsqDataSource")
     __getattr__("check_workers")(spark)
     try:
         spark.dataSource.register(source)

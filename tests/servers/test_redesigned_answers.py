@@ -21,9 +21,6 @@ NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
 ANSWERS = [
     (CREATE + "&retention=x", 'strconv.Atoi: parsing "x": invalid syntax', None),
     (CREATE + "&syncdisk=x", "INVALID_ARG_TOPIC_SYNC_DISK", None),
-    (CREATE + "&suggestload=x", "INVALID_ARG_TOPIC_LOAD_FACTOR", None),
-    (CREATE + "&suggestload=-1", "INVALID_ARG_TOPIC_LOAD_FACTOR", None),
-    (CREATE + "&suggestload=101", "", NOT_LEADER),
     (CREATE + "&syncdisk=5000", "", NOT_LEADER),
     (CREATE + "&syncdisk=-5&retention=-3", "", NOT_LEADER),
     (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import fleet
-import pytest
 
 
 def figure(answer: fleet.Answer, what: str) -> str:
@@ -61,11 +60,3 @@ def test_backoff_spares_a_bad_downstream() -> None:
 
 def test_the_same_seed_gives_the_same_answer() -> None:
     assert fleet.QUESTIONS["leaders"](0.003, "7") == answered("leaders")
-
-
-def test_a_picture_follows_its_reader_from_light_to_dark() -> None:
-    pytest.importorskip("matplotlib")
-    svg = fleet.picture(answered("turns"))
-    assert svg.startswith("<svg")
-    assert "prefers-color-scheme:dark" in svg
-    assert "var(--colour1)" in svg

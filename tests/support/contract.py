@@ -89,7 +89,7 @@ class Face:
     async def until(self, probe: Callable[[], object], about: Callable[[], object] = str) -> None:
         """Wait until it is so, while others run; it is asked in the thread of the test."""
         end = time.monotonic() + WAIT
-        while not await self.do(probe):
+        while not await self.do(lambda: bool(probe())):  # in that thread: a list may fill up meanwhile
             assert time.monotonic() < end, about()
             await self.sleep(0.005)  # sleep: looks again and again
 

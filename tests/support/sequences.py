@@ -231,7 +231,7 @@ _VALUES: dict[str, Any] = {
     "metaInfo": ("true", "x"),
     "partition_num": ("1", "2", "0", "255", "256", "x"), "replicator": ("1", "2", "3", "0", "6", "x"),
     "orderedmulti": ("true", "false", "x"), "multipart": ("true", "false"), "extend": ("true", "false"),
-    "suggestload": ("0", "10000", "10001", "x"), "syncdisk": ("0", "4000", "4001", "x"), "retention": ("1", "61", "x"),
+    "syncdisk": ("0", "4000", "4001", "x"), "retention": ("1", "61", "x"),
     "disable_channel_auto_create": ("true", "false", "x"), "upgradeext": ("false", "x"),
     "partition": ("0", "**", "1", "x"),
     "move_leader": ("true", "false"), "move_from": ("x", ""), "move_to": ("y", ""), "node": ("none:1", "127.0.0.1:1"),

@@ -77,6 +77,7 @@ class NodeRoutes(HostRoutes):
             ("POST", "/channel/delete", self._delete_channel),
             ("POST", "/channel/setoffset", self._set_offset),
             ("POST", "/channel/setorder", self._set_order),
+            ("POST", "/channel/ratelimit", self._limit_rate),
             ("POST", "/channel/skipZanTest", self._skip_test_messages),
             ("POST", "/channel/unskipZanTest", self._skip_test_messages),
         ):
@@ -310,6 +311,11 @@ class NodeRoutes(HostRoutes):
         if order not in ("true", "false"):
             raise request.refuse(400, "INVALID_OPTION")
         channel.set_ordered(order == "true")
+
+    def _limit_rate(self, request: Request) -> None:
+        """The limit is checked, and has no effect."""
+        self._channel(request, is_led=False)
+        _integer(request, "ratekilobytes", "INVALID_OPTION")
 
 
 @contextmanager
