@@ -33,9 +33,10 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to files of the repository that are no pages become their names."""
-    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"`\1`", markdown)
+    outside = re.escape("../" * (page.file.src_uri.count("/") + 1))
+    return re.sub(rf"\[([^\]]+)\]\({outside}[^)]+\)", r"`\1`", markdown)
 
 
 # Options
