@@ -205,7 +205,8 @@ other Python clients; go-nsq is built where Go is.
 - *speed*, at the top, is how fast the machine was in between, before each scenario. Where it is another, so is all that
   is given in microseconds or messages a second.
 - *scheduling* is `real time` where the run was started with `chrt -r 1`, which its processes inherit: the others of the
-  machine then wait for them, and ratios vary less.
+  machine then wait for them, and ratios vary less. Unless `sysctl kernel.sched_rt_runtime_us` is -1, Linux stops such
+  processes for up to 50 ms of a second, which latencies show.
 - *limit* says what kept a client from being faster: `client`, it used a core or more; `machine`, client and server
   together used all cores; `server`, the server used a core or more; `waiting`, neither: they waited for each other.
 - At a rate, messages are due at times fixed in advance, and latency counts from the time a message was due, so a stall

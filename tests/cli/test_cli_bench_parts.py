@@ -153,6 +153,26 @@ def test_an_open_loop_has_its_times_fixed_in_advance() -> None:
     assert [many for _, many in slow] == [1] * 5
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="this system has no real-time scheduling")
+def test_a_run_says_that_the_system_stops_its_real_time_processes() -> None:
+    program = (
+        "import os; from nsq_fast.bench.results import scheduling; print(scheduling())\n"
+        "try: os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))\n"
+        "except PermissionError: print('not permitted')\n"
+        "else: print(scheduling())"
+    )
+    ordinary, real_time = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert ordinary == "ordinary"
+    if real_time == "not permitted":
+        pytest.skip("real-time scheduling is not permitted here")
+    limit = Path("/proc/sys/kernel/sched_rt_runtime_us")
+    is_limited = limit.exists() and limit.read_text().strip() != "-1"
+    assert real_time.startswith("real time")
+    assert ("sched_rt_runtime_us" in real_time) == is_limited
+
+
 def test_the_reports_of_perf_and_strace_are_read() -> None:
     assert read_calls("# started\n\n29;;raw_syscalls:sys_enter;123;100.00;;\n") == 29
     assert read_calls("<not counted>;;raw_syscalls:sys_enter;0;100.00;;\n") is None
