@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from gevent import joinall, spawn
 from gevent.lock import BoundedSemaphore
 
+from nsq_fast.client.admin import LookupPoller, NsqdHTTPClient
+from nsq_fast.client.http import Endpoint
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import EXPORTER_NSQD_FAILED, EXPORTER_NSQD_RECOVERED, LOOKUP_UNANSWERED
 from nsq_fast.metrics import COUNTER, GAUGE, PREFIX, Figure
 from nsq_fast.names import is_ephemeral
-from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

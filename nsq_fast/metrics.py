@@ -38,7 +38,8 @@ except ImportError as _error:
     raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from _error
 
 if TYPE_CHECKING:
-    from .runtime import ConsumerStats, HistogramStats
+    from .client.consumer import ConsumerStats
+    from .client.histogram import HistogramStats
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -2,8 +2,7 @@
 
 A folder is a layer, and imports go downwards only. The compiled core knows
 `errors` alone; `protocol/` knows the core and the data modules and does no I/O;
-`client/` and its faces own sockets and clocks; everything above uses the names
-that `runtime.py` lists.
+`client/` and its faces own sockets and clocks; everything else stands on them.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ CORE = {"_codec", "_frame", "_publish"}
 COMPILED_FOR_CLIENT = set(NAMES) - CORE
 CLIENT = DATA | CORE | COMPILED_FOR_CLIENT | {"protocol", "client"}
 GEVENT_FACE = {"bridge", "columns", "consumer", "handler_threads", "producer"}
+ON_CLIENT = DATA | CORE | GEVENT_FACE | {"protocol", "client"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,
@@ -62,19 +62,18 @@ ALLOWED = {
     "columns": CLIENT | {"producer"},
     "aio": CLIENT,
     "threads": CLIENT | {"bridge", "consumer", "handler_threads", "producer"},
-    "runtime": CLIENT | GEVENT_FACE,
-    "broker": DATA | CORE | {"protocol", "runtime"},
-    "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
+    "broker": ON_CLIENT,
+    "gnsq": ON_CLIENT | {"__init__"},
     "integrations": DATA | CORE | {"aio", "threads", "__init__"},
-    "metrics": DATA | {"runtime"},
+    "metrics": DATA | {"client"},
     "otel": DATA | CORE,
     "page": set(),
-    "spark": DATA | CORE | {"protocol", "runtime", "broker", "page", "__init__"},
-    "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
-    "bench": DATA | CORE | {"aio", "threads", "protocol", "runtime", "broker", "page", "__init__"},
-    "exporter": DATA | {"metrics", "runtime"},
-    "worker": DATA | CORE | {"aio", "threads", "runtime", "logs", "metrics", "__init__"},
-    "cli": DATA | CORE | {"protocol", "runtime", "broker", "bench", "exporter", "worker", "__init__"},
+    "spark": ON_CLIENT | {"broker", "page", "__init__"},
+    "testing": ON_CLIENT | {"broker", "__init__"},
+    "bench": ON_CLIENT | {"aio", "threads", "broker", "page", "__init__"},
+    "exporter": DATA | {"metrics", "client"},
+    "worker": ON_CLIENT | {"aio", "threads", "logs", "metrics", "__init__"},
+    "cli": ON_CLIENT | {"broker", "bench", "exporter", "worker", "__init__"},
 }
 # The one way up: commands that are Spark's, and import it when they run.
 READY_ROWS = "bench/programs/ready_rows.py"  # a format of Spark, imported in processes of Spark's only
@@ -90,9 +89,6 @@ IMPURE = {
     "asyncio", "blinker", "click", "concurrent", "gevent", "greenlet", "h11", "http", "multiprocessing",
     "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
     "urllib",
-}  # fmt: skip
-ABOVE_RUNTIME = {
-    "broker", "gnsq", "integrations", "metrics", "otel", "spark", "testing", "bench", "exporter", "worker", "cli",
 }  # fmt: skip
 PURE_LAYERS = {"protocol", "page", *DATA}
 
@@ -200,16 +196,10 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
     assert wrong(is_private) == []
 
 
-def test_the_upper_layers_use_what_is_listed_for_them() -> None:
-    """They import from `nsq_fast.runtime`, whose names are the list of what they may use."""
-    below = GEVENT_FACE | {"client"}
-    assert wrong(lambda path, item: layer_of(path) in ABOVE_RUNTIME and layers_imported(item) & below) == []
-
-
 def test_the_broker_takes_from_the_client_what_one_module_lists() -> None:
     def is_elsewhere(path: Path, item: Import) -> bool:
         is_of_broker = layer_of(path) == "broker" and path != PACKAGE / "broker" / "client.py"
-        return is_of_broker and bool(layers_imported(item) & (CORE | {"protocol", "runtime"}))
+        return is_of_broker and bool(layers_imported(item) & (ON_CLIENT - DATA))
 
     assert wrong(is_elsewhere) == []
 
@@ -224,9 +214,9 @@ def test_only_the_sides_of_the_port_know_a_loop() -> None:
     assert wrong(knows) == []
 
 
-@pytest.mark.parametrize("package", ["aio", "runtime", "broker", "spark", "threads", "worker"])
+@pytest.mark.parametrize("package", ["aio", "broker", "spark", "threads", "worker"])
 def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
-    path = PACKAGE / f"{package}.py" if package == "runtime" else PACKAGE / package / "__init__.py"
+    path = PACKAGE / package / "__init__.py"
     typed = {
         name: item.module.removeprefix(f"nsq_fast.{package}.").removeprefix("nsq_fast")
         for item in imports_of(path)

@@ -17,10 +17,12 @@ from typing import Any, TypeAlias
 from gevent import sleep
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.client.admin import LookupdHTTPClient, LookupPoller, NsqdHTTPClient
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig, LookupConfig
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import ColumnSubscription, LookupdHTTPClient, LookupPoller, NsqdHTTPClient, Producer
+from nsq_fast.producer import Producer
 
 from .results import Settings
 

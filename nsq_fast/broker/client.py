@@ -6,7 +6,7 @@ and read here by other code than the client's.
 
 from __future__ import annotations
 
+from nsq_fast.client.http import Endpoint, HttpClient
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
-from nsq_fast.runtime import Endpoint, HttpClient
 
 __all__ = ["TAG_KEY", "TRACE_ID_KEY", "Endpoint", "HttpClient"]

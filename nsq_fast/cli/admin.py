@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from nsq_fast.client.admin import PartitionResult
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.runtime import Endpoint, PartitionResult
 
 from . import options
 from .options import Security, security_options

@@ -20,9 +20,9 @@ from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, rows, set
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
 from nsq_fast.bench.suite import Plan, in_turns, judge, plans
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import Endpoint
 
 from . import console, options
 from .options import Security, security_options

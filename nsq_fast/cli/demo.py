@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import Endpoint, LookupdHTTPClient, NsqdHTTPClient
 
 from . import console, options
 from .jobs import (

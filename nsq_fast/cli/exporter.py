@@ -9,9 +9,9 @@ from typing import Any
 import click
 from gevent.pywsgi import WSGIServer
 
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import parse_listen_address
-from nsq_fast.runtime import Endpoint
 
 from . import options
 from .options import Security, security_options, stop_signals

@@ -26,16 +26,10 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.runtime import (
-    Consumer,
-    ConsumeRecord,
-    Producer,
-    PublishRecord,
-    TraceLog,
-    TraceRecord,
-    log_to_file,
-)
+from nsq_fast.producer import Producer
 
 from .servers import Lookup
 

@@ -19,6 +19,9 @@ import click
 from gevent import signal_handler, socket
 from gevent.event import Event
 
+from nsq_fast.client.admin import LookupPoller
+from nsq_fast.client.http import Endpoint, parse_endpoint
+from nsq_fast.client.layers import client_context
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import (
@@ -30,7 +33,6 @@ from nsq_fast.names import (
     check_topic,
     parse_address,
 )
-from nsq_fast.runtime import Endpoint, LookupPoller, client_context, parse_endpoint
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _GROUP = (

@@ -15,10 +15,11 @@ from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from nsq_fast.client.http import Endpoint
 from nsq_fast.config import ProducerConfig
 from nsq_fast.errors import BodyInvalid, NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import Endpoint, Producer
+from nsq_fast.producer import Producer
 
 from . import options
 from .console import counted, warnings_shown

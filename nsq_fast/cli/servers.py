@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+from nsq_fast.client.admin import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, PartitionResult
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import HttpError
 from nsq_fast.protocol.topology import Nsqd, Topology, merge, parse_lookup
-from nsq_fast.runtime import ClusterAdmin, Endpoint, LookupdHTTPClient, NsqdHTTPClient, PartitionResult
 
 from .options import Security
 

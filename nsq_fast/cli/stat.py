@@ -14,11 +14,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.live import Live
 
+from nsq_fast.client.admin import LookupPoller, NsqdHTTPClient
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Topology
-from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
 
 from . import console, options
 from .options import Security, security_options, stop_signals

@@ -21,9 +21,11 @@ import click
 from gevent.event import Event
 
 from nsq_fast._codec import Message
+from nsq_fast.client.admin import LookupPoller, NsqdHTTPClient
+from nsq_fast.client.http import Endpoint
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage
 from nsq_fast.names import Address
-from nsq_fast.runtime import Consumer, Endpoint, LookupPoller, NsqdHTTPClient
 
 from . import options
 from .console import warnings_shown

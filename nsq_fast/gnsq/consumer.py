@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gevent.event import Event
 
 from nsq_fast._codec import Message
+from nsq_fast.client.acknowledger import NO_LIMIT, Acknowledger
+from nsq_fast.client.connection import Connection
+from nsq_fast.client.handlers import Handler
+from nsq_fast.client.signals import receivers
+from nsq_fast.client.subscriptions import Subscriber
+from nsq_fast.consumer import Consumer as _Consumer
 from nsq_fast.errors import NSQException
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
-from nsq_fast.runtime import NO_LIMIT, Acknowledger, Connection, Handler, Subscriber, receivers
-from nsq_fast.runtime import Consumer as _Consumer
 
 from .backofftimer import BackoffTimer
 from .lookupd import LookupdClient

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsq_fast._version import __version__ as our_version
+from nsq_fast.client.admin import AdminClient
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime import AdminClient
 
 from .version import __version__
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nsq_fast.client.admin import LookupdHTTPClient
+from nsq_fast.client.http import parse_endpoint
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
-from nsq_fast.runtime import LookupdHTTPClient, parse_endpoint
 
 from .decorators import deprecated
 from .httpclient import HTTPClient

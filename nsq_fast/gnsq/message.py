@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsq_fast import _codec
-from nsq_fast.runtime import MessageSignals, SignalBook
+from nsq_fast.client.signals import MessageSignals, SignalBook
 
 
 class Unconnected:

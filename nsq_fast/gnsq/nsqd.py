@@ -11,10 +11,10 @@ from typing import Any
 from gevent.socket import gethostname
 
 from nsq_fast._codec import Message as CoreMessage
+from nsq_fast.client.admin import NsqdHTTPClient as _NsqdHTTPClient
+from nsq_fast.client.signals import LazySignal
 from nsq_fast.errors import NSQException, NSQFrameError, ServerError
 from nsq_fast.printable import printable
-from nsq_fast.runtime import LazySignal
-from nsq_fast.runtime import NsqdHTTPClient as _NsqdHTTPClient
 
 from . import protocol
 from .decorators import deprecated

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsq_fast.errors import NSQInvalid
 from nsq_fast.names import Address
-from nsq_fast.runtime import Producer as _Producer
+from nsq_fast.producer import Producer as _Producer
 
 from .util import connection_options, parse_nsqds
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 import msgspec
 
 from nsq_fast._version import __version__
+from nsq_fast.client.http import Endpoint, parse_endpoint
 from nsq_fast.config import MAX_PARTITION, Config, ConnectionConfig, LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import (
@@ -29,7 +30,6 @@ from nsq_fast.names import (
     listed,
     parse_addresses,
 )
-from nsq_fast.runtime import Endpoint, parse_endpoint
 
 Parse = Callable[[str, str], Any]
 """Of an option's name and text, its value. Raises ConfigError."""

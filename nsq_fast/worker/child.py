@@ -25,10 +25,11 @@ from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast import aio, threads
+from nsq_fast.bridge import Reply
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import CONSUMER_FAILED, WORKER_CONSUMER_CLOSED, WORKER_DRAINING, WORKER_PROGRAM_FAILED
 from nsq_fast.printable import printable
-from nsq_fast.runtime import Consumer, Reply
 
 from .health import (
     DRAIN,

@@ -12,9 +12,10 @@ from typing import Any
 from gevent import Greenlet, sleep, spawn
 
 from nsq_fast import Message
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import Consumer, Producer
+from nsq_fast.producer import Producer
 
 from .invariants import Accounts, Bound, ConnectionSample, Ledger, decode_body
 from .links import Links

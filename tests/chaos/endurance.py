@@ -27,9 +27,10 @@ from greenlet import greenlet
 from nsq_fast._codec import Message
 from nsq_fast.bench.results import Settings
 from nsq_fast.bench.servers import embedded, from_folder
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import Consumer, Producer
+from nsq_fast.producer import Producer
 
 TOPIC, CHANNEL = "endurance", "all"
 BATCH = 200

@@ -19,8 +19,9 @@ from support.servers import ServerProcess
 from support.waiting import until
 
 from nsq_fast import Message
+from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.runtime import Consumer, LookupdHTTPClient, NsqdHTTPClient
 
 from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Consumers, Scene
 from .invariants import ANYWHERE, encode_body

@@ -19,8 +19,9 @@ from gevent.lock import Semaphore
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.runtime import Consumer, NsqdHTTPClient
 
 from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Scene
 from .invariants import KeyOrder, Turns, encode_body

@@ -338,7 +338,11 @@ def test_lookup_shows_the_nsqds_of_a_topic(broker: Servers, topic: str) -> None:
     admin.create_topic(topic)
     admin.create_channel(topic, "readers")
     lookupd = str(broker.lookupd.http)
-    found = json.loads(run("lookup", topic, "--lookupd", lookupd, "--json").stdout)
+
+    def find() -> Any:
+        return json.loads(run("lookup", topic, "--lookupd", lookupd, "--json").stdout)
+
+    found = until(lambda: (answer := find())["channels"] and answer)  # nsqd registers what it has by and by
     assert found["topic"] == topic
     assert [nsqd["tcp"] for nsqd in found["nsqds"]] == [str(broker.nsqd.tcp)]
     assert found["channels"] == ["readers"]

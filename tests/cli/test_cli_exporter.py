@@ -16,9 +16,9 @@ from support.waiting import WAIT, promptly, until
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.cli import main
+from nsq_fast.client.http import parse_endpoint
 from nsq_fast.config import LookupConfig
 from nsq_fast.exporter import Cluster, Families
-from nsq_fast.runtime import parse_endpoint
 
 
 class Collected:

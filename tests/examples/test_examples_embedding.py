@@ -30,7 +30,7 @@ sys.path.insert(0, {str(ROOT)!r})
 
 class NoGevent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("gevent", "greenlet") or name == "nsq_fast.runtime":
+        if name.partition(".")[0] in ("gevent", "greenlet") or name == "nsq_fast.client":
             raise ImportError(name + " is not here")
 
 sys.meta_path.insert(0, NoGevent())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.waiting import PROCESS, WAIT
 
-from nsq_fast.runtime import Reply
+from nsq_fast.bridge import Reply
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -235,7 +235,7 @@ consumer.close()  # which is what was waited for
 def test_a_signal_is_handled_by_the_thread_that_waits() -> None:
     done = _run(f"""
 import signal, sys
-from nsq_fast.runtime import Reply
+from nsq_fast.bridge import Reply
 reply = Reply()
 signal.signal(signal.SIGALRM, lambda *_: reply.set())
 signal.setitimer(signal.ITIMER_REAL, 0.05)

@@ -171,7 +171,7 @@ def fill(rows):
 
 
 def http():
-    from nsq_fast.runtime import NsqdHTTPClient
+    from nsq_fast.client.admin import NsqdHTTPClient
 
     return NsqdHTTPClient(*job["http"][0])
 

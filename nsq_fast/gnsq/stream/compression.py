@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsq_fast.runtime import DeflateLayer, Layer, SnappyLayer
+from nsq_fast.client.layers import DeflateLayer, Layer, SnappyLayer
 
 READ_SIZE = 64 * 1024
 

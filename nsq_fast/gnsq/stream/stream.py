@@ -11,9 +11,9 @@ from gevent import socket as gsocket
 from gevent.lock import Semaphore
 from gevent.ssl import SSLSocket
 
+from nsq_fast.client.layers import client_context, server_hostname
 from nsq_fast.errors import NSQSocketError
 from nsq_fast.gnsq.util import tls_options
-from nsq_fast.runtime import client_context, server_hostname
 
 from .compression import DefalteSocket, SnappySocket
 

@@ -29,9 +29,9 @@ from gevent import sleep
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
-from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import SourceOptions
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import ConfigError, LookupFailed, NsqError
 from nsq_fast.names import Address, parse_address
-from nsq_fast.runtime import NsqdHTTPClient
 from nsq_fast.spark.discovery import (
     NO_ANSWER,
     TIMEOUT,

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, RemoteProtocolError
-from nsq_fast.runtime import Endpoint, NsqdHTTPClient
 from nsq_fast.spark.discovery import Nsqd, discover, nsqd_client, retried
 from nsq_fast.spark.options import (
     EARLIEST,

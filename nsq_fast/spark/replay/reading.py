@@ -29,6 +29,7 @@ import pyarrow as pa
 from gevent import sleep
 
 from nsq_fast._frame import Columns, join_columns
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import (
     ConnectionLost,
     ExtendSubForbidden,
@@ -42,7 +43,6 @@ from nsq_fast.errors import (
 )
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_READ_AGAIN
 from nsq_fast.names import MAX_NAME_LENGTH
-from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
