@@ -54,30 +54,21 @@ def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd, consume):
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
 
 
-def test_messages_that_arrive_before_close_wait_go_back(servers, consume):
+@pytest.mark.parametrize("delay", [None, 0.001], ids=["before CLOSE_WAIT", "behind it"])
+def test_a_message_that_was_on_its_way_when_cls_came_goes_back_at_once(servers, consume, delay):
+    """nsqd delivers beside its reader of commands. A close without a timeout would wait for the answer for ever."""
+
     def cls(conn, command):
-        conn.send(message_frame(7) + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+        before = message_frame(7) if delay is None else b""
+        conn.send(before + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+        if delay is not None:
+            gevent.spawn_later(delay, conn.push, 7)
 
     nsqd, handled = servers(replies={b"CLS": cls}), []
     consumer = consume(lambda c, m: handled.append(m), nsqd)
     conn = nsqd.connection()
-    consumer.close()
-    conn.wait_for(lambda: not conn.is_open)
-    assert conn.answered(b"REQ") == [7]
-    assert not handled
-
-
-def test_a_message_that_was_being_sent_when_cls_came_goes_back(servers, consume):
-    """It comes behind CLOSE_WAIT: nsqd delivers beside its reader of commands."""
-
-    def cls(conn, command):
-        conn.send(b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
-        gevent.spawn_later(0.001, conn.push, 7)
-
-    nsqd, handled = servers(replies={b"CLS": cls}), []
-    consumer = consume(lambda c, m: handled.append(m), nsqd)
-    conn = nsqd.connection()
-    consumer.close()
+    with gevent.Timeout(WAIT):
+        consumer.close(timeout=None)
     conn.wait_for(lambda: not conn.is_open)
     assert conn.answered(b"REQ") == [7]
     assert not handled
