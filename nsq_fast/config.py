@@ -548,7 +548,11 @@ class ProducerConfig(Config, frozen=True):
         kind=float,
     )
     max_publish_attempts: int = option(
-        3, "attempts of one publish, without those that meet a stale or unready leader", minimum=1, maximum=1000
+        3,
+        "attempts of one publish, without those that meet a stale or unready leader, or a connection that the server"
+        " ends while it works on another publish",
+        minimum=1,
+        maximum=1000,
     )
     partition_strategy: str = option(
         "round_robin",

@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -32,6 +32,9 @@ from nsq_fast.names import Address
 
 from .backoff import grown
 from .dialect import Dialect
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeGuard
 
 # What goes with the body of a publish, and the commands that say it.
 #
@@ -490,14 +493,26 @@ def decide(error: BaseException, attempts: int, policy: RetryPolicy, misses: int
     """What to do now that attempt number ``attempts`` (from 1) failed with ``error``.
 
     Args:
-        misses: how many of the attempts before this one had a verdict with ``leader``.
+        misses: how many of the attempts before this one were misses, see ``is_miss``.
     """
     verdict = classify(error)
     if not verdict.retry or not verdict.counts:
         return verdict
     allowed = policy.retry_unknown_outcome or not verdict.possibly_stored
-    is_left = (verdict.leader and policy.awaits_leader) or attempts - misses < policy.max_attempts
+    is_left = is_miss(verdict, error, policy) or attempts - misses < policy.max_attempts
     return verdict if allowed and is_left else msgspec.structs.replace(verdict, retry=False)
+
+
+def is_miss(verdict: Verdict, error: BaseException, policy: RetryPolicy) -> bool:
+    """Whether an attempt that failed so uses up none of ``max_attempts``: it has not come to the publish itself.
+
+    It met a leader that moves, or the server ended the connection while it was working on another publish. Three nsqds
+    that are restarted in turn, each while publishes wait there for the replica that is away, would else fail them
+    within seconds: 55 of 1.5 million in 25 minutes of faults of a real cluster.
+    """
+    if verdict.leader:
+        return policy.awaits_leader
+    return is_ended_by_server(error) and not error.was_first
 
 
 def may_have_ended_server(error: BaseException) -> bool:
@@ -505,7 +520,12 @@ def may_have_ended_server(error: BaseException) -> bool:
 
     A command of an original or redesigned server is worked off before the next one of its connection is read.
     """
-    return isinstance(error, ConnectionLost) and error.outcome_unknown and error.is_abrupt and error.was_first
+    return is_ended_by_server(error) and error.was_first
+
+
+def is_ended_by_server(error: BaseException) -> TypeGuard[ConnectionLost]:
+    """Whether the server closed or reset the connection while it owed the reply to this publish."""
+    return isinstance(error, ConnectionLost) and error.outcome_unknown and error.is_abrupt
 
 
 def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float], *, for_leader: bool = False) -> float:
@@ -559,7 +579,7 @@ class PublishState(PublishFields):
         attempt: what carries it now; None while nothing does.
         done: it has ended, with ``error``, or well when that is None.
         failed_attempts: attempts that ended, and count.
-        misses: those of them that met a stale or unready leader, where that is waited for.
+        misses: those of them that have not come to the publish itself, see ``is_miss``.
         ended_servers: the servers that were working on it when they ended the connection.
         possibly_stored: an attempt that ended may have been stored.
         last_error: what the last attempt failed with.
@@ -612,7 +632,7 @@ class PublishState(PublishFields):
         self.last_error = error
         self.possibly_stored |= verdict.possibly_stored
         self.failed_attempts += verdict.counts
-        self.misses += verdict.counts and verdict.leader and policy.awaits_leader
+        self.misses += verdict.counts and is_miss(verdict, error, policy)
         return verdict
 
     def end(self, error: BaseException | None) -> None:

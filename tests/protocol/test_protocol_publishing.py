@@ -394,6 +394,19 @@ def retries(publish: PublishState, *servers: str, **error: bool) -> list[bool]:
     return answers
 
 
+def test_attempts_that_waited_behind_another_publish_when_the_server_ended_the_connection_are_not_limited() -> None:
+    publish = waiting()
+    for _ in range(100):
+        sent([publish], ATTEMPT)
+        assert publish.attempt_failed(ended_by(was_first=False), POLICY, server="a").retry
+    for number in range(1, 4):
+        sent([publish], ATTEMPT)
+        assert publish.attempt_failed(ended_by(), POLICY, server="a").retry is (number < 3)
+    careful = waiting()
+    sent([careful], ATTEMPT)
+    assert not careful.attempt_failed(ended_by(was_first=False), CAREFUL).retry  # it may be stored all the same
+
+
 def test_what_two_servers_were_working_on_when_they_ended_is_sent_to_no_third() -> None:
     publish = waiting()
     assert retries(publish, "a", "a") == [True, True]  # the same one again

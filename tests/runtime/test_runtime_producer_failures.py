@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from socket import SHUT_RDWR
 from time import monotonic
 
 import gevent
@@ -60,6 +61,24 @@ def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd, new_
     gevent.joinall(results, timeout=WAIT)
     assert [result.successful() for result in results] == [True, False, True]
     assert len(server.peers) == 1
+
+
+def test_what_waits_behind_another_publish_may_lose_any_number_of_connections(publishing):
+    lost = []
+
+    def answer(peer, command):
+        if len(lost) >= 5:
+            peer.ok()
+        elif command.body == b"4":  # all have come
+            lost.append(peer)
+            peer.sock.shutdown(SHUT_RDWR)
+
+    _, sender = publishing(answer, coalesce=False, retry_max_delay=0.05, max_publish_attempts=3)
+    results = [sender.publish_nowait("t", body) for body in numbers(5)]
+    gevent.joinall(results, timeout=WAIT)
+    assert [result.successful() for result in results] == [False, True, True, True, True]
+    error = results[0].exception  # the server was working on it each time
+    assert (error.attempts, error.possibly_stored) == (3, True)
 
 
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])
