@@ -52,6 +52,9 @@ NAMES: tuple[str, ...] = (
     "nsqd",
 )
 """All columns, in their order."""
+DEFAULT_COLUMNS: tuple[str, ...] = ("timestamp", "body", "topic", "attempts")
+"""Those that most programs use. Each further one costs every row that crosses from Python to the JVM."""
+ALL = "*"
 
 
 # Option names as Spark passes them on: in lower case, with text as values; and as the documentation writes them.
@@ -612,9 +615,13 @@ class SourceOptions:
         truth,
     )
     columns: tuple[str, ...] = _joint(
-        lambda: tuple(name for name in NAMES if name != HEADERS),
-        Option("includeHeaders", "whether there is a column `headers`", "`false`"),
-        Option("columns", "the columns, in this order", "all but `headers`"),
+        lambda: DEFAULT_COLUMNS,
+        Option("includeHeaders", "whether there is a column `headers`, too", "`false`"),
+        Option(
+            "columns",
+            "the columns, in this order; `*`: all, with `headers` if there is to be such a column",
+            f"`{','.join(DEFAULT_COLUMNS)}`",
+        ),
     )
     headers_as: str = _option(
         JSON,
@@ -849,13 +856,15 @@ def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
     with_headers = "headersAs" in found if told is None else told
     if "headersAs" in found and not with_headers:
         raise ConfigError("headersAs: includeHeaders=false says that there is no such column")
-    if "columns" not in found:
+    text = found.get("columns", "")
+    if text.strip() == ALL:
         return tuple(name for name in NAMES if with_headers or name != HEADERS)
-    text = found["columns"]
+    if "columns" not in found:
+        return (*DEFAULT_COLUMNS, HEADERS) if with_headers else DEFAULT_COLUMNS
     columns = _column_names("columns", text)
     unknown = [name for name in columns if name not in NAMES]
     if unknown or len(set(columns)) < len(columns):
-        raise ConfigError(f"columns={text!r}: must be some of {', '.join(NAMES)}, each once")
+        raise ConfigError(f"columns={text!r}: must be {ALL} or some of {', '.join(NAMES)}, each once")
     if "includeHeaders" in found and with_headers != (HEADERS in columns):
         raise ConfigError(f"includeHeaders={str(with_headers).lower()}: columns={text!r} says otherwise")
     if "headersAs" in found and HEADERS not in columns:

@@ -48,7 +48,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (options.topic, options.topics, options.channel) == ("t", ("t",), "c")
     assert options.servers.nsqd_tcp == (Address("a", 4150), Address("b", 5150))
     assert options.servers.nsqd_http == (Endpoint("http", Address("a", 4151)), Endpoint("https", Address("b", 5151)))
-    assert options.columns == tuple(name for name in NAMES if name != "headers")
+    assert options.columns == ("timestamp", "body", "topic", "attempts")
     assert (options.reader, options.journal, options.orphans, options.headers_as) == ("auto", None, "adopt", "json")
     assert (options.consume, options.suppress_duplicates, options.fail_on_data_loss) == (False, True, True)
     assert options.starting_offsets is options.starting_timestamp is options.max_offsets_per_trigger is None
@@ -68,7 +68,7 @@ def test_what_is_given() -> None:
     assert options.starting_timestamp == 1_700_000_000_000
     assert (options.max_offsets_per_trigger, options.min_partitions) == (5000, 4)
     assert (options.fail_on_data_loss, options.suppress_duplicates) == (False, False)
-    assert (options.columns, options.reader) == (NAMES, "replayable")
+    assert (options.columns, options.reader) == (("timestamp", "body", "topic", "attempts", "headers"), "replayable")
     assert {"startingTimestamp", "minPartitions", "reader", "topic", "nsqd_tcp_addresses"} <= options.given
 
 
@@ -113,8 +113,10 @@ def test_durations(text: str, seconds: float) -> None:
 def test_columns_in_the_order_given() -> None:
     assert source(columns="body, Topic ,headers").columns == ("body", "topic", "headers")
     assert source(columns="body,headers", includeHeaders="true").columns == ("body", "headers")
-    as_map = source(headersAs="MAP")
+    as_map = source(headersAs="MAP", columns="*")
     assert (as_map.headers_as, as_map.columns) == ("map", NAMES)
+    assert source(columns=" * ").columns == tuple(name for name in NAMES if name != "headers")
+    assert source(columns="*", includeHeaders="true").columns == NAMES
     assert source(headersAs="map", columns="headers,body").columns == ("headers", "body")
 
 

@@ -31,7 +31,9 @@ SETTING = "spark.sql.python.filterPushdown.enabled"
 
 def rows_of(topic: Topic, *wanted: Any, **given: str) -> list[dict[str, Any]]:
     """What is read where Spark hands these filters on."""
-    reader = FilteringBatchReader(SourceOptions.parse({**topic.options, "pushFilters": "true", **given}))
+    reader = FilteringBatchReader(
+        SourceOptions.parse({**topic.options, "pushFilters": "true", "columns": "*", **given})
+    )
     pushed = list(wanted)
     assert list(reader.pushFilters(pushed)) == pushed  # Spark filters again
     return [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
@@ -172,7 +174,7 @@ def test_a_time_is_not_taken_for_the_end_while_nsqd_cannot_tell_the_times() -> N
 @needs_pushing
 def test_spark_hands_filters_on_where_it_is_told_to(spark: SparkSession, topic: Topic) -> None:
     topic.fill(400)
-    source = spark.read.format("nsq").options(**topic.options)
+    source = spark.read.format("nsq").options(**topic.options, columns="*")
     orders, whole = source.option("pushFilters", "true").load(), source.option("pushFilters", "false").load()
     plain = whole.where("partition = 1 and offset > 1000").count()
     assert whole.where("partition = 1").rdd.getNumPartitions() == 2

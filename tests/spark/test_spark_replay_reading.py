@@ -42,7 +42,7 @@ def make_topic(cluster: ClusterProcess) -> Callable[..., Topic]:
 
 
 def options(topic: Topic, **given: str) -> SourceOptions:
-    return SourceOptions.parse({**topic.options, "startingOffsets": "earliest", **given})
+    return SourceOptions.parse({**topic.options, "startingOffsets": "earliest", "columns": "*", **given})
 
 
 def whole(reader: ReplayStreamReader) -> list[Any]:

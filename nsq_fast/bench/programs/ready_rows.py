@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from nsq_fast.spark.arrow_rows import arrow_schema
+from nsq_fast.spark.options import DEFAULT_COLUMNS
 from nsq_fast.spark.schema import spark_schema
 from nsq_fast.spark.versions import SupportsTriggerAvailableNow
 
@@ -21,7 +22,7 @@ class ReadySource(DataSource):
         return "ready"
 
     def schema(self):
-        return spark_schema()
+        return spark_schema(DEFAULT_COLUMNS)
 
     def reader(self, schema):
         return ReadyReader(int(self.options["rows"]))
@@ -72,11 +73,6 @@ def ready_batches(rows):
 
 @cache
 def ready_batch():
-    values = {name: [None] * BATCH_ROWS for name in arrow_schema().names}
-    values |= {
-        "body": [b"x" * 200] * BATCH_ROWS,
-        "topic": ["bench"] * BATCH_ROWS,
-        "nsqd": ["127.0.0.1:4150"] * BATCH_ROWS,
-    }
-    values |= {"message_id": [b"0" * 16] * BATCH_ROWS, "attempts": [1] * BATCH_ROWS, "timestamp": [0] * BATCH_ROWS}
-    return pa.RecordBatch.from_pydict(values, schema=arrow_schema())
+    values = {"timestamp": 0, "body": b"x" * 200, "topic": "bench", "attempts": 1}
+    rows = {name: [values[name]] * BATCH_ROWS for name in DEFAULT_COLUMNS}
+    return pa.RecordBatch.from_pydict(rows, schema=arrow_schema(DEFAULT_COLUMNS))
