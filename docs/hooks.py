@@ -39,6 +39,31 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(rf"\[([^\]]+)\]\({outside}[^)]+\)", r"`\1`", markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """A corner of a table without text is no header."""
+    return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    return on_post_page(output_content) if template_name.endswith(".html") else output_content
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """The search dialog of the theme has no name, and each group of the menu is a landmark: it is a part of one."""
+    search = 'data-md-component="search" role="dialog"'
+    output = output.replace(search, f'{search} aria-label="Search"')
+    parts = re.split(r"(<nav [^>]*>|</nav>)", output)
+    inner: list[bool] = []
+    for at in range(1, len(parts), 2):
+        if parts[at] != "</nav>":
+            inner.append('data-md-level="' in parts[at] and 'data-md-level="0"' not in parts[at])
+            if inner[-1]:
+                parts[at] = parts[at].replace("<nav", '<div role="group"')
+        elif inner.pop():
+            parts[at] = "</div>"
+    return "".join(parts)
+
+
 # Options
 
 

@@ -76,13 +76,13 @@ ALLOWED = {
     "cli": ON_CLIENT | {"broker", "bench", "exporter", "worker", "__init__"},
 }
 # The one way up: commands that are Spark's, and import it when they run.
-READY_ROWS = "bench/programs/ready_rows.py"  # a format of Spark, imported in processes of Spark's only
+READY_ROWS = "bench/_programs/ready_rows.py"  # a format of Spark, imported in processes of Spark's only
 MAY_ALSO_IMPORT = {
     "cli/trace_report.py": {"spark"},
     "cli/journal.py": {"spark"},
     "cli/lag.py": {"spark"},
     READY_ROWS: {"spark"},
-    "bench/programs/use_spark.py": {"spark"},
+    "bench/_programs/use_spark.py": {"spark"},
 }
 SPARK = {"numpy", "pandas", "pyarrow", "pyspark", "py4j"}
 IMPURE = {

@@ -25,7 +25,7 @@ from nsq_fast._version import __version__
 
 from .results import SPARK_MODES, Settings
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parent / "_programs"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embedding"
 OURS = "nsq_fast"
 BATCHES = "nsq_fast batches"

@@ -174,7 +174,8 @@ class Turns:
         self._server = server
         self._name = name
         self._number = 0
-        self.began = self.ended = 0.0
+        self.began: float = 0.0
+        self.ended: float = 0.0
 
     def calibrate(self, client: Client) -> int:
         """How many messages keep a client busy for the duration, found by a short round."""

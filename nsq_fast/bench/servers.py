@@ -38,8 +38,8 @@ class Started:
     def __init__(self, pid: int, ports: dict[str, int], version: str) -> None:
         self.pid = pid
         self.version = version
-        self.tcp = Address("127.0.0.1", ports["TCP"])
-        self.http = Address("127.0.0.1", ports["HTTP"])
+        self.tcp: Address = Address("127.0.0.1", ports["TCP"])
+        self.http: Address = Address("127.0.0.1", ports["HTTP"])
 
 
 @contextmanager

@@ -48,8 +48,8 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-
-__getattr__ = lazy_names(__name__, _HOME)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -24,6 +24,7 @@ from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSE
 from nsq_fast.printable import printable
 
 if TYPE_CHECKING:
+    from nsq_fast.broker.nsqd import Nsqd
     from nsq_fast.broker.servers import NsqdServer
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.connection")
@@ -216,14 +217,15 @@ class Connection:
 
     def __init__(self, server: NsqdServer, id: int, stream: Any, address: Any) -> None:
         self.server = server
-        self.nsqd = server.nsqd
+        self.nsqd: Nsqd = server.nsqd
         self.id = id
         self.host: str = str(address[0]) if address else ""
         self.remote_address: str = shown_peer(address)
         self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
         self.state: int = STATE_INIT
         self.channel: BaseChannel[Any] | None = None
-        self.rdy = self.max_in_flight = 0
+        self.rdy: int = 0
+        self.max_in_flight: int = 0
         self.in_flight: InFlight[Any] = InFlight(self, self.profile.msg_timeout)
         self.pub_counts: dict[str, int] = {}
         self.upgrades: Upgrades = Upgrades()

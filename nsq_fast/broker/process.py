@@ -311,15 +311,15 @@ class ClusterProcess(BrokerProcess):
         return self._addresses.lookupds
 
     # As the methods of ``RedesignedCluster``. Each raises NsqError.
-    create_topic = _remote("create_topic")
-    move_leader = _remote("move_leader")
-    wait_stable = _remote("wait_stable")
-    forget_log = _remote("forget_log")
-    kill_node = _remote("kill_node")
-    restart_node = _remote("restart_node")
-    remove_node = _remote("remove_node")
-    isolate_node = _remote("isolate_node")
-    heal_node = _remote("heal_node")
+    create_topic: Callable[..., None] = _remote("create_topic")
+    move_leader: Callable[..., None] = _remote("move_leader")
+    wait_stable: Callable[..., None] = _remote("wait_stable")
+    forget_log: Callable[..., None] = _remote("forget_log")
+    kill_node: Callable[..., None] = _remote("kill_node")
+    restart_node: Callable[..., None] = _remote("restart_node")
+    remove_node: Callable[..., None] = _remote("remove_node")
+    isolate_node: Callable[..., None] = _remote("isolate_node")
+    heal_node: Callable[..., None] = _remote("heal_node")
 
 
 # --- in a thread of its own ------------------------------------------------------------------------------------------

@@ -559,7 +559,9 @@ class Broker(ServerGroup):
             fixed = [self._addresses.get("lookupd") or {}]
             self.lookupd = LookupdServer(counted(LookupdOptions.of(lookupd_options or {}), 0, fixed))
         paths = _data_paths(data_path, nsqds)
-        self.nsqds = [NsqdServer(self._nsqd_options(number, path, options)) for number, path in enumerate(paths)]
+        self.nsqds: list[NsqdServer] = [
+            NsqdServer(self._nsqd_options(number, path, options)) for number, path in enumerate(paths)
+        ]
 
     @property
     def nsqd(self) -> NsqdServer:

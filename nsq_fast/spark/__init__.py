@@ -62,7 +62,7 @@ _HOME = {
 
 __all__ = ["register", *_HOME]
 
-__getattr__ = names_of_extra(__name__, _HOME)
+__getattr__: Callable[[str], Any] = names_of_extra(__name__, _HOME)
 
 
 def register(spark: Any) -> None:

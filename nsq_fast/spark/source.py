@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -321,4 +321,7 @@ class RefusedStreamReader(DataSourceStreamReader):
     def _refuse(self, *_: Any) -> NoReturn:
         raise self.error
 
-    initialOffset = latestOffset = partitions = read = _refuse
+    initialOffset: Callable[..., NoReturn] = _refuse
+    latestOffset: Callable[..., NoReturn] = _refuse
+    partitions: Callable[..., NoReturn] = _refuse
+    read: Callable[..., NoReturn] = _refuse

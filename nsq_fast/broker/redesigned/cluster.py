@@ -152,7 +152,8 @@ class RedesignedCluster(ServerGroup):
             if count < 1:
                 raise ConfigError(f"{name}={count}: must be 1 or more")
         options = {**NODE_DEFAULTS, **TIMINGS.get(options.get("timings", ""), {}), **options}
-        self.options, base = split_options(options, ClusterOptions, NsqdOptions)
+        own, base = split_options(options, ClusterOptions, NsqdOptions)
+        self.options: ClusterOptions = own
         self._data_path = data_path
         self._interval = base.sync_timeout
         self._keeper: DiskKeeper | None = None
@@ -161,7 +162,7 @@ class RedesignedCluster(ServerGroup):
         self._base = base
         fixed = addresses or {}
         lookupd = cluster_lookupd_options(lookupd_options or {})
-        self.nsqds = [
+        self.nsqds: list[NodeServer] = [
             NodeServer(counted(base, n, fixed.get("nsqds", ())), self.coordinator, n + 1) for n in range(nodes)
         ]
         self.lookupds: list[ClusterLookupdServer] = [

@@ -140,7 +140,7 @@ class NodeProfile(Profile):
 class NodeNegotiation(Negotiation):
     """How a node of the cluster settles with a client what holds for its connection."""
 
-    request_type = NodeRequest
+    request_type: type[Request] = NodeRequest
     deflate_level = 0
 
     def default_profile(self, host: str, options: NsqdOptions) -> NodeProfile:

@@ -115,7 +115,8 @@ class PartitionLog:
     def __init__(self, partition: int, is_ext: bool, path: Path | None = None, code: int = 0) -> None:
         self.partition = partition
         self.is_ext: bool = is_ext
-        self.first = self.end_offset = 0
+        self.first: int = 0
+        self.end_offset: int = 0
         self._first_id = (partition << PARTITION_SHIFT) + FIRST_ID
         self._records: list[Record] = []
         self._code = code

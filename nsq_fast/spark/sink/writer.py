@@ -60,8 +60,10 @@ class _Writer:
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError('mode "overwrite": messages cannot be taken back; write with mode("append")')
-        self.options = options
-        self.names = column_names(schema, topic=options.topic, key_strategy=options.producer.key_strategy)
+        self.options: SinkOptions = options
+        self.names: dict[str, str] = column_names(
+            schema, topic=options.topic, key_strategy=options.producer.key_strategy
+        )
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:

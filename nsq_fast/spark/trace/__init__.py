@@ -47,7 +47,8 @@ _HOME = {
 
 __all__ = list(_HOME)
 
-__getattr__ = names_of_extra(__name__, _HOME)
+if not TYPE_CHECKING:
+    __getattr__ = names_of_extra(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
