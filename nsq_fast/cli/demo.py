@@ -145,7 +145,6 @@ def command(
                 ordered_options = OrderedOptions((), "", ordered_messages, trace_file=log, **common)
                 parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
                 if log and not stop.is_set():
-                    console.progress("the traces of the ordered topic: Spark reports on them, which takes a minute")
                     parts.append(_report_on_traces(log, trace_html, as_json))
     if as_json:
         click.echo(json.dumps({key: value for part in parts for key, value in part.results.items()}))
@@ -319,6 +318,7 @@ def report_on(log: Path, page: Path | None) -> tuple[dict[str, Any], Path]:
     """
     if reason := why_not():
         raise NoReport(reason)
+    console.progress("the traces of the ordered topic: Spark reports on them, which takes a minute")
     folder = None if page else Path(tempfile.mkdtemp(prefix="nsq-fast-traces-"))
     page = page or Path(str(folder), "traces.html")
     try:

@@ -124,7 +124,8 @@ def test_an_open_loop_keeps_its_rate_whatever_the_client_does(
     run = measured(tmp_path, *kind.split(), "--rate", "1000", "--count", "1600", "--rounds", "1", *named)
     for client in clients:
         (each,) = rounds_of(run, client)
-        assert 50 < each["messages"] / each["seconds"] < 1300
+        # A loop that waits for replies makes ten times as many; what a busy machine delays comes together afterwards.
+        assert 50 < each["messages"] / each["seconds"] < 3000
         assert len(each["latency_us"]) > 5
 
 
