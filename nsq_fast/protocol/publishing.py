@@ -34,7 +34,7 @@ from .backoff import grown
 from .dialect import Dialect
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeGuard
+    from typing import TypeGuard
 
 # What goes with the body of a publish, and the commands that say it.
 #
