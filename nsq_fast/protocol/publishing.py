@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -32,9 +32,6 @@ from nsq_fast.names import Address
 
 from .backoff import grown
 from .dialect import Dialect
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 # What goes with the body of a publish, and the commands that say it.
 #

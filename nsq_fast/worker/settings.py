@@ -119,7 +119,8 @@ def _is_coroutine_function(handler: Any) -> bool:
 PREFIX = "NSQ_FAST_"
 FILE_VARIABLE = "NSQ_FAST_CONFIG"
 _CONFIGS = (WorkerConfig, ConsumerConfig, ConnectionConfig, LookupConfig)
-_FROM_OUTSIDE = CONSUMER_OPTIONS - POLICIES
+_NAMED_AGE_POLICIES = ("finish", "give_up")
+_FROM_OUTSIDE = CONSUMER_OPTIONS - POLICIES | {"max_age_policy"}  # of the policies the one that may be a word
 _TABLES = ("worker", "consumer", "subscription")
 _CLOSE_ENOUGH = 0.85
 
@@ -258,6 +259,9 @@ def _check_alone(name: str, value: Any) -> None:
         parse_addresses(value, DEFAULT_NSQD_TCP_PORT, name)
     elif name == "lookupd_http_addresses":
         listed(value, name)
+    elif name == "max_age_policy":
+        if value not in _NAMED_AGE_POLICIES:
+            raise ConfigError(f"max_age_policy={value!r}: must be one of {', '.join(_NAMED_AGE_POLICIES)}")
     elif name not in ARGUMENTS:
         for config in _CONFIGS:
             if name in config.names():

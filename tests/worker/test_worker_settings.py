@@ -58,6 +58,15 @@ def test_the_special_part_of_the_file_counts_before_the_general_one_and_that_bef
     assert billing["requeue_unfinished"] is True
 
 
+def test_what_becomes_of_old_messages_may_be_said_from_outside(tmp_path: Path) -> None:
+    text = '[consumer]\nmax_age = 60\nmax_age_policy = "finish"\n'
+    subscription = Subscription("orders", "billing", print)
+    options = read(tmp_path, text).options_of(subscription)
+    assert (options["max_age"], options["max_age_policy"]) == (60, "finish")
+    overriding = read(tmp_path, text, {"NSQ_FAST_MAX_AGE_POLICY": "give_up"}).options_of(subscription)
+    assert overriding["max_age_policy"] == "give_up"
+
+
 def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
     (tmp_path / "worker.toml").write_text(FILE)
     found = SettingsReader().read(None, {"NSQ_FAST_CONFIG": str(tmp_path / "worker.toml")}, ())
@@ -71,6 +80,7 @@ proceses = 2
 http = "nowhere"
 [consumer]
 max_in_flight = -1
+max_age_policy = "drop"
 [subscription.orders]
 max_in_flight = 1
 [subscription."orders/billing"]
@@ -85,6 +95,7 @@ order_policy = "maybe"
         ("worker.toml [worker]: unknown option 'proceses'; did you mean 'processes'?", "drain_timeout"),
         ("worker.toml [worker]: http='nowhere'", "host:port"),
         ("worker.toml [consumer]: max_in_flight=-1", "0 to 1000000"),
+        ("worker.toml [consumer]: max_age_policy='drop'", "finish, give_up"),
         ("worker.toml: subscription.orders", '[subscription."topic/channel"]'),
         ('worker.toml [subscription."orders/billing"]: order_policy=', "deliver, drop, stop"),
         ("worker.toml: 'extra'", "worker, consumer, subscription"),
