@@ -124,7 +124,10 @@ def test_a_batch_is_a_slice(spark: Any, topic: Topic) -> None:
 
     assert rows().count() == 500
     assert rows(minPartitions="6").rdd.getNumPartitions() >= 6
-    assert rows(minPartitions="6", columns="partition,offset").selectExpr("count(distinct partition, offset)").first()[0] == 500
+    assert (
+        rows(minPartitions="6", columns="partition,offset").selectExpr("count(distinct partition, offset)").first()[0]
+        == 500
+    )
     later = rows(startingOffsets=json.dumps(at), columns="body,timestamp").collect()
     assert {bytes(row.body[:5]) for row in later} == {b"after"}  # a bytearray with PySpark 4.0
     assert rows(startingTimestamp=str(between)).count() == 200
