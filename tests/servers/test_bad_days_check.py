@@ -114,8 +114,11 @@ def change(**fields: Any) -> Change:
     return Change(0, HERE, THERE, named={READ: 10 * SECOND, WRITE: 10 * SECOND}, **ready)
 
 
-def measured(each: Change, *seconds: float, access: str = WRITE, accepted: Sequence[float] = ()) -> Windows:
+def measured(
+    each: Change, *seconds: float, access: str = WRITE, accepted: Sequence[float] = (), over: float = 60.0
+) -> Windows:
     rows = [row(kind, 0, int(at * SECOND)) for at in seconds for kind in (Kind.STORED, Kind.BEGUN)]
+    rows.append(row(Kind.FAILED, 1, int(over * SECOND)))
     return measure([each], rows, (HERE, THERE), access, 5.0, {0: [int(at * SECOND) for at in accepted]})
 
 
@@ -138,6 +141,11 @@ def test_a_window_ends_with_the_first_success_at_a_leader_that_is_ready(windows:
 def test_a_client_that_never_comes_is_seen() -> None:
     assert measured(change()).never == [change()]
     assert measured(change(ended=40 * SECOND), 41.0).never == [change(ended=40 * SECOND)]
+
+
+def test_a_run_that_is_over_soon_after_a_change_says_nothing_of_it() -> None:
+    windows = measured(change(), over=13.0)
+    assert (windows.passed_over, windows.never, windows.ready) == (1, [], [])
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,9 @@ def measure(
     """
     wanted = Kind.STORED if access == WRITE else Kind.BEGUN
     times: dict[tuple[int, int], list[int]] = defaultdict(list)
+    over = 0  # when the run was: what it failed to do counts
     for row in rows:
+        over = max(over, row.at)
         if row.kind == wanted:
             times[row.partition, row.node].append(row.at)
     windows = Windows()
@@ -266,7 +268,7 @@ def measure(
             if access == WRITE:
                 ready = _ready_again(ready, first, accepted.get(change.partition, ()))
             windows.all.append(Window(change, max(0, first - named) / SECOND, max(0, first - ready) / SECOND))
-        elif change.ended is not None and change.ended - ready < grace * SECOND:
+        elif (over if change.ended is None else change.ended) - ready < grace * SECOND:
             windows.passed_over += 1
         else:
             windows.never.append(change)
