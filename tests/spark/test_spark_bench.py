@@ -15,6 +15,7 @@ from nsq_fast.bench.results import Round, Settings
 from nsq_fast.bench.runner import Task, run_scenarios
 from nsq_fast.bench.servers import embedded
 from nsq_fast.spark.arrow_rows import arrow_schema
+from nsq_fast.spark.options import DEFAULT_COLUMNS
 
 ROWS = 80_000
 
@@ -58,7 +59,7 @@ def test_rows_that_are_ready_are_as_those_of_a_channel() -> None:
     source: Any = ReadySource({"rows": "20000", "perbatch": "10000"})
     reader = source.reader(None)
     found = pa.Table.from_batches([batch for each in reader.partitions() for batch in reader.read(each)])
-    assert (found.num_rows, found.schema) == (20_000, arrow_schema())
+    assert (found.num_rows, found.schema) == (20_000, arrow_schema(DEFAULT_COLUMNS))
     stream = source.streamReader(None)
     first = stream.latestOffset(stream.initialOffset(), None)
     (task,) = stream.partitions(stream.initialOffset(), first)

@@ -276,7 +276,7 @@ def make_query(folder: Path, cleanup: Cleanup, lookupd: str, **options: Any) -> 
     publishers = [Publisher(folder, f"p{n}", "day", RATE, lookupd_http_addresses=lookupd) for n in range(2)]
     for publisher in publishers:
         cleanup.callback(publisher.kill)
-    options = {"topic": "day", "channel": "spark", "lookupd_http_addresses": lookupd, **options}
+    options = {"topic": "day", "channel": "spark", "lookupd_http_addresses": lookupd, "columns": "*", **options}
     return Query(folder, publishers, maxOffsetsPerTrigger=20000, **options)
 
 

@@ -188,7 +188,11 @@ def test_receipts_and_trace_log_join_with_what_is_consumed(
         trace_id: row["internal_id"] for trace_id, row in table.items()
     }
     read = spark.read.format("nsq").options(
-        topic=topic, channel="check", lookupd_http_addresses=lookupds(cluster), startingOffsets="earliest"
+        topic=topic,
+        channel="check",
+        lookupd_http_addresses=lookupds(cluster),
+        startingOffsets="earliest",
+        columns="body,partition,internal_id,trace_id,offset,size",
     )
     consumed = read.load().select("body", "partition", "internal_id", "trace_id", "offset", "size").collect()
     assert len(consumed) == len(table) == 1000

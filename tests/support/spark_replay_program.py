@@ -95,7 +95,8 @@ def arguments(
 ) -> dict[str, object]:
     """What the program is given; its files go below ``folder``."""
     paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-    return {"options": {"startingOffsets": "earliest", **options}, "points": points, "forever": forever, **paths}
+    options = {"startingOffsets": "earliest", "columns": "*", **options}
+    return {"options": options, "points": points, "forever": forever, **paths}
 
 
 def next_hold(driver: Driver, marks: Marks, points: Iterable[str]) -> str:
