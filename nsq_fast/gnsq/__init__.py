@@ -8,26 +8,28 @@ the behaviour differs from gnsq's.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
 
 from nsq_fast.errors import ConfigError
 
-from . import decorators as decorators
+from . import basics as backofftimer
+from . import basics as decorators
+from . import basics as states
+from . import basics as version
+from . import consumer as reader
+from . import contrib as contrib
 from . import errors as errors
+from . import httpclient as lookupd
 from . import protocol as protocol
-from . import states as states
 from . import stream as stream
 from . import util as util
-from .backofftimer import BackoffTimer
-from .consumer import Consumer
-from .lookupd import Lookupd, LookupdClient
+from .basics import BackoffTimer
+from .basics import __version__ as __version__
+from .consumer import Consumer, Reader
+from .httpclient import Lookupd, LookupdClient, NsqdHTTPClient
 from .message import Message
-from .nsqd import Nsqd, NsqdHTTPClient, NsqdTCPClient
+from .nsqd import Nsqd, NsqdTCPClient
 from .producer import Producer
-from .reader import Reader
-from .version import __version__ as __version__
 
 __author__ = "the authors of nsq_fast"
 __email__ = ""
@@ -45,6 +47,23 @@ __all__ = [
     "Reader",
 ]
 
+_PARTS = {
+    "backofftimer": backofftimer,
+    "decorators": decorators,
+    "states": states,
+    "version": version,
+    "reader": reader,
+    "lookupd": lookupd,
+    **dict.fromkeys(("contrib.batch", "contrib.giveup", "contrib.queue", "contrib.sentry"), contrib),
+    **dict.fromkeys(("stream.compression", "stream.defalte", "stream.snappy", "stream.stream"), stream),
+}
+"""Modules of gnsq's that are no file here: the module that has all their names is imported in place of each."""
+
+for _name, _module in _PARTS.items():
+    _parent, _, _last = f"{__name__}.{_name}".rpartition(".")
+    sys.modules[f"{_parent}.{_last}"] = _module
+    setattr(sys.modules[_parent], _last, _module)
+
 
 def install_as_gnsq() -> None:
     """Register every module of ``nsq_fast.gnsq`` as that of ``gnsq``, before anything imports gnsq.
@@ -53,13 +72,7 @@ def install_as_gnsq() -> None:
     ``nsq_fast.gnsq`` does, whether a gnsq is installed or not. Raises ConfigError when another gnsq was imported.
     """
     present = sys.modules.get("gnsq")
-    if (
-        present is not None
-        and present is not sys.modules[__name__]
-        and not getattr(present, "__nsq_fast_shim__", False)
-    ):
+    if present not in (None, sys.modules[__name__]) and not getattr(present, "__nsq_fast_shim__", False):
         raise ConfigError("gnsq is imported already: call install_as_gnsq() before anything imports gnsq")
-    for info in pkgutil.walk_packages(__path__, f"{__name__}."):
-        importlib.import_module(info.name)
-    for name in [__name__, *(name for name in sys.modules if name.startswith(f"{__name__}."))]:
-        sys.modules["gnsq" + name.removeprefix(__name__)] = sys.modules[name]
+    ours = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{__name__}.")}
+    sys.modules |= {f"gnsq{name.removeprefix(__name__)}": module for name, module in ours.items()}

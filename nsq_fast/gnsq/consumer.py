@@ -1,5 +1,5 @@
 """Consumer: that of nsq_fast, with the arguments, attributes and methods of gnsq's, those that begin with an underscore
-included: programs' tests use them.
+included: programs' tests use them. And the deprecated Reader.
 
 gnsq has a backoff for each connection; ours is one for the consumer, as NSQ's documentation asks for. So all
 connections show the same state, unless the option backoff_scope="connection" gives each its own.
@@ -7,31 +7,31 @@ connections show the same state, unless the option backoff_scope="connection" gi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from multiprocessing import cpu_count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gevent.event import Event
 
+from nsq_fast import _codec
 from nsq_fast._codec import Message
 from nsq_fast.client.acknowledger import NO_LIMIT, Acknowledger
 from nsq_fast.client.connection import Connection
+from nsq_fast.client.consumer import OptionAttribute
 from nsq_fast.client.handlers import Handler
 from nsq_fast.client.signals import receivers
 from nsq_fast.client.subscriptions import Subscriber
 from nsq_fast.consumer import Consumer as _Consumer
-from nsq_fast.errors import NSQException
+from nsq_fast.errors import NSQException, NSQNoConnections
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
 
-from .backofftimer import BackoffTimer
-from .lookupd import LookupdClient
-from .states import BACKOFF, INIT, RUNNING, THROTTLED
+from .basics import BACKOFF, INIT, RUNNING, THROTTLED, BackoffTimer, deprecated
+from .httpclient import LookupdClient
 from .util import connection_options, parse_lookupds, parse_nsqds
-
-if TYPE_CHECKING:
-    from nsq_fast.config import ConsumerConfig
 
 CLOSE_TIMEOUT = 10.0
 
@@ -99,12 +99,12 @@ class _Level(BackoffTimer):
         self._backoff.level = value
 
 
-class _Levels:
-    def __init__(self, backoff: Backoff) -> None:
-        self._backoff = backoff
+class _ChangingOption(OptionAttribute):
+    """An option that programs may change while the consumer runs."""
 
-    def __getitem__(self, conn: object) -> BackoffTimer:
-        return _Level(self._backoff)
+    def __set__(self, instance: Any, value: object) -> None:
+        instance.config = instance.config.replace(**{self._name: value})
+        instance.acknowledger.max_tries = instance.config.max_tries or NO_LIMIT
 
 
 class Consumer(_Consumer):
@@ -119,6 +119,10 @@ class Consumer(_Consumer):
     """
 
     acknowledger_class: ClassVar[type[Acknowledger]] = GnsqAcknowledger
+
+    max_tries: OptionAttribute = _ChangingOption("config")
+    requeue_delay: OptionAttribute = _ChangingOption("config")
+    backoff_on_requeue: OptionAttribute = _ChangingOption("config")
 
     def __init__(
         self,
@@ -164,36 +168,6 @@ class Consumer(_Consumer):
             if getattr(type(self), method) is not getattr(Consumer, method):
                 getattr(self, signal).connect(_receiver(getattr(self, method)), weak=False)
 
-    # Options that programs change while it runs
-
-    @property
-    def max_tries(self) -> int:
-        """Attempts before a message is given up; 0: no limit."""
-        return self.config.max_tries
-
-    @max_tries.setter
-    def max_tries(self, value: int) -> None:
-        self.config: ConsumerConfig = self.config.replace(max_tries=value)
-        self.acknowledger.max_tries = value or NO_LIMIT
-
-    @property
-    def requeue_delay(self) -> int | None:
-        """ms until a message that failed is delivered again; None: computed from its attempts."""
-        return self.config.requeue_delay
-
-    @requeue_delay.setter
-    def requeue_delay(self, value: int | None) -> None:
-        self.config = self.config.replace(requeue_delay=value)
-
-    @property
-    def backoff_on_requeue(self) -> bool:
-        """Whether NSQRequeueMessage counts as a failure."""
-        return self.config.backoff_on_requeue
-
-    @backoff_on_requeue.setter
-    def backoff_on_requeue(self, value: bool) -> None:
-        self.config = self.config.replace(backoff_on_requeue=value)
-
     # Closing
 
     def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
@@ -230,20 +204,10 @@ class Consumer(_Consumer):
 
     # Events, for subclasses to override: nsq_fast has already done what these do in gnsq
 
-    def handle_auth(self, conn: Connection, response: dict[str, Any]) -> None:
-        """An nsqd accepted the AUTH secret."""
+    def handle_auth(self, conn: Connection | None, *arguments: Any, **values: Any) -> None:
+        """Called by signals in a subclass that has such a method. A subclass may call this one."""
 
-    def handle_response(self, conn: None, response: bytes) -> None:
-        """An nsqd replied, or sent a heartbeat."""
-
-    def handle_error(self, conn: None, error: Exception) -> None:
-        """An nsqd sent an error, or a connection was lost."""
-
-    def handle_finish(self, conn: None, message_id: bytes) -> None:
-        """A FIN was queued."""
-
-    def handle_requeue(self, conn: None, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """A REQ was queued."""
+    handle_response = handle_error = handle_finish = handle_requeue = handle_auth
 
     # Connections
 
@@ -278,8 +242,8 @@ class Consumer(_Consumer):
         return RUNNING if not backoff.is_on else BACKOFF if backoff.is_paused(monotonic()) else THROTTLED
 
     @property
-    def _message_backoffs(self) -> _Levels:
-        return _Levels(self.flow.backoff)
+    def _message_backoffs(self) -> dict[Any, BackoffTimer]:
+        return {each.connection: _Level(each.backoff) for each in self.subscribers}
 
     @property
     def _redistributed_ready_event(self) -> Event:
@@ -322,3 +286,47 @@ def _receiver(method: Callable[..., object]) -> Callable[..., object]:
         method(conn, **values, **({"backoff": True} if takes_backoff else {}))
 
     return receive
+
+
+class Reader(Consumer):
+    """Use :class:`Consumer` instead.
+
+    Args:
+        async: whether the program responds to all messages by itself (a keyword of Python now: pass it in a dict).
+        max_concurrency: handlers that run at once, over all connections; 0: one for each connection, in order;
+            below 0: as many as there are CPUs.
+        options: those of Consumer, in its order.
+    """
+
+    @deprecated
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Use Consumer instead."""
+        vars(self)["async"] = options.pop("async", False)
+        wanted = options.pop("max_concurrency", 0)
+        self.max_concurrency: int | Any = cpu_count() if wanted < 0 else wanted
+        if self.max_concurrency:
+            options["concurrency"] = self.max_concurrency
+        super().__init__(*args, **options)
+
+    def _handle_message(self, message: Message) -> None:
+        if vars(self)["async"]:
+            message.enable_async()
+        super()._handle_message(message)
+
+    @property
+    def overrides_handling(self) -> bool:
+        """Whether messages need more than to be handed to the receivers."""
+        kind = type(self)
+        return bool(
+            vars(self)["async"]
+            or kind.handle_message is not Consumer.handle_message
+            or kind._handle_message is not Reader._handle_message
+        )
+
+    @deprecated
+    def publish(self, topic: str, message: bytes) -> None:
+        """Use Producer instead: this one does not wait for the reply."""
+        connected = [each.connection for each in self.subscribers if each.is_connected]
+        if not connected:
+            raise NSQNoConnections("no connection")
+        random.choice(connected).request(_codec.pub(topic, message), "PUB", None)

@@ -1,18 +1,19 @@
-"""HTTPClient: what the clients of nsqd and nsqlookupd share. Requests never block other greenlets."""
+"""HTTP clients of nsqd and nsqlookupd. Requests never block other greenlets."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nsq_fast._version import __version__ as our_version
-from nsq_fast.client.admin import AdminClient
+from nsq_fast.client.admin import AdminClient, LookupdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient as _NsqdHTTPClient
+from nsq_fast.client.http import parse_endpoint
 from nsq_fast.errors import ConfigError
+from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
 
-from .version import __version__
-
-__all__ = ["USERAGENT", "HTTPClient"]
+from .basics import __version__, deprecated
 
 USERAGENT = f"gnsq/{__version__} nsq_fast/{our_version}"
 # Options of urllib3's pools that have no meaning here.
@@ -68,3 +69,48 @@ def _https_options(left: dict[str, Any]) -> Any:
     if "cert_reqs" in left:
         tls["verify"] = left.pop("cert_reqs") not in (ssl.CERT_NONE, "CERT_NONE", "NONE")
     return context if context is not None else tls or None
+
+
+Body = bytes | str
+
+
+class NsqdHTTPClient(HTTPClient, _NsqdHTTPClient):
+    """HTTP client of one nsqd (default port 4151). Text is published as UTF-8."""
+
+    def publish(self, topic: str, data: Body, defer: int | None = None, **options: Any) -> bytes:
+        """Publish one message, ``defer`` milliseconds from now if given; return ``b"OK"``."""
+        return super().publish(topic, _encoded(data), defer, **options)
+
+    def multipublish(self, topic: str, messages: Iterable[Body], binary: bool = False, **options: Any) -> bytes:
+        """Publish several messages at once; return ``b"OK"``. Without ``binary`` none may hold a newline."""
+        return super().multipublish(topic, map(_encoded, messages), binary, **options)
+
+
+def _encoded(data: Body) -> bytes:
+    return data.encode() if isinstance(data, str) else data
+
+
+class LookupdClient(HTTPClient, LookupdHTTPClient):
+    """HTTP client of one nsqlookupd (default port 4161)."""
+
+
+class Lookupd(LookupdClient):
+    """Use :class:`LookupdClient` instead."""
+
+    @deprecated
+    def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:
+        """Use LookupdClient.from_url instead."""
+        endpoint = parse_endpoint(address, DEFAULT_LOOKUPD_HTTP_PORT)
+        given = {"host": endpoint.address.host, "port": endpoint.address.port, "scheme": endpoint.scheme}
+        super().__init__(**{**given, **options})
+
+    @property
+    @deprecated
+    def base_url(self) -> str:
+        """Use LookupdClient.address instead."""
+        return self.address
+
+    @deprecated
+    def tombstone_topic_producer(self, topic: str, node: str) -> None:
+        """Use LookupdClient.tombstone_topic instead."""
+        self.tombstone_topic(topic, node)

@@ -1,4 +1,4 @@
-"""Low level clients of one nsqd: TCP, HTTP, and the deprecated two in one."""
+"""Low level client of one nsqd, and the deprecated one that is a client of HTTP, too."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from typing import Any
 from gevent.socket import gethostname
 
 from nsq_fast._codec import Message as CoreMessage
-from nsq_fast.client.admin import NsqdHTTPClient as _NsqdHTTPClient
 from nsq_fast.client.signals import LazySignal
 from nsq_fast.errors import NSQException, NSQFrameError, ServerError
 from nsq_fast.printable import printable
 
 from . import protocol
-from .decorators import deprecated
+from .basics import CONNECTED, DISCONNECTED, INIT, deprecated
 from .errors import make_error
-from .httpclient import USERAGENT, HTTPClient
+from .httpclient import USERAGENT
+from .httpclient import NsqdHTTPClient as NsqdHTTPClient
 from .message import Message, Unconnected
-from .states import CONNECTED, DISCONNECTED, INIT
 from .stream import Stream
-
-__all__ = ["HOSTNAME", "SHORTNAME", "Nsqd", "NsqdHTTPClient", "NsqdTCPClient"]
 
 HOSTNAME = gethostname()
 SHORTNAME = HOSTNAME.partition(".")[0]
@@ -358,25 +355,6 @@ class NsqdTCPClient(_Ordered):
         self.send(protocol.nop())
 
 
-Body = bytes | str
-
-
-class NsqdHTTPClient(HTTPClient, _NsqdHTTPClient):
-    """HTTP client of one nsqd (default port 4151). Text is published as UTF-8."""
-
-    def publish(self, topic: str, data: Body, defer: int | None = None, **options: Any) -> bytes:
-        """Publish one message, ``defer`` milliseconds from now if given; return ``b"OK"``."""
-        return super().publish(topic, _encoded(data), defer, **options)
-
-    def multipublish(self, topic: str, messages: Iterable[Body], binary: bool = False, **options: Any) -> bytes:
-        """Publish several messages at once; return ``b"OK"``. Without ``binary`` none may hold a newline."""
-        return super().multipublish(topic, map(_encoded, messages), binary, **options)
-
-
-def _encoded(data: Body) -> bytes:
-    return data.encode() if isinstance(data, str) else data
-
-
 class Nsqd(_Ordered):
     """Use NsqdTCPClient or NsqdHTTPClient instead: this is both."""
 
@@ -394,32 +372,32 @@ class Nsqd(_Ordered):
         return f"http://{self.address}:{self.http_port}/"
 
     @deprecated
-    def publish_tcp(self, topic: str, data: bytes, **options: Any) -> None:
+    def publish_tcp(self, *args: Any, **options: Any) -> None:
         """Use NsqdTCPClient.publish instead."""
-        self._tcp.publish(topic, data, **options)
+        self._tcp.publish(*args, **options)
 
     @deprecated
-    def publish_http(self, topic: str, data: Body, **options: Any) -> bytes:
+    def publish_http(self, *args: Any, **options: Any) -> bytes:
         """Use NsqdHTTPClient.publish instead."""
-        return self._http.publish(topic, data, **options)
-
-    def publish(self, topic: str, data: Any, *args: Any, **options: Any) -> Any:
-        """Publish over TCP when that is connected, over HTTP otherwise."""
-        return self._publisher.publish(topic, data, *args, **options)
+        return self._http.publish(*args, **options)
 
     @deprecated
-    def multipublish_tcp(self, topic: str, messages: Iterable[bytes], **options: Any) -> None:
+    def multipublish_tcp(self, *args: Any, **options: Any) -> None:
         """Use NsqdTCPClient.multipublish instead."""
-        self._tcp.multipublish(topic, messages, **options)
+        self._tcp.multipublish(*args, **options)
 
     @deprecated
-    def multipublish_http(self, topic: str, messages: Iterable[Body], **options: Any) -> bytes:
+    def multipublish_http(self, *args: Any, **options: Any) -> bytes:
         """Use NsqdHTTPClient.multipublish instead."""
-        return self._http.multipublish(topic, messages, **options)
+        return self._http.multipublish(*args, **options)
 
-    def multipublish(self, topic: str, messages: Iterable[Any], *args: Any, **options: Any) -> Any:
-        """Publish over TCP when that is connected, over HTTP otherwise."""
-        return self._publisher.multipublish(topic, messages, *args, **options)
+    # Over TCP when that is connected, over HTTP otherwise
+
+    def publish(self, *args: Any, **options: Any) -> Any:
+        return self._publisher.publish(*args, **options)
+
+    def multipublish(self, *args: Any, **options: Any) -> Any:
+        return self._publisher.multipublish(*args, **options)
 
     @property
     def _publisher(self) -> Any:

@@ -44,12 +44,7 @@ FRAME_TYPE_MESSAGE = 2
 Text = str | bytes
 
 
-def valid_topic_name(topic: str) -> bool:
-    return is_valid_name(topic)
-
-
-def valid_channel_name(channel: str) -> bool:
-    return is_valid_name(channel)
+valid_topic_name = valid_channel_name = is_valid_name
 
 
 def assert_valid_topic_name(topic: str) -> None:
@@ -162,9 +157,5 @@ def touch(message_id: Text) -> bytes:
     return _command(TOUCH, message_id)
 
 
-def close() -> bytes:
-    return _codec.cls()
-
-
-def nop() -> bytes:
-    return _codec.nop()
+close = _codec.cls
+nop = _codec.nop

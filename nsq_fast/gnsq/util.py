@@ -9,8 +9,7 @@ from typing import Any
 
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, parse_address
 
-from .httpclient import USERAGENT
-from .lookupd import LookupdClient
+from .httpclient import USERAGENT, LookupdClient
 
 _SAYS_HOW_TO_VERIFY = {"ca_certs", "cafile", "cert_reqs", "verify"}
 

@@ -10,7 +10,7 @@ from support.waiting import WAIT, holds, until
 
 from nsq_fast import gnsq
 from nsq_fast.gnsq import states
-from nsq_fast.gnsq.contrib.queue import QueueHandler
+from nsq_fast.gnsq.contrib import QueueHandler
 from nsq_fast.gnsq.errors import NSQException, NSQNoConnections, NSQRequeueMessage
 
 

@@ -13,10 +13,15 @@ import pytest
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import gnsq
-from nsq_fast.gnsq.contrib.batch import BatchHandler
-from nsq_fast.gnsq.contrib.giveup import JSONLogGiveupHandler, LogGiveupHandler, NsqdGiveupHandler
-from nsq_fast.gnsq.contrib.queue import ChannelHandler, QueueHandler
-from nsq_fast.gnsq.contrib.sentry import SentryExceptionHandler
+from nsq_fast.gnsq.contrib import (
+    BatchHandler,
+    ChannelHandler,
+    JSONLogGiveupHandler,
+    LogGiveupHandler,
+    NsqdGiveupHandler,
+    QueueHandler,
+    SentryExceptionHandler,
+)
 
 BINARY = b"\xff\x00body"
 

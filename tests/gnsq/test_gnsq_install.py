@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +9,33 @@ from pathlib import Path
 import pytest
 from support.waiting import PROCESS
 
-from nsq_fast import gnsq
-
 ROOT = Path(__file__).parents[2]
-SUBMODULES = [info.name.removeprefix("nsq_fast.") for info in pkgutil.walk_packages(gnsq.__path__, "nsq_fast.gnsq.")]
+SUBMODULES = {
+    "backofftimer": "BackoffTimer",
+    "consumer": "Consumer",
+    "contrib.batch": "BatchHandler",
+    "contrib.giveup": "LogGiveupHandler JSONLogGiveupHandler NsqdGiveupHandler",
+    "contrib.queue": "QueueHandler ChannelHandler",
+    "contrib.sentry": "SentryExceptionHandler",
+    "decorators": "cached_property deprecated",
+    "errors": "NSQException NSQRequeueMessage ERROR_CODES make_error",
+    "httpclient": "HTTPClient USERAGENT",
+    "lookupd": "LookupdClient Lookupd",
+    "message": "Message",
+    "nsqd": "NsqdTCPClient NsqdHTTPClient Nsqd HOSTNAME SHORTNAME",
+    "producer": "Producer",
+    "protocol": "unpack_message multipublish VALID_NAME_RE",
+    "reader": "Reader",
+    "states": "INIT CONNECTED DISCONNECTED RUNNING BACKOFF THROTTLED CLOSED",
+    "stream": "Stream",
+    "stream.compression": "CompressionSocket",
+    "stream.defalte": "DefalteSocket",
+    "stream.snappy": "SnappySocket",
+    "stream.stream": "Stream SSLSocket SnappySocket DefalteSocket",
+    "util": "normalize_nsqd_address parse_nsqds parse_lookupds",
+    "version": "__version__",
+}
+"""gnsq's modules, and the names that programs take from them."""
 
 
 def run(*arguments: str, cwd: Path = ROOT, path: tuple[Path, ...] = ()) -> str:
@@ -36,14 +58,24 @@ def test_every_module_has_both_names():
 import importlib, sys
 from nsq_fast import install_as_gnsq
 install_as_gnsq()
-for name in {SUBMODULES!r}:
-    assert importlib.import_module(name) is importlib.import_module("nsq_fast." + name), name
-import gnsq, gnsq.contrib.batch
+for name, members in {SUBMODULES!r}.items():
+    module = importlib.import_module("gnsq." + name)
+    assert module is importlib.import_module("nsq_fast.gnsq." + name), name
+    for member in members.split():
+        getattr(module, member)
+import gnsq, gnsq.contrib.batch as batch
 import nsq_fast.gnsq
-assert gnsq is nsq_fast.gnsq
+from gnsq.contrib import queue
+assert gnsq is nsq_fast.gnsq and batch is gnsq.contrib.batch and queue.QueueHandler is batch.QueueHandler
 print(gnsq.__version__, gnsq.contrib.batch.BatchHandler.__module__)
 """
-    assert run("-c", code) == "1.0.2 nsq_fast.gnsq.contrib.batch"
+    assert run("-c", code) == "1.0.2 nsq_fast.gnsq.contrib"
+
+
+def test_a_module_may_be_the_first_thing_that_is_imported():
+    assert run("-c", "from nsq_fast.gnsq.contrib.queue import QueueHandler; print(QueueHandler.__name__)")
+    assert run("-c", "import nsq_fast.gnsq.stream.stream as s; print(s.SSLSocket.__name__)") == "SSLSocket"
+    assert run("-c", "import nsq_fast; print(nsq_fast.states.BACKOFF, nsq_fast.backofftimer.BackoffTimer().c)") == "4 0"
 
 
 def test_an_error_is_caught_by_either_name():
@@ -101,7 +133,7 @@ print(gnsq.__name__, QueueHandler.__module__, __name__, *sys.argv[1:])
 
 def test_run_as_gnsq_runs_a_program_and_a_module_with_their_arguments(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    expected = "nsq_fast.gnsq nsq_fast.gnsq.contrib.queue __main__ -x --help y"
+    expected = "nsq_fast.gnsq nsq_fast.gnsq.contrib __main__ -x --help y"
     command = ("-m", "nsq_fast", "run-as-gnsq")
     assert run(*command, str(tmp_path / "program.py"), "-x", "--help", "y") == expected
     assert run(*command, "-m", "program", "-x", "--help", "y", cwd=tmp_path) == expected

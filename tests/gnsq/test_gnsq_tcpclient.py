@@ -15,7 +15,7 @@ from nsq_fast import gnsq
 from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.gnsq import protocol, states
 from nsq_fast.gnsq.errors import NSQErrorCode, NSQException, NSQFinishFailed, NSQInvalid, NSQSocketError
-from nsq_fast.gnsq.stream.stream import DefalteSocket, SnappySocket, Stream
+from nsq_fast.gnsq.stream import DefalteSocket, SnappySocket, Stream
 
 
 @pytest.fixture

@@ -1,15 +1,45 @@
-"""BackoffTimer: an interval that doubles with each failure, multiplied by a random number."""
+"""What is in small modules of gnsq's: ``backofftimer``, ``decorators``, ``states`` and ``version``."""
 
 from __future__ import annotations
 
+import functools
 import random
+import warnings
+from collections.abc import Callable
+from functools import cached_property as cached_property
 from sys import float_info
+from typing import Any, TypeVar
 
 from nsq_fast.protocol.backoff import grown
 
+__version__ = "1.0.2"
+"""The version of gnsq whose interface this is."""
+
+INIT = 0
+CONNECTED = 1
+DISCONNECTED = 2
+RUNNING = 3
+BACKOFF = 4
+THROTTLED = 5
+CLOSED = 6
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def deprecated(function: F) -> F:
+    """Warn with the first line of its docstring whenever ``function`` is called."""
+
+    @functools.wraps(function)
+    def warn_and_call(*args: Any, **kwargs: Any) -> Any:
+        advice = (function.__doc__ or f"{function.__name__} is deprecated").partition("\n")[0]
+        warnings.warn(advice, DeprecationWarning, stacklevel=2)
+        return function(*args, **kwargs)
+
+    return warn_and_call  # type: ignore[return-value]
+
 
 class BackoffTimer:
-    """Counts failures. Never overflows, however many there are.
+    """Counts failures, for an interval that doubles with each. Never overflows, however many there are.
 
     Args:
         ratio: what the interval is multiplied with, in seconds.

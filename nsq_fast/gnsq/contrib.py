@@ -1,23 +1,55 @@
-"""BatchHandler: gather messages, handle them together, respond to each.
-
-New programs pass ``batch_handler`` to ``nsq_fast.Consumer``, which takes the
-messages that are there and waits for no more.
-"""
+"""Handlers for common needs: gnsq's ``contrib.batch``, ``contrib.queue``, ``contrib.giveup`` and ``contrib.sentry``."""
 
 from __future__ import annotations
 
+import base64
+import importlib
+import io
+import itertools
+import json
 import logging
+import sys
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from gevent import spawn as gevent_spawn
 from gevent.pool import Pool
-from gevent.queue import Channel, Empty
+from gevent.queue import Channel, Empty, Queue
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
 from nsq_fast.log_events import HANDLER_FAILED, RESPONSE_FAILED
+
+from .httpclient import NsqdHTTPClient
+
+if TYPE_CHECKING:
+    _Queue = Queue[Any]
+    _Channel = Channel[Any]
+else:  # not subscriptable when it runs
+    _Queue = Queue
+    _Channel = Channel
+
+
+class QueueHandler(_Queue):
+    """A gevent queue of messages: connect it to ``on_message``, iterate over it, respond to each message.
+
+    Args:
+        maxsize: messages that it holds; None: no limit but ``max_in_flight``.
+    """
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        message.enable_async()
+        self.put(message)
+
+
+class ChannelHandler(_Channel):
+    """A QueueHandler that holds nothing: putting a message waits until somebody takes it."""
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        message.enable_async()
+        self.put(message)
+
 
 TIMEOUT_WARNING = "batching timed out. batch size may be too large"
 STARVED_WARNING = "consumer is starved. batch size may be too large"
@@ -26,7 +58,10 @@ _END = object()
 
 
 class BatchHandler:
-    """Connect it to ``on_message`` of a consumer with a ``max_in_flight`` above the batch size.
+    """Gather messages, handle them together, respond to each. New programs pass ``batch_handler`` to
+    ``nsq_fast.Consumer``, which takes the messages that are there and waits for no more.
+
+    Connect it to ``on_message`` of a consumer with a ``max_in_flight`` above the batch size.
 
     A batch ends when it is full; earlier, with a RuntimeWarning, when the consumer gets no more messages without
     a response to some, or none came for ``timeout`` seconds.
@@ -128,7 +163,7 @@ class BatchHandler:
     # Responses
 
     def finish_message(self, message: Message) -> None:
-        """Finish a message unless it has a response."""
+        """Finish a message unless it is responded to."""
         self._answer(message, message.finish, "finishing")
 
     def finish_messages(self, messages: Iterable[Message]) -> None:
@@ -167,3 +202,117 @@ class BatchHandler:
     def handle_batch_error(self, error: Exception, messages: list[Message], batch: list[Any]) -> object:
         """Called when a batch could not be handled."""
         return None
+
+
+# For ``on_giving_up``. When such a handler raises, the message is kept: it is requeued, and given up again when it is
+# delivered again.
+
+
+class LogGiveupHandler:
+    """Write the bodies of messages, one a line.
+
+    Args:
+        log: called with each line: ``write`` of a file, text or binary. In text, bytes that are not UTF-8 are escaped.
+        newline: what ends a line.
+    """
+
+    def __init__(self, log: Callable[[Any], object] = sys.stdout.write, newline: str = "\n") -> None:
+        self.log = log
+        self.newline = newline
+
+    def format_message(self, message: Message) -> str | bytes:
+        """What is written of a message."""
+        return message.body
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        line = self.format_message(message)
+        if _is_binary(self.log):
+            data = line if isinstance(line, bytes) else line.encode()
+            self.log(data + self.newline.encode())
+        else:
+            text = line if isinstance(line, str) else line.decode("utf-8", "backslashreplace")
+            self.log(text + self.newline)
+
+
+class JSONLogGiveupHandler(LogGiveupHandler):
+    """Write messages as JSON objects, one a line.
+
+    A body that is not UTF-8 stands in ``body_base64`` in place of ``body``.
+    """
+
+    def format_message(self, message: Message) -> str | bytes:
+        """The JSON of a message."""
+        about: dict[str, Any] = {
+            "timestamp": message.timestamp,
+            "attempts": message.attempts,
+            "id": message.id.decode("ascii", "backslashreplace"),
+        }
+        try:
+            about["body"] = message.body.decode()
+        except UnicodeDecodeError:
+            about["body_base64"] = base64.b64encode(message.body).decode()
+        return json.dumps(about)
+
+
+class NsqdGiveupHandler:
+    """Publish the bodies of messages to another topic, over HTTP.
+
+    Args:
+        nsqd_hosts: take turns.
+        nsqd_class: makes a client for each.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        nsqd_hosts: Iterable[str] = ("localhost",),
+        nsqd_class: Callable[[str], Any] = NsqdHTTPClient,
+    ) -> None:
+        clients = [nsqd_class(host) for host in nsqd_hosts]
+        if not clients:
+            raise ValueError("at least one nsqd host is required")
+        self.topic = topic
+        self.nsqds: Iterator[Any] = itertools.cycle(clients)
+
+    def format_message(self, message: Message) -> bytes:
+        """What is published of a message."""
+        return message.body
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        next(self.nsqds).publish(self.topic, self.format_message(message))
+
+
+def _is_binary(write: Callable[[Any], object]) -> bool:
+    return isinstance(getattr(write, "__self__", None), (io.RawIOBase, io.BufferedIOBase))
+
+
+class SentryExceptionHandler:
+    """Reports to Sentry what handlers raise. Connect it to ``on_exception``.
+
+    Args:
+        client: None, or the ``sentry_sdk`` module: reports with it (ImportError when it is not installed). A client
+            of raven, which came before it, works as well: anything with ``captureException``.
+    """
+
+    def __init__(self, client: Any = None) -> None:
+        self.client: Any = importlib.import_module("sentry_sdk") if client is None else client
+
+    def message_extra(self, message: Message) -> dict[str, Any]:
+        """What is reported of a message. Override it to keep the body to yourself."""
+        return {
+            "id": message.id.decode("ascii", "backslashreplace"),
+            "timestamp": message.timestamp,
+            "attempts": message.attempts,
+            "body": message.body.decode("utf-8", "backslashreplace"),
+        }
+
+    def __call__(self, consumer: Any, message: Message | None, error: BaseException) -> None:
+        extra = {} if message is None else {"message": self.message_extra(message)}
+        if hasattr(self.client, "captureException"):
+            exc_info = (type(error), error, error.__traceback__)
+            self.client.captureException(exc_info=exc_info, extra=extra)
+            return
+        with self.client.new_scope() as scope:
+            for name, value in extra.items():
+                scope.set_context(name, value)
+            scope.capture_exception(error)

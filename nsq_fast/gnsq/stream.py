@@ -1,4 +1,5 @@
-"""Stream: blocking reads of an exact size, whole writes, and upgrades to TLS and compression."""
+"""Stream: blocking reads of an exact size, whole writes, and upgrades to TLS and compression; for code that reads and
+writes by itself."""
 
 from __future__ import annotations
 
@@ -11,15 +12,67 @@ from gevent import socket as gsocket
 from gevent.lock import Semaphore
 from gevent.ssl import SSLSocket
 
-from nsq_fast.client.layers import client_context, server_hostname
+from nsq_fast.client.layers import DeflateLayer, Layer, SnappyLayer, client_context, server_hostname
 from nsq_fast.errors import NSQSocketError
-from nsq_fast.gnsq.util import tls_options
 
-from .compression import DefalteSocket, SnappySocket
-
-__all__ = ["DefalteSocket", "SSLSocket", "SnappySocket", "Stream"]
+from .util import tls_options
 
 READ_SIZE = 64 * 1024
+
+
+class CompressionSocket:
+    """Wraps a socket with a compression layer of nsq_fast. Every other attribute is the socket's."""
+
+    def __init__(self, socket: Any, layer: Layer) -> None:
+        self._socket = socket
+        self._layer = layer
+        self._ready = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def bootstrap(self, data: bytes) -> None:
+        """Take compressed bytes that were received before."""
+        if data:
+            self._layer.feed(data)
+
+    def recv(self, size: int) -> bytes:
+        """Read at most ``size`` bytes; blocks until there are some, ``b""`` at the end of the stream."""
+        while not self._ready:
+            self._ready = self._layer.read()
+            if self._ready:
+                break
+            received = self._socket.recv(READ_SIZE)
+            if not received:
+                return b""
+            self._layer.feed(received)
+        data, self._ready = self._ready[:size], self._ready[size:]
+        return data
+
+    def sendall(self, data: bytes) -> None:
+        self._socket.sendall(self.compress(data))
+
+    def compress(self, data: bytes) -> bytes:
+        return self._layer.encode(data)
+
+    def decompress(self, data: bytes) -> bytes:
+        """As much of the data as these compressed bytes complete."""
+        self._layer.feed(data)
+        return b"".join(iter(self._layer.read, b""))
+
+
+class DefalteSocket(CompressionSocket):
+    """A socket with raw deflate of the given level. The name is gnsq's."""
+
+    def __init__(self, socket: Any, level: int) -> None:
+        super().__init__(socket, DeflateLayer(level))
+
+
+class SnappySocket(CompressionSocket):
+    """A socket with snappy in its framing format."""
+
+    def __init__(self, socket: Any) -> None:
+        super().__init__(socket, SnappyLayer())
 
 
 class Stream:
@@ -98,7 +151,7 @@ class Stream:
             sock.close()
 
     def upgrade_to_tls(self, **options: Any) -> None:
-        """Handshake. Options as for ``tls.client_context``: ``keyfile``, ``certfile``, ``ca_certs``, ``cert_reqs``."""
+        """Handshake. Options: ``keyfile``, ``certfile``, ``ca_certs``, ``cert_reqs``; see ``layers.client_context``."""
         self.ensure_connection()
         chosen = tls_options(options) if options else None
         with _socket_errors():

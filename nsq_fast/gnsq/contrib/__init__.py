@@ -1,1 +1,0 @@
-"""Handlers for common needs: batches, queues, giving up, reporting to Sentry."""

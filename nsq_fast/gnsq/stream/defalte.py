@@ -1,3 +1,0 @@
-"""Deflate, under the name that gnsq gave it."""
-
-from .compression import DefalteSocket as DefalteSocket

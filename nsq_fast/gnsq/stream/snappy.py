@@ -1,3 +1,0 @@
-"""Snappy, in its framing format."""
-
-from .compression import SnappySocket as SnappySocket
