@@ -53,7 +53,6 @@ COMPILED = (
     "_publish",
     "_publish_path",
     "_snappy_chunks",
-    "_time_slice",
 )
 FOR_EACH_INTERPRETER = ("codec", "frame")
 

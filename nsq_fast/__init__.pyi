@@ -45,6 +45,6 @@ from .gnsq import stream as stream
 from .gnsq import util as util
 from .names import Address as Address
 from .producer import Producer as Producer
-from .protocol.backoff import BackoffStrategy as BackoffStrategy
-from .protocol.backoff import ExponentialBackoff as ExponentialBackoff
 from .protocol.publishing import Receipt as Receipt
+from .protocol.rdy import BackoffStrategy as BackoffStrategy
+from .protocol.rdy import ExponentialBackoff as ExponentialBackoff

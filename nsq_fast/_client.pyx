@@ -16,7 +16,7 @@ from libc.stdint cimport int64_t
 
 from ._codec cimport Message
 from ._frame cimport SessionPath
-from ._time_slice cimport monotonic
+from ._dispatch cimport monotonic
 
 from _socket import socket as system_socket
 from os import strerror

@@ -3,11 +3,30 @@ from collections.abc import Callable
 from typing import Any
 
 from ._codec import Message
-from ._time_slice import TimeSlice
 
 FLUSH_SECONDS: float
 FLUSH_SHARE: float
 RARE: int
+
+class Caller:
+    current: Message | list[Message] | None
+    began: float
+    end: float
+
+class TimeSlice:
+    end: float
+    tell: Callable[[Message], object] | None
+    max_age: int
+    def __init__(self, finished: list[Message], schedule: Callable[[], object], end: float) -> None: ...
+    def handle(
+        self, caller: Caller, inbound: Any, acknowledger: Any, handler: Callable[[Any, Message], object]
+    ) -> bool: ...
+    def begin(
+        self, caller: Caller, inbound: Any, acknowledger: Any, handler: Callable[[Any, Message], Any]
+    ) -> Message | tuple[Any, Any, Any] | None: ...
+    def returned(self, message: Message) -> bool: ...
+    def all_returned(self, messages: list[Message]) -> None: ...
+    def take_count(self) -> int: ...
 
 class TurnTimes:
     began_at: float
@@ -28,7 +47,7 @@ class PromptFins:
     def slow(self, seconds: float, count: int) -> None: ...
 
 class InboundQueue:
-    turn: Any
+    lock: Any
     is_queued: bool
     def __init__(self, connection: Any, expire: Callable[[float], None]) -> None: ...
     @property
@@ -80,3 +99,6 @@ class Dispatcher:
     def wake_all(self) -> None: ...
     def stop(self) -> None: ...
     def forked(self) -> None: ...
+
+def hold_clock(now: float) -> None: ...
+def take(waiting: deque[Message], count: int) -> tuple[list[Message], int]: ...

@@ -20,7 +20,7 @@ from libc.math cimport INFINITY
 
 from ._client cimport ConnectionPath
 from ._publish cimport PublishFields
-from ._time_slice cimport monotonic
+from ._dispatch cimport monotonic
 
 from ._codec import mpub_size
 from ._publish import sent, stored, take_command

@@ -3,7 +3,7 @@
 
 What every consumer is stands in ``nsq_fast.client.consumer``; nothing here knows gevent. A worker is a task, which runs
 handlers one after the other, each in a context of its own: to make a task for each message takes longer than a handler
-that does not wait. What a handler does before it first waits is run compiled, many in a row (``_time_slice.pyx``).
+that does not wait. What a handler does before it first waits is run compiled, many in a row (``_dispatch.pyx``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsq_fast._codec import Message
-from nsq_fast._dispatch import InboundQueue
-from nsq_fast._time_slice import take
+from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.handlers import deferred_kind
@@ -351,7 +350,7 @@ class TaskWorker(Worker):
         timing = acknowledger.timing
         sample = timing.sample(began) if timing is not None and began >= timing.due else None
         try:
-            if inbound.turn is not None:
+            if inbound.lock is not None:
                 await self._serve_ordered(inbound, sample)
             elif acknowledger.batch_handler is not None:
                 await self._serve_batch(inbound, sample)
@@ -360,7 +359,7 @@ class TaskWorker(Worker):
         except Exception:
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             acknowledger.log_fault(self.current)
-        if inbound.turn is None:
+        if inbound.lock is None:
             self._pool.handled(began, inbound.slice.take_count())
         return bool(inbound.waiting)
 
@@ -457,7 +456,7 @@ class TaskWorker(Worker):
                 if error is not None:
                     acknowledger.failed(message, error, is_ordered=True)
                 elif message.mark_returned():
-                    inbound.connection.finish_returned(message)  # the server sends the next one only then
+                    inbound.connection.put_finished(message)  # the server sends the next one only then
                     acknowledger.tell_finished(message)
             self.current = None
             sample = None

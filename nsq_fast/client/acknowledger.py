@@ -1,42 +1,34 @@
 """What follows a handler: FIN, REQ after a failure, giving up after too many attempts.
 
 One object per consumer, used by its workers. The usual case, a handler that
-just returns, is the hot loop's in ``_time_slice.pyx``; everything else is here.
+just returns, is the hot loop's in ``_dispatch.pyx``; everything else is here.
+
+    judge()         True: the handler is called     False: nobody is, and it is requeued (``blocked_policy="stop"``)
+                    a policy: that is called in place of the handler, by give_up()
+    a handler or policy that returns: FIN           one that raises: failed(), REQ
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from time import monotonic, time_ns
+from time import time_ns
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nsq_fast._codec import Message
-from nsq_fast._time_slice import TimeSlice
+from nsq_fast._dispatch import TimeSlice
 from nsq_fast.client.signals import emit, is_heard, receivers
-from nsq_fast.errors import (
-    ConfigError,
-    ConnectionLost,
-    HandlerDeferred,
-    NsqError,
-    OrderViolated,
-    PartitionBlocked,
-    RequeueMessage,
-)
+from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, RequeueMessage
 from nsq_fast.log_events import (
     HANDLER_DEFERRED,
     HANDLER_FAILED,
     INTERNAL_ERROR,
     MESSAGE_FAILS_AGAIN,
     MESSAGE_UNREADABLE,
-    ORDER_VIOLATED,
-    PARTITION_BLOCKED,
     RESPONSE_LOST,
 )
-from nsq_fast.protocol.backoff import RequeueDelay
-from nsq_fast.protocol.order import OrderLedger, Position, Verdict
-from nsq_fast.protocol.targets import Target
+from nsq_fast.protocol.delays import RequeueDelay
 
 from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, message_name, tell_outdated
 from .handlers import BatchHandler, Handler, HandlerTiming, refuse_deferred
@@ -44,10 +36,8 @@ from .handlers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 if TYPE_CHECKING:
     from nsq_fast._dispatch import InboundQueue
 
-    from .connection import Connection
     from .consumer import AnyConsumer
-    from .loop import Timer
-    from .workers import Pool
+    from .ordered import Ordered
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
@@ -98,7 +88,7 @@ class Acknowledger:
         time_slice.tell = self.tell_finished if is_told else None
         return time_slice
 
-    check_result: ClassVar[Any] = staticmethod(refuse_deferred)  # of ``_time_slice.pyx``
+    check_result: ClassVar[Any] = staticmethod(refuse_deferred)  # of ``_dispatch.pyx``
 
     @staticmethod
     async def awaited(awaitable: Any) -> Any:
@@ -232,10 +222,10 @@ class Acknowledger:
         """Whether a policy, and not the handler, gets this message."""
         if self.is_outdated(message):
             return True
-        return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
+        return message.attempts > self.max_tries if inbound.lock is None else self.ordered.gives_up(message)
 
     def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
-        """Give a message up if it has too many attempts; say whether no handler shall see it."""
+        """Give a message up if it is too old or has too many attempts; say whether no handler shall see it."""
         verdict = self.judge(inbound, message)
         if callable(verdict):
             self.give_up(inbound, message, verdict)
@@ -246,12 +236,12 @@ class Acknowledger:
         """Whether the handler of a message shall be called, or which policy in its place."""
         if self.is_outdated(message):
             return self._outdated
-        if inbound.turn is not None:
+        if inbound.lock is not None:
             return self.ordered.judge(message)
         return message.attempts <= self.max_tries or self._give_up
 
     def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
-        """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
+        """Hand a message to the policy, then finish it; keep it if that fails."""
         policy = policy or self.policy_of(message)
         try:
             refuse_deferred(self.call_policy(message, policy))
@@ -261,8 +251,9 @@ class Acknowledger:
             self.given_up(inbound, message, policy)
 
     def policy_of(self, message: Message) -> GiveUpPolicy:
-        """What gets a message that the hot loop calls no handler for."""
-        return self._give_up if message.attempts > self.max_tries else self._outdated
+        """What gets a message that the hot loop calls no handler for. As in ``judge`` its age is the first reason."""
+        is_outdated = self.is_outdated(message) or message.attempts <= self.max_tries
+        return self._outdated if is_outdated else self._give_up
 
     def call_policy(self, message: Message, policy: GiveUpPolicy) -> object:
         """Hand a message to a policy, and tell of it; what that returns."""
@@ -281,12 +272,8 @@ class Acknowledger:
         else:
             self.consumer.given_up += 1
         if message.mark_returned():
-            inbound.connection.finish_returned(message)
+            inbound.connection.put_finished(message)
             self.tell_finished(message)
-
-    def without_given_up(self, inbound: InboundQueue, messages: list[Message]) -> list[Message]:
-        """The messages of a batch that a handler shall see; the others are given up."""
-        return [message for message in messages if not self.is_given_up(inbound, message)]
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """REQ 0 for messages that nobody began to handle."""
@@ -304,200 +291,3 @@ def _requested_delay_ms(error: BaseException) -> int | None:
         return None
     # A delay beyond all reason (or NaN) must not keep the message from being requeued; nsqd clamps what it gets.
     return round(1000 * min(max(error.delay, 0.0), MAX_DELAY)) if error.delay == error.delay else None
-
-
-# Ordered partitions: one handler at a time, order verified, blocked messages never skipped by themselves.
-#
-# A redesigned server has one message of an ordered channel-partition in flight
-# and sends the next when that one is finished. It ignores the delay of a REQ, so
-# a failed message is held here and given back with REQ 0 when its delay is over,
-# or shortly before the server would take it back by itself.
-
-PAUSE, RETRY, STOP = "pause", "retry", "stop"
-BlockedPolicy = str | GiveUpPolicy
-
-# A message is held for so much of its timeout at most: a REQ that comes too late is an error.
-LONGEST_HOLD = 0.8
-
-
-def check_blocked_policy(policy: BlockedPolicy, check: Callable[[str, Any], None]) -> BlockedPolicy:
-    """Return ``policy``; raise ConfigError if it is none."""
-    if policy not in (PAUSE, RETRY, STOP) and not callable(policy):
-        raise ConfigError(f"blocked_policy={policy!r}: must be '{PAUSE}', '{RETRY}', '{STOP}' or a give-up policy")
-    if callable(policy):
-        check("blocked_policy", policy)
-    return policy
-
-
-class Turn:
-    """The right to handle messages of one ordered partition: one worker has it, over all its connections."""
-
-    __slots__ = ("_holder", "_waiting")
-
-    def __init__(self) -> None:
-        self._holder: Pool | None = None
-        self._waiting: list[Pool] = []
-
-    def take(self, pool: Pool) -> bool:
-        """Take it for a worker of ``pool`` if it is free; if not, ``pool`` is woken when it is."""
-        if self._holder is None:
-            self._holder = pool
-            return True
-        if pool not in self._waiting:
-            self._waiting.append(pool)
-        return False
-
-    def give_back(self, pool: Pool) -> None:
-        """Let another worker have it, if one of ``pool`` has it now."""
-        if self._holder is not pool:
-            return
-        self._holder = None
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for pool in waiting:
-                pool.wake()
-
-
-class Ordered:
-    """What a consumer knows and does about its ordered partitions.
-
-    Attributes:
-        ledger: the last position of each partition, for as long as the consumer lives.
-        threshold: attempts from which on a message counts as blocked.
-        blocked: deliveries of messages with more attempts than the threshold.
-    """
-
-    def __init__(self, consumer: AnyConsumer, blocked_policy: BlockedPolicy) -> None:
-        self.ledger: OrderLedger = OrderLedger()
-        self.blocked: int = 0
-        self._consumer = consumer
-        self.threshold: int = consumer.config.attempts_threshold
-        self._order_policy = consumer.config.order_policy
-        self._blocked_policy = blocked_policy
-        self._turns: dict[str, Turn] = {}
-        self._held: dict[Message, Timer] = {}
-        self._log: logging.Logger = consumer.logger
-
-    def turn(self, target: Target) -> Turn:
-        """The one turn of a partition, whoever leads it."""
-        return self._turns.setdefault(_key(target), Turn())
-
-    # Order, where messages are received
-
-    def check_of(self, target: Target) -> Callable[[list[Message]], list[Message]]:
-        """What verifies the order of messages of ``target``, and returns those that shall be handled."""
-        key, moves_on = _key(target), self.ledger.moves_on
-
-        def in_order(messages: list[Message]) -> list[Message]:
-            return [
-                message
-                for message in messages
-                if moves_on(key, message.internal_id, message.offset or 0) or self._may_follow(target, message)
-            ]
-
-        return in_order
-
-    def _may_follow(self, target: Target, message: Message) -> bool:
-        """Judge a message that is the first, comes again or goes backwards; whether it shall be handled."""
-        seen = Position(message.internal_id, message.offset or 0)
-        last = self.ledger.last(_key(target))
-        is_backwards = self.ledger.check(_key(target), seen) is Verdict.BACKWARDS
-        return last is None or not is_backwards or self._violates(target, last, message, seen)
-
-    def _violates(self, target: Target, last: Position, message: Message, seen: Position) -> bool:
-        """Tell of a message that goes backwards, and do what the policy says; whether it shall be handled."""
-        error = OrderViolated(target.partition, last, seen)
-        self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
-        emit(self._consumer, "on_order_violation", message=message, error=error)
-        if self._order_policy == "deliver":
-            self.ledger.rewind(_key(target), seen)
-            return True
-        if self._order_policy == "stop":
-            self._stop(message, error)
-        else:
-            # The server reads on from what is confirmed only (youzan/nsq: nsqd/channel.go, messagePump).
-            # Neither handled nor finished: finishing it might lose it. The partition stands still until the
-            # server is right again, or somebody looks into it.
-            self._consumer.acknowledger.requeue(message, None, False)
-        return False
-
-    def _stop(self, message: Message, error: NsqError) -> None:
-        self._consumer.fail(error)
-        self._consumer.acknowledger.requeue(message, 0, False)
-
-    # Blocked messages, in a worker
-
-    def judge(self, message: Message) -> GiveUpPolicy | bool:
-        """Look at the attempts of a message; say whether its handler shall be called, or which policy in its place."""
-        if message.attempts <= self.threshold:
-            return True
-        self._tell_blocked(message)
-        policy = self._blocked_policy
-        if policy == STOP:
-            self._stop(message, PartitionBlocked(_blocked_text(message)))
-            return False
-        return policy if callable(policy) else True
-
-    def gives_up(self, message: Message) -> bool:
-        """Whether a policy, and not the handler, gets this message."""
-        return message.attempts > self.threshold and callable(self._blocked_policy)
-
-    def is_blocked(self, message: Message) -> bool:
-        """Whether it has failed so often that it counts as blocked."""
-        return message.attempts > self.threshold
-
-    def _tell_blocked(self, message: Message) -> None:
-        self.blocked += 1
-        over = message.attempts - self.threshold
-        if over & (over - 1) == 0:  # the first, second, fourth...: a message that fails all night fills no disk
-            self._log.error("%s", _blocked_text(message), extra=PARTITION_BLOCKED)
-        emit(self._consumer, "on_blocked", message=message)
-
-    def requeue_delay_ms(self, message: Message) -> int:
-        """How long a failed message is held when nobody says otherwise."""
-        if self._blocked_policy == RETRY and message.attempts > self.threshold:
-            return 0
-        return self._consumer.acknowledger.requeue_delay(message.attempts)
-
-    # Holding
-
-    def hold(self, connection: Connection, message: Message, delay_ms: int) -> None:
-        """REQ 0 after a delay, or before the message times out if that is sooner."""
-        left = message.received_at + LONGEST_HOLD * connection.info.msg_timeout - monotonic()
-        pause = max(0.0, min(delay_ms / 1000, left))
-        self._held[message] = self._consumer.loop.call_later(pause, self._give_back, message)
-
-    def holds(self, connection: Connection) -> bool:
-        """Whether a message of this connection failed, and waits here for its next attempt. In any thread."""
-        return any(message.responder is connection for message in list(self._held))
-
-    def release(self, connection: Connection | None = None) -> None:
-        """REQ 0 now for what is held, of one connection or of all."""
-        for message in [each for each in self._held if connection is None or each.responder is connection]:
-            self._give_back(message)
-
-    def forked(self) -> None:
-        """In the child of a fork: what is held is the parent's."""
-        for timer in self._held.values():
-            timer.cancel()
-        self._held.clear()
-
-    def _give_back(self, message: Message) -> None:
-        timer = self._held.pop(message, None)
-        if timer is None:
-            return
-        timer.cancel()
-        with suppress(NsqError):  # a lost connection has given it back already
-            message.responder.requeue(message, 0, False)
-
-
-def _key(target: Target) -> str:
-    """Names a partition, whoever leads it; text, whose hash is computed once."""
-    return f"{target.topic} {target.address if target.partition is None else target.partition}"
-
-
-def _blocked_text(message: Message) -> str:
-    return (
-        f"topic {message.topic}: partition {message.partition} is blocked: message {message_name(message)}"
-        f" (internal id {message.internal_id}, offset {message.offset}) is delivered for the {message.attempts}th time"
-    )

@@ -457,8 +457,8 @@ class Connection(ConnectionPath):
             raise lost_error(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
 
     # Answers to messages. A FIN that follows from the return of a handler is not given here: workers put the message
-    # into ``finished``. The owner and the signals of single messages hear of an answer when a program queues it; the
-    # owner hears once more when the system has it, or when it is lost.
+    # into ``finished``, or hand it to ``put_finished``. The owner and the signals of single messages hear of an answer
+    # when a program queues it; the owner hears once more when the system has it, or when it is lost.
 
     def finish(self, message: Message) -> Queued:
         """FIN, together with the others of this turn of the loop."""
@@ -472,10 +472,6 @@ class Connection(ConnectionPath):
         if self._signals is not None:
             self._signals.finished((message,))
         return QUEUED
-
-    def finish_returned(self, message: Message) -> None:
-        """FIN a message that is marked as answered because its handler has returned. Raises nothing."""
-        self.put_finished(message)
 
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> Queued:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""

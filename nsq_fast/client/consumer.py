@@ -2,8 +2,8 @@
 
 A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
 ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
-``workers`` (who calls handlers, and what they can take on), ``acknowledger`` (what follows a handler; ordered
-partitions), ``deadlines`` (handlers that run long, messages that expire).
+``workers`` (who calls handlers, and what they can take on), ``acknowledger`` (what follows a handler), ``ordered``
+(ordered partitions), ``deadlines`` (handlers that run long, messages that expire).
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from nsq_fast.log_events import (
     STARTED_ALREADY,
 )
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
-from nsq_fast.protocol.backoff import RequeueDelay
+from nsq_fast.protocol.delays import RequeueDelay
 from nsq_fast.protocol.publishing import SeenKeys
 from nsq_fast.protocol.targets import TopicArgument, TopicChoice, parse_start
 
-from .acknowledger import PAUSE, Acknowledger, BlockedPolicy, Ordered, check_blocked_policy
+from .acknowledger import Acknowledger
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
 from .deadlines import Deadlines
 from .flow import Flow
-from .give_up import FINISH, AgePolicy, GiveUpPolicy, check_max_age_policy
+from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
 from .handlers import check_handler
 from .loop import Event
+from .ordered import BLOCKED_POLICIES, PAUSE, BlockedPolicy, Ordered
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Subscriber, Subscriptions
 from .transport import check_tls_options
@@ -262,8 +263,9 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.logger: logging.Logger = logging.getLogger(self.name)
         self.given_up = self.outdated = 0
         self._give_up = give_up
-        self._blocked_policy = check_blocked_policy(blocked_policy, self._check_policy)
-        self._max_age_policy = check_max_age_policy(max_age_policy, self._check_policy)
+        check = self._check_policy
+        self._blocked_policy: BlockedPolicy = check_policy("blocked_policy", blocked_policy, BLOCKED_POLICIES, check)
+        self._max_age_policy: AgePolicy = check_policy("max_age_policy", max_age_policy, AGE_POLICIES, check)
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
         self.trace: TraceLog = trace or trace_log

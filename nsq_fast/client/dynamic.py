@@ -22,7 +22,7 @@ from nsq_fast.errors import ConfigError, HttpError, NameInvalid
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic, parse_address
 from nsq_fast.printable import printable
-from nsq_fast.protocol.backoff import grown
+from nsq_fast.protocol.delays import grown
 
 from .http import HttpClient, parse_endpoint
 from .loop import Event

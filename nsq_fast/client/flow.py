@@ -1,8 +1,11 @@
 """The flow of messages into a consumer: RDY over all its connections, backoff, and what handlers can take on.
 
-``protocol.rdy`` and ``protocol.backoff`` decide; ``Flow`` sends what they decided. It recomputes when something
-happened: a connection came or went, max_in_flight or the backoff changed, a timer is due. Never per message: while some
-connection waits for others to answer their messages, it is once per batch of answers.
+``protocol.rdy`` decides; ``Flow`` sends what it decided. It recomputes when something happened: a connection came or
+went, max_in_flight or the backoff changed, a timer is due. Never per message: while some connection waits for others to
+answer their messages, it is once per batch of answers.
+
+Results of messages come from ``Subscription``: a FIN that was sent is a success, a REQ that counts is a failure, a lost
+connection one of its own backoff. So a probe, the one message that is asked for after a pause, needs no mark.
 
 A message that waits longer than its timeout is taken back by nsqd, delivered again, and its attempt is lost. So no
 more messages are asked for than the workers handle in a part of the timeout, at the speed that was measured (``Load``).
@@ -20,8 +23,7 @@ from nsq_fast.config import ConsumerConfig
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import BACKOFF_BEGAN, BACKOFF_ENDED, MAX_IN_FLIGHT_HIGH, MAX_IN_FLIGHT_LOW
 from nsq_fast.protocol import rdy
-from nsq_fast.protocol.backoff import Backoff
-from nsq_fast.protocol.rdy import Sharing, limit_in_backoff
+from nsq_fast.protocol.rdy import Backoff, Sharing
 
 from .loop import Repeated
 
@@ -46,8 +48,6 @@ class Flow:
         is_paused: whether RDY 0 was asked for.
         sharing: how ``max_in_flight`` is shared out; says whether some connection waits for what others still hold.
         backoff: of all connections. A connection may have one of its own instead.
-        has_members: whether there is a subscribed connection.
-        members_changed: called when one has come or gone; None: nobody asks.
 
     Args:
         pools: what handlers can take on, and what they hold although nsqd has taken it back.
@@ -60,7 +60,6 @@ class Flow:
         self._idle_timeout = config.low_ready_idle_timeout
         self.sharing: Sharing = Sharing(self._idle_timeout, random.random)
         self._pools = pools
-        self.members_changed: Callable[[], object] | None = None
         self._members: list[Subscription] = []
         self._expected = 0
         self._log = log
@@ -87,21 +86,12 @@ class Flow:
         """Give a connection that has just subscribed its share."""
         member.share.turn_at = member.share.active_at = monotonic()
         self._members.append(member)
-        self._tell_members()
+        self.changed()
 
     def remove(self, member: Subscription) -> None:
         if member in self._members:
             self._members.remove(member)
-            self._tell_members()
-
-    def _tell_members(self) -> None:
-        self.changed()
-        if self.members_changed is not None:
-            self.members_changed()
-
-    @property
-    def has_members(self) -> bool:
-        return bool(self._members)
+            self.changed()
 
     def result(self, success: bool, backoff: Backoff) -> None:
         """Count the result of a message for a backoff: that of all connections, or of one."""
@@ -117,7 +107,8 @@ class Flow:
 
     def _name_of(self, backoff: Backoff) -> str:
         """Which connection a backoff is of; empty for that of all."""
-        return "".join(f" of {member.connection.address}" for member in self._members if member.backoff is backoff)
+        own = [member for member in self._members if member.backoff is backoff is not self.backoff]
+        return "".join(f" of {member.connection.address}" for member in own)
 
     @property
     def limit(self) -> int:
@@ -144,25 +135,20 @@ class Flow:
             member.share.capacity = member.capacity
         overdue = self._pools.overdue
         allowed = max(0, self.limit - overdue)
-        limit = self._limit(allowed, now)
+        usual = min(allowed, self._pools.capacity_of(self._pools.shared))
+        limit = 0 if self.is_paused else self.backoff.limit(usual, allowed, now)
         self._warn(shares, allowed)
         held_back = [member for member in members if member.backoff is not self.backoff and member.backoff.is_on]
-        for member in held_back:  # nothing while it is paused, then one message to see whether things are better
-            member.share.capacity = 0 if member.backoff.is_paused(now) else min(1, member.share.capacity)
+        for member in held_back:
+            capacity = member.share.capacity
+            member.share.capacity = member.backoff.limit(capacity, capacity, now)
         changes = self.sharing.changes(shares, limit, allowed, now, self._expected)
         # RDY is a ceiling, not a credit: nsqd sends while fewer are in flight (nsqio/nsq: nsqd/client_v2.go,
         # IsReadyForMessages). So a share that is taken away is free only when its messages are responded to.
         for index, count in changes:
             self._send(members[index], count, now)
-        backoffs = [self.backoff, *(member.backoff for member in held_back)]
-        pause = self.sharing.next_look(shares, backoffs, limit, now)
+        pause = self.sharing.next_look(shares, [self.backoff, *(each.backoff for each in held_back)], limit, now)
         return pause if not overdue else min(OVERDUE_PAUSE, pause or OVERDUE_PAUSE)
-
-    def _limit(self, allowed: int, now: float) -> int:
-        if self.is_paused:
-            return 0
-        usual = min(allowed, self._pools.capacity_of(self._pools.shared))
-        return limit_in_backoff(usual, allowed, self.backoff, now)
 
     def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
         """Say once each what keeps messages from coming as the options have it."""

@@ -172,16 +172,16 @@ class PublishTo:
         return None if own is None else own.close()
 
 
-FINISH, GIVE_UP = "finish", "give_up"
+AGE_POLICIES = FINISH, GIVE_UP = "finish", "give_up"
 AgePolicy = str | GiveUpPolicy
 
 
-def check_max_age_policy(policy: AgePolicy, check: Callable[[str, Any], None]) -> AgePolicy:
-    """Return ``policy``; raise ConfigError if it is none."""
-    if policy not in (FINISH, GIVE_UP) and not callable(policy):
-        raise ConfigError(f"max_age_policy={policy!r}: must be '{FINISH}', '{GIVE_UP}' or a give-up policy")
+def check_policy(name: str, policy: Any, words: tuple[str, ...], check: Callable[[str, Any], None]) -> Any:
+    """Return ``policy``; raise ConfigError unless it is one of ``words``, or a give-up policy that ``check`` takes."""
     if callable(policy):
-        check("max_age_policy", policy)
+        check(name, policy)
+    elif policy not in words:
+        raise ConfigError(f"{name}={policy!r}: must be {', '.join(map(repr, words))} or a give-up policy")
     return policy
 
 

@@ -52,7 +52,7 @@ from nsq_fast.log_events import (
 )
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.printable import printable
-from nsq_fast.protocol.backoff import grown
+from nsq_fast.protocol.delays import grown
 from nsq_fast.protocol.targets import END, StartPositions, Target
 from nsq_fast.protocol.topology import (
     ACCEPT,

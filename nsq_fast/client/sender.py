@@ -63,7 +63,7 @@ from nsq_fast.log_events import (
     KEYS_UNORDERED,
 )
 from nsq_fast.names import Address
-from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.delays import ReconnectDelay
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publishing import (
     LONGEST_LEADER_PAUSE,

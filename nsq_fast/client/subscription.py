@@ -48,7 +48,7 @@ from .give_up import message_name
 
 if TYPE_CHECKING:
     from nsq_fast.client.trace import Outcome
-    from nsq_fast.protocol.backoff import Backoff
+    from nsq_fast.protocol.rdy import Backoff
 
     from .consumer import AnyConsumer
     from .loop import Changes
@@ -210,7 +210,7 @@ class Subscription:
         # nsqd/channel.go, messagePump (waits for the confirmation of the last one).
         self.share = Share(max_rdy_count=1 if self.is_ordered else self.connection.info.max_rdy_count)
         if self.is_ordered:
-            self.inbound.turn = consumer.ordered.turn(self.target)
+            self.inbound.lock = consumer.ordered.lock_of(self.target)
             self.connection.hold = consumer.ordered.hold
             self.connection.answer_promptly()
         if not self.mode.extend_support:

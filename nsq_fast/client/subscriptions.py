@@ -42,7 +42,7 @@ from nsq_fast.log_events import (
     TOPIC_MATCHED,
 )
 from nsq_fast.names import Address
-from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.delays import ReconnectDelay
 from nsq_fast.protocol.targets import (
     Mode,
     Target,
@@ -62,7 +62,7 @@ from .loop import Changes, Repeated
 from .subscription import ConnectionStats, Counters, Subscription
 
 if TYPE_CHECKING:
-    from nsq_fast.protocol.backoff import Backoff
+    from nsq_fast.protocol.rdy import Backoff
     from nsq_fast.protocol.targets import StartPositions
 
     from .consumer import AnyConsumer

@@ -30,8 +30,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
-from nsq_fast._dispatch import Dispatcher, HandlerLimit, InboundQueue, PromptFins, Tally
-from nsq_fast._time_slice import Caller, take
+from nsq_fast._dispatch import Caller, Dispatcher, HandlerLimit, InboundQueue, PromptFins, Tally, take
 
 from .handlers import Handler, Sample, refuse_deferred
 from .loop import SLICE
@@ -39,7 +38,7 @@ from .loop import SLICE
 if TYPE_CHECKING:
     from nsq_fast.protocol.in_flight import InFlight
 
-    from .acknowledger import Acknowledger, Turn
+    from .acknowledger import Acknowledger
     from .consumer import AnyConsumer
 
 UNLIMITED = 1 << 30
@@ -182,8 +181,8 @@ class Worker(Caller):
         timing = self._acknowledger.timing
         sample = timing.sample(began) if timing is not None and began >= timing.due else None
         try:
-            if inbound.turn is not None:
-                self._handle_ordered(inbound, inbound.turn, sample)
+            if inbound.lock is not None:
+                self._handle_ordered(inbound, sample)
             elif self._acknowledger.batch_handler is not None:
                 self._handle_batch(inbound, sample)
             else:
@@ -193,14 +192,14 @@ class Worker(Caller):
             self._acknowledger.log_fault(self.current)
         if sample is not None:
             sample.count()
-        if inbound.turn is None:  # an ordered partition has one message in flight, however long its handler takes
+        if inbound.lock is None:  # an ordered partition has one message in flight, however long its handler takes
             self._pool.handled(self.began, inbound.slice.take_count())
 
     def calling(self, handler: Callable[[Any, Any], object], sample: Sample | None) -> Callable[[Any, Any], object]:
         """What calls a handler with one item, where it runs, and times it."""
         return handler if sample is None else sample.timed(handler)
 
-    def _handle_ordered(self, inbound: InboundQueue, turn: Turn, sample: Sample | None) -> None:
+    def _handle_ordered(self, inbound: InboundQueue, sample: Sample | None) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once."""
         pool, acknowledger, waiting = self._pool, self._acknowledger, inbound.waiting
         consumer, threshold = acknowledger.consumer, acknowledger.ordered.threshold
@@ -222,7 +221,7 @@ class Worker(Caller):
                     acknowledger.failed(message, error, is_ordered=True)
                 else:
                     if message.mark_returned():
-                        inbound.connection.finish_returned(message)  # the server sends the next one only then
+                        inbound.connection.put_finished(message)  # the server sends the next one only then
                         acknowledger.tell_finished(message)
                         is_finished = True
             self.current = None
@@ -286,7 +285,8 @@ class Worker(Caller):
         messages, attempts = take(inbound.waiting, self._acknowledger.batch_size)
         self.current = messages
         if attempts > self._acknowledger.max_tries or self._acknowledger.max_age:
-            messages = self.current = self._acknowledger.without_given_up(inbound, messages)
+            is_given_up = self._acknowledger.is_given_up
+            messages = self.current = [message for message in messages if not is_given_up(inbound, message)]
         return messages
 
 
@@ -362,11 +362,11 @@ class Cursor(Worker):
             self._sample.count()
             self._sample = None
         self.is_over = inbound.slice.returned(message)
-        if inbound.turn is not None:  # the server sends the next one only then
+        if inbound.lock is not None:  # the server sends the next one only then
             inbound.connection.flush()
 
     def _leave(self, inbound: InboundQueue) -> None:
-        if inbound.turn is None:
+        if inbound.lock is None:
             self._pool.handled(self.began, inbound.slice.take_count())
         self._inbound = None
         self._pool.leave(inbound)

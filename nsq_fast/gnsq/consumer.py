@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from math import inf
 from multiprocessing import cpu_count
 from time import monotonic
 from typing import Any, ClassVar
 
-from gevent.event import Event
+from gevent import sleep
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
@@ -27,7 +28,8 @@ from nsq_fast.client.subscriptions import Subscriber
 from nsq_fast.consumer import Consumer as _Consumer
 from nsq_fast.errors import NSQException, NSQNoConnections
 from nsq_fast.names import Address
-from nsq_fast.protocol.backoff import Backoff, RequeueDelay
+from nsq_fast.protocol.delays import RequeueDelay
+from nsq_fast.protocol.rdy import Backoff
 
 from .basics import BACKOFF, INIT, RUNNING, THROTTLED, BackoffTimer, deprecated
 from .httpclient import LookupdClient
@@ -97,6 +99,21 @@ class _Level(BackoffTimer):
     @c.setter
     def c(self, value: int) -> None:
         self._backoff.level = value
+
+
+class _Ready:
+    """What tests of programs wait for: that RDY was shared out for the first time."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def wait(self, timeout: float | None = None) -> bool:
+        deadline = monotonic() + (inf if timeout is None else timeout)
+        while not any(each.is_connected for each in self._consumer.subscribers):
+            if monotonic() > deadline:
+                return False
+            sleep(0.005)
+        return True
 
 
 class _ChangingOption(OptionAttribute):
@@ -246,15 +263,8 @@ class Consumer(_Consumer):
         return {each.connection: _Level(each.backoff) for each in self.subscribers}
 
     @property
-    def _redistributed_ready_event(self) -> Event:
-        flow = self.flow
-        if flow.members_changed is None:
-            is_ready = Event()
-            flow.members_changed = lambda: is_ready.set() if flow.has_members else is_ready.clear()
-            flow.members_changed()
-            vars(self)["_ready_event"] = is_ready
-        event: Event = vars(self)["_ready_event"]
-        return event
+    def _redistributed_ready_event(self) -> _Ready:
+        return _Ready(self)
 
     def redistribute_ready_state(self) -> None:
         """Have RDY redistributed soon."""

@@ -10,7 +10,7 @@ from nsq_fast._codec import Message, TracedReply, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, MessageTooLarge, ProtocolError, RemoteProtocolError, ServerError
 
-from .backoff import Backoff, BackoffStrategy, ExponentialBackoff, ReconnectDelay
+from .delays import ReconnectDelay
 from .dialect import ORIGINAL, REDESIGNED, Dialect
 from .events import (
     AnswerFailed,
@@ -28,6 +28,7 @@ from .events import (
     ServerInfo,
     UpgradeNeeded,
 )
+from .rdy import Backoff, BackoffStrategy, ExponentialBackoff
 from .session import Session, Stage
 from .topology import LookupAnswer, Nsqd, parse_lookup
 

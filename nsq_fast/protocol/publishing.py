@@ -30,7 +30,7 @@ from nsq_fast.errors import (
 )
 from nsq_fast.names import Address
 
-from .backoff import grown
+from .delays import grown
 from .dialect import Dialect
 
 # What goes with the body of a publish, and the commands that say it.

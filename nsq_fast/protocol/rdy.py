@@ -1,4 +1,4 @@
-"""How a consumer shares its max_in_flight out over connections: no clock, no I/O.
+"""How a consumer shares its max_in_flight out over connections, and its backoff: no clock, no I/O.
 
 nsqd pushes while a connection's in flight is below its RDY, so RDY is a
 ceiling and not a credit that is used up. What must hold at every moment is
@@ -10,21 +10,32 @@ therefore frees its share only as its messages are answered. A lower is also
 not known to the server at once: messages pushed before it may still be on the
 way, so the old ceiling stays charged for ``SETTLE`` seconds.
 
-``Sharing.targets`` says what every connection should have, ``plan`` which commands
-may be sent now on the way there, lowers first. Whoever owns the connections sends
+``Sharing.wanted`` says what every connection should have, ``plan`` which commands may
+be sent now on the way there, lowers first. Whoever owns the connections sends
 what ``Sharing.changes`` makes of both, notes it with ``Share.sent``, and calls again
 when something happened, or when ``next_look`` said so: a connection came or went,
 max_in_flight or the backoff changed; and, while ``is_waiting``, messages were
 responded to.
+
+With fewer messages than connections, ``wanted`` has them take turns at RDY 1:
+
+    waits, RDY 0  --- the others' turns are over, it waits longest --->  has RDY 1
+                  <-- nothing came for a part of the idle timeout; or
+                      for the idle timeout, after something came; or
+                      it has had it for HOLD_FACTOR idle timeouts -----
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Protocol
 
 import msgspec
 
-from .backoff import Backoff
+from nsq_fast._record import Record
+
+from .delays import grown
 
 SETTLE = 0.25
 """Seconds that a server may take to see a lower and its last messages to arrive here."""
@@ -40,7 +51,9 @@ STARVED_RATIO = 0.85
 """Share of RDY in flight from which a connection counts as starved: foresees starvation, as the NSQ guide asks."""
 
 LOOKS = 4
-"""Turns of a scarce RDY are looked at so often in each idle timeout, at least."""
+"""Turns that are as short as can be are looked at so often in each."""
+
+Random = Callable[[], float]
 
 
 class Share(msgspec.Struct):
@@ -86,26 +99,9 @@ class Share(msgspec.Struct):
         self.rdy = rdy
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Commands that may be sent now, in this order, as (index of the connection, RDY).
-
-    ``waiting`` says that some connection is below its target until others have answered their messages.
-    """
-
-    changes: list[tuple[int, int]]
-    waiting: bool
-
-
 def is_starved(held: int, rdy: int) -> bool:
     """Whether (almost) as many messages are held as the server may send."""
     return held > 0 and held >= rdy * STARVED_RATIO
-
-
-def limit_in_backoff(usual: int, allowed: int, backoff: Backoff, now: float) -> int:
-    """Messages to ask for: ``usual``; none while the backoff has a pause, then one if ``allowed`` has room: a probe."""
-    if backoff.is_paused(now):
-        return 0
-    return min(1, allowed) if backoff.is_on else usual
 
 
 def split(total: int, caps: Sequence[int]) -> list[int]:
@@ -119,14 +115,19 @@ def split(total: int, caps: Sequence[int]) -> list[int]:
     return result
 
 
-def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now: float) -> Plan:
-    """The commands that may be sent now to bring ``shares`` to the ``wanted`` targets."""
+def plan(
+    shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now: float
+) -> tuple[list[tuple[int, int]], bool]:
+    """The RDYs that may be sent now to bring ``shares`` to what is ``wanted``, in this order, as (index, RDY).
+
+    And whether some connection stays below that until others have answered their messages.
+    """
     changes = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
     held = [share.held(now) for share in shares]  # one that is lowered holds what it has until the server knows
     free = max_in_flight - sum(held)
     below = [index for index, want in enumerate(wanted) if want > shares[index].rdy]
     if free < 0:  # messages came that were on their way: until they are answered, any raise would keep it so
-        return Plan(changes, bool(below))
+        return changes, bool(below)
     below.sort(key=lambda index: (shares[index].rdy, shares[index].turn_at))
     granted = {index: shares[index].rdy for index in below}
     for is_fill in (False, True):  # one for each connection at 0 first, so that none waits for another's fill
@@ -142,7 +143,7 @@ def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now
         # Not each of the messages that others answer is worth a command.
         if new == want or (new > rdy and (rdy == 0 or new - rdy >= want // 4)):
             changes.append((index, new))
-    return Plan(changes, any(new < wanted[index] for index, new in granted.items()))
+    return changes, any(new < wanted[index] for index, new in granted.items())
 
 
 class Sharing:
@@ -151,16 +152,14 @@ class Sharing:
     Args:
         idle_timeout: seconds without a message after which a connection passes a scarce RDY on.
         random: gives numbers in [0, 1).
-        probes: a connection without any message passes a scarce RDY on after this part of the idle timeout.
 
     Attributes:
         is_waiting: whether some connection waits for a share that others still hold.
     """
 
-    def __init__(self, idle_timeout: float, random: Callable[[], float], probes: int = PROBES) -> None:
+    def __init__(self, idle_timeout: float, random: Random) -> None:
         self._idle_timeout = idle_timeout
         self._random = random
-        self._probes = probes
         self.is_waiting: bool = False
 
     def changes(
@@ -174,10 +173,9 @@ class Sharing:
             expected: connections that are being made, for which room is kept.
         """
         absent = [Share() for _ in range(expected)] if limit >= len(shares) + expected else []
-        wanted = self.targets([*shares, *absent], limit, now)
-        planned = plan(shares, wanted[: len(shares)], allowed, now)
-        self.is_waiting = planned.waiting
-        return planned.changes
+        wanted = self.wanted([*shares, *absent], limit, now)
+        changes, self.is_waiting = plan(shares, wanted[: len(shares)], allowed, now)
+        return changes
 
     def next_look(self, shares: Sequence[Share], backoffs: Iterable[Backoff], limit: int, now: float) -> float | None:
         """Seconds until ``changes`` is to be called again although nothing happened; None for never."""
@@ -185,14 +183,14 @@ class Sharing:
         if self.is_waiting:
             moments.extend(share.settles_at for share in shares if share.settles_at > now)
         if 0 < limit < len(shares):
-            moments.append(now + max(SETTLE / LOOKS, self._idle_timeout / max(LOOKS, self._probes)))
+            moments.append(now + max(SETTLE / LOOKS, self._idle_timeout / PROBES))
         return max(0.0, min(moments) - now) if moments else None
 
-    def targets(self, shares: Sequence[Share], limit: int, now: float) -> list[int]:
+    def wanted(self, shares: Sequence[Share], limit: int, now: float) -> list[int]:
         """The RDY that each connection should have, together at most ``limit``.
 
         With enough for all it is an even split. Otherwise ``limit`` connections get RDY 1, and those that were idle for
-        the idle timeout pass it on; after a part of it (``probes``) if they got nothing since they have it. Those
+        the idle timeout pass it on; after a part of it (``PROBES``) if they got nothing since they have it. Those
         without capacity get 0.
         """
         able = [index for index, share in enumerate(shares) if share.capacity > 0]
@@ -214,7 +212,7 @@ class Sharing:
     def _turn_is_over(self, share: Share, now: float) -> bool:
         # A message may need as long on its way as a command: no turn is shorter than that.
         has_brought_something = share.active_at > share.turn_at
-        patience = max(SETTLE, self._idle_timeout if has_brought_something else self._idle_timeout / self._probes)
+        patience = max(SETTLE, self._idle_timeout if has_brought_something else self._idle_timeout / PROBES)
         if share.in_flight == 0 and now - share.active_at > patience:
             return True
         return now - share.turn_at > HOLD_FACTOR * max(SETTLE, self._idle_timeout)
@@ -229,3 +227,110 @@ def _precedence(share: Share, now: float) -> int:
     if share.rdy > 0:
         return 1
     return 0 if share.settles_at <= now else 2
+
+
+class BackoffStrategy(Protocol):
+    """How long the pauses of backoff are. Without state and without a clock: levels in, seconds out."""
+
+    @property
+    def jitter(self) -> float:
+        """The share of each pause that chance may take away: 0.0 for none, 1.0 for all of it."""
+
+    def duration(self, level: int) -> float:
+        """The longest pause at ``level`` in seconds: 1 after the first failure, one more after each that follows."""
+
+
+class ExponentialBackoff(Record, frozen=True):
+    """Pauses that grow by ``factor`` with each level, from ``base`` seconds on; a BackoffStrategy.
+
+    With ``jitter=1.0`` a pause is any time up to that: consumers that failed together do not come back together.
+    """
+
+    base: float = 1.0
+    factor: float = 2.0
+    jitter: float = 0.1
+
+    def duration(self, level: int) -> float:
+        """The longest pause at ``level`` in seconds."""
+        return grown(self.base, self.factor, level - 1, inf)
+
+
+MOST_LEVELS = 32
+"""A strategy whose pauses do not grow to the longest ends here: recovery takes no more successes than levels."""
+
+
+class Backoff:
+    """Backoff of a consumer as the NSQ guide says: pause, probe with one message, recover or pause longer.
+
+    Each pause is a window; results that arrive within it are not counted, so
+    one result moves the level once per window. The pause doubles with each
+    level up to ``max_duration`` seconds, or does what ``strategy`` says; 0 turns backoff off.
+    A failure raises the level by one, a success halves it.
+    """
+
+    def __init__(
+        self,
+        max_duration: float,
+        *,
+        random: Random,
+        base: float = 1.0,
+        jitter: float = 0.1,
+        strategy: BackoffStrategy | None = None,
+    ) -> None:
+        self._max_duration = max_duration
+        self._strategy = strategy or ExponentialBackoff(base, 2.0, jitter)
+        self._random = random
+        self.level: int = 0
+        self.until: float = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether failures are being recovered from: paused, or probing."""
+        return self.level > 0
+
+    def is_paused(self, now: float) -> bool:
+        """Whether nothing may be asked for yet. When on and not paused, one message at a time may."""
+        return self.level > 0 and now < self.until
+
+    def limit(self, usual: int, allowed: int, now: float) -> int:
+        """Messages to ask for: ``usual``; none in a pause, then one if ``allowed`` has room for it: a probe."""
+        return usual if not self.is_on else 0 if self.is_paused(now) else min(1, allowed)
+
+    def record(self, success: bool, now: float) -> bool:
+        """Count the result of a message; say whether it changed anything."""
+        if now < self.until or self._max_duration <= 0.0 or (success and self.level == 0):
+            return False
+        if success:
+            self.level = self.level_after_success(self.level)
+        elif self.level == 0 or (self.level < MOST_LEVELS and self._duration(self.level) < self._max_duration):
+            self.level += 1  # bounded by the cap, so that recovery takes no more steps than the cap has levels
+        if self.level:
+            self.pause(now)
+        else:
+            self.until = 0.0
+        return True
+
+    @staticmethod
+    def level_after_success(level: int) -> int:
+        """The next level. Halved, not one less: the pauses of all levels together are as long as the failure was."""
+        return level // 2
+
+    def pause(self, now: float) -> None:
+        """Begin a pause of the length that the present level asks for."""
+        self.until = now + self._with_jitter(self._duration(self.level))
+
+    def probe(self) -> None:
+        """End the pause, and let one message show whether things are better."""
+        # The level stays: only the result of the message may lower it.
+        self.until = 0.0
+
+    def reset(self) -> None:
+        """Forget all failures."""
+        self.level = 0
+        self.until = 0.0
+
+    def _duration(self, level: int) -> float:
+        return min(max(0.0, self._strategy.duration(level)), self._max_duration)
+
+    def _with_jitter(self, duration: float) -> float:
+        return duration * (1.0 - self._strategy.jitter * self._random())

@@ -21,14 +21,15 @@ OLD, YOUNG = [2, 4, 6], [1, 3, 5]
 OPTIONS = {"max_age": 7200, "max_in_flight": 10, "max_backoff_duration": 0, "requeue_delay": 0}
 
 
-async def push(face: Face, nsqd: ScriptedNsqd) -> Any:
+async def push(face: Face, nsqd: ScriptedNsqd, failed_too_often: int = 0) -> Any:
     """Send all of them; the connection."""
     await face.until(lambda: nsqd.connections and nsqd.connections[0].rdy)
     connection = nsqd.connections[0]
 
     def send() -> None:
         for number, hours in AGES.items():
-            connection.push(number, body=b"%d" % number, timestamp=time_ns() - hours * HOUR)
+            attempts = 9 if number == failed_too_often else 1
+            connection.push(number, body=b"%d" % number, timestamp=time_ns() - hours * HOUR, attempts=attempts)
 
     await face.do(send)
     return connection
@@ -68,7 +69,7 @@ def test_no_handler_gets_what_is_too_old_and_the_rest_is_handled(
                 await join()
 
     async def check(consumer: Any) -> None:
-        connection = await push(face, nsqd)
+        connection = await push(face, nsqd, failed_too_often=6)  # it goes where those go that are too old
         await face.until(lambda: sorted(connection.answered(b"FIN")) == sorted(AGES), consumer.stats)
         assert sorted(found) == YOUNG
         assert (consumer.stats().outdated, consumer.outdated, consumer.stats().given_up) == (3, 3, 0)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_fast.protocol.backoff import MOST_LEVELS, Backoff, ExponentialBackoff, ReconnectDelay, RequeueDelay
+from nsq_fast.protocol.delays import ReconnectDelay, RequeueDelay
+from nsq_fast.protocol.rdy import MOST_LEVELS, Backoff, ExponentialBackoff
 
 chance = st.floats(0.0, 1.0, exclude_max=True)
 

@@ -18,13 +18,13 @@ from nsq_fast.protocol.rdy import Share
 
 
 def apply(shares, limit, now=0.0, *, idle_timeout=10.0, max_in_flight=None):
-    """One round as a consumer does it; returns the plan."""
+    """One round as a consumer does it; returns the commands, and whether some connection waits for others."""
     max_in_flight = limit if max_in_flight is None else max_in_flight
-    wanted = rdy.Sharing(idle_timeout, chance.random).targets(shares, limit, now)
-    plan = rdy.plan(shares, wanted, max_in_flight, now)
-    for index, count in plan.changes:
+    wanted = rdy.Sharing(idle_timeout, chance.random).wanted(shares, limit, now)
+    changes, is_waiting = rdy.plan(shares, wanted, max_in_flight, now)
+    for index, count in changes:
         shares[index].sent(count, now)
-    return plan
+    return changes, is_waiting
 
 
 def counts(shares):
@@ -44,22 +44,20 @@ def test_no_remainder_is_wasted():
 def test_nothing_to_send_when_all_is_as_it_should_be():
     shares = [Share(), Share()]
     apply(shares, 10)
-    assert apply(shares, 10) == rdy.Plan([], False)
+    assert apply(shares, 10) == ([], False)
 
 
 def test_a_new_connection_waits_until_the_old_one_has_room():
     old, new = Share(), Share()
     apply([old], 10)
     old.in_flight = 10
-    plan = apply([old, new], 10, now=1.0)
-    assert plan.changes == [(0, 5)]
-    assert plan.waiting
-    assert not apply([old, new], 10, now=2.0).changes, "ten are still held"
+    assert apply([old, new], 10, now=1.0) == ([(0, 5)], True)
+    assert apply([old, new], 10, now=2.0) == ([], True), "ten are still held"
     old.in_flight = 8
     apply([old, new], 10, now=3.0)
     assert new.rdy == 2
     old.in_flight = 0
-    assert not apply([old, new], 10, now=4.0).waiting
+    assert not apply([old, new], 10, now=4.0)[1]
     assert counts([old, new]) == [5, 5]
 
 
@@ -75,18 +73,17 @@ def test_a_lower_is_charged_until_the_server_knows_it():
 def test_nothing_is_raised_while_more_is_held_than_may_be():
     """Messages that were on their way came later than a lower is thought to take."""
     late = [Share(in_flight=2, settles_at=-1.0), Share(rdy=1, in_flight=1), Share(rdy=1)]
-    plan = rdy.plan(late, [1, 0, 1], 3, 0.0)
-    assert plan == rdy.Plan([(1, 0)], waiting=True)
+    assert rdy.plan(late, [1, 0, 1], 3, 0.0) == ([(1, 0)], True)
     late[1].sent(0, 0.0)
     late[1].in_flight = 0
-    assert rdy.plan(late, [1, 0, 1], 3, 1.0).changes == [(0, 1)]
+    assert rdy.plan(late, [1, 0, 1], 3, 1.0)[0] == [(0, 1)]
 
 
 def test_lowers_come_before_raises():
     shares = [Share(rdy=10), Share(rdy=0), Share(rdy=2)]
-    plan = rdy.plan(shares, [4, 4, 4], 20, 0.0)
-    assert plan.changes[0] == (0, 4)
-    assert {index for index, _ in plan.changes[1:]} == {1, 2}
+    changes, _ = rdy.plan(shares, [4, 4, 4], 20, 0.0)
+    assert changes[0] == (0, 4)
+    assert {index for index, _ in changes[1:]} == {1, 2}
 
 
 def test_a_connection_with_messages_keeps_its_turn_and_an_idle_one_passes_it_on():
@@ -114,7 +111,7 @@ def test_a_busy_connection_gives_others_a_turn_in_the_end():
 def test_who_waits_goes_before_who_has_had_a_turn_for_longer():
     holding = Share(rdy=1, turn_at=1.0, active_at=39.0)
     waiting = Share(turn_at=5.0)
-    assert rdy.Sharing(10.0, chance.random).targets([holding, waiting], 1, 40.0) == [0, 1]
+    assert rdy.Sharing(10.0, chance.random).wanted([holding, waiting], 1, 40.0) == [0, 1]
 
 
 @given(st.integers(2, 12), st.integers(1, 11), st.randoms())
@@ -123,8 +120,8 @@ def test_no_connection_sticks_at_zero(connections, limit, luck):
     served = set()
     now = 0.0
     for _ in range(6 * connections):
-        wanted = rdy.Sharing(1.0, luck.random).targets(shares, limit, now)
-        for index, count in rdy.plan(shares, wanted, limit, now).changes:
+        wanted = rdy.Sharing(1.0, luck.random).wanted(shares, limit, now)
+        for index, count in rdy.plan(shares, wanted, limit, now)[0]:
             shares[index].sent(count, now)
         served |= {index for index, share in enumerate(shares) if share.rdy}
         now += 0.6
@@ -240,9 +237,9 @@ class Distribution(RuleBasedStateMachine):
 
     def distribute(self, limit):
         shares = [server.share for server in self.servers]
-        wanted = rdy.Sharing(1.0, self.chance.random).targets(shares, limit, self.now)
+        wanted = rdy.Sharing(1.0, self.chance.random).wanted(shares, limit, self.now)
         assert sum(wanted) <= limit
-        for index, count in rdy.plan(shares, wanted, self.limit, self.now).changes:
+        for index, count in rdy.plan(shares, wanted, self.limit, self.now)[0]:
             shares[index].sent(count, self.now)
             self.servers[index].send("rdy", count, self.now)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_fast.client.ordered import OrderLedger
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
-from nsq_fast.protocol.order import OrderLedger, Position, Verdict
 from nsq_fast.protocol.targets import Mode, Target, TopicChoice, impossible, is_complete, parse_start, targets
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
 
@@ -22,34 +22,33 @@ A, B, OLD = (Nsqd(Address(name, 4150), Address(name, 4151), version) for name, v
              (("a", HA), ("b", HA), ("old", "1.3.0")))  # fmt: skip
 
 
-def test_forward_is_next_the_same_is_again_and_back_is_a_violation():
+def test_what_goes_backwards_is_found_and_what_comes_again_is_counted():
     ledger = OrderLedger()
-    verdicts = [ledger.check(0, Position(*each)) for each in [(1, 0), (2, 40), (2, 40), (5, 90), (2, 40), (6, 100)]]
-    assert verdicts == [Verdict.NEXT, Verdict.NEXT, Verdict.AGAIN, Verdict.NEXT, Verdict.BACKWARDS, Verdict.NEXT]
+    found = [ledger.check("p", each) for each in [(1, 0), (2, 40), (2, 40), (5, 90), (2, 40), (6, 100)]]
+    assert found == [None, None, None, None, (5, 90), None]
     assert (ledger.repeated, ledger.violations) == (1, 1)
 
 
 @pytest.mark.parametrize("seen", [(4, 200), (6, 99), (4, 99)])
 def test_neither_the_id_nor_the_offset_may_go_backwards(seen):
     ledger = OrderLedger()
-    ledger.check(0, Position(5, 100))
-    assert ledger.check(0, Position(*seen)) is Verdict.BACKWARDS
-    assert ledger.last(0) == (5, 100), "what lies behind does not move the ledger"
+    ledger.check("p", (5, 100))
+    assert ledger.check("p", seen) == (5, 100)
+    assert ledger.check("p", seen) == (5, 100), "what lies behind does not move the ledger"
 
 
 def test_partitions_have_nothing_to_do_with_each_other():
     ledger = OrderLedger()
-    assert ledger.check(0, Position(5, 100)) is Verdict.NEXT
-    assert ledger.check(1, Position(1, 0)) is Verdict.NEXT
-    assert ledger.last(2) is None
+    assert ledger.check("p", (5, 100)) is None
+    assert ledger.check("q", (1, 0)) is None
 
 
 def test_after_a_rewind_the_order_begins_there():
     ledger = OrderLedger()
-    ledger.check(0, Position(5, 100))
-    ledger.check(0, Position(2, 40))
-    ledger.rewind(0, Position(2, 40))
-    assert ledger.check(0, Position(3, 60)) is Verdict.NEXT
+    ledger.check("p", (5, 100))
+    ledger.check("p", (2, 40))
+    ledger.rewind("p", (2, 40))
+    assert ledger.check("p", (3, 60)) is None
     assert ledger.violations == 1
 
 
@@ -59,7 +58,7 @@ def test_violations_are_the_steps_behind_the_highest_so_far(positions):
     for each in positions:
         behind = last is not None and (each[0] < last[0] or each[1] < last[1])
         violations += behind
-        assert (ledger.check("p", Position(*each)) is Verdict.BACKWARDS) == behind
+        assert (ledger.check("p", each) is not None) == behind
         last = last if behind else each
     assert ledger.violations == violations
 

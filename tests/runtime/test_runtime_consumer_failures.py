@@ -20,7 +20,8 @@ from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolde
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, RemoteProtocolError
 from nsq_fast.names import parse_address
-from nsq_fast.protocol.backoff import Backoff, ReconnectDelay
+from nsq_fast.protocol.delays import ReconnectDelay
+from nsq_fast.protocol.rdy import Backoff
 
 
 def raising(error):
@@ -278,7 +279,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("scope", ["connection", "consumer"])
-def test_failures_pause_their_own_connection_or_all(servers, consume, scope):
+def test_failures_pause_their_own_connection_or_all(servers, consume, scope, caplog):
     bad, good = servers(), servers()
     steps = {"backoff_strategy": Steps(600.0), "max_backoff_duration": 600, "requeue_delay": 0}
     consumer = consume(raising(ValueError()), bad, good, backoff_scope=scope, **steps)
@@ -291,6 +292,8 @@ def test_failures_pause_their_own_connection_or_all(servers, consume, scope):
     assert stats[bad.address].backoff_level == 1
     assert 500 < stats[bad.address].backoff_left <= 600
     assert stats[good.address].backoff_level == consumer.stats().backoff_level == (scope == "consumer")
+    told = next(each.getMessage() for each in caplog.records if each.getMessage().startswith("backoff level 1"))
+    assert told.startswith(f"backoff level 1: pausing{f' of {bad.address}' if scope == 'connection' else ''} for ")
 
 
 def test_after_the_pause_one_message_shows_whether_things_are_better(servers, consume):

@@ -228,7 +228,7 @@ def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_
 
 
 def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
-    monkeypatch.setattr("nsq_fast.protocol.backoff.ReconnectDelay.next", lambda *_: 3600.0)
+    monkeypatch.setattr("nsq_fast.protocol.delays.ReconnectDelay.next", lambda *_: 3600.0)
     address = free_address()
     with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
         sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)

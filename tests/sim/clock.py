@@ -6,7 +6,7 @@ next timer where none is. An hour of silence costs nothing.
 
 All chance comes from one seed: the network's from ``Chance``, the client's from the module ``random``, which is seeded
 with it. Names of nsq_fast that stand for the system's clock are replaced while a simulation runs; what is compiled asks
-``_time_slice``.
+``_dispatch``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from importlib import import_module
 from typing import Any
 
-from nsq_fast import _time_slice, client
+from nsq_fast import _dispatch, client
 from nsq_fast._client import SpinReader
 from nsq_fast.client import asyncio_loop, connection
 
@@ -185,7 +185,7 @@ class SimLoop(asyncio.SelectorEventLoop):
                 raise Stuck("nothing is left that could happen")
             if timers[0][0] > self._now:
                 self._now = timers[0][0]
-                _time_slice.hold_clock(self._now)
+                _dispatch.hold_clock(self._now)
         end = self._now + RESOLUTION
         while timers and timers[0][0] < end:
             ready.append(heappop(timers)[2])
@@ -250,11 +250,11 @@ def _in_virtual_time(loop: SimLoop, new_socket: Callable[..., Any]) -> Iterator[
     state = random.getstate()
     for module, name, _, new in changed:
         setattr(module, name, new)
-    _time_slice.hold_clock(loop.time())
+    _dispatch.hold_clock(loop.time())
     try:
         yield
     finally:
-        _time_slice.hold_clock(-1.0)
+        _dispatch.hold_clock(-1.0)
         for module, name, old, _ in changed:
             setattr(module, name, old)
         random.setstate(state)

@@ -190,14 +190,14 @@ def _one_too_many(patch: Patch) -> None:
 def _raised_before_lowered(patch: Patch) -> None:
     real = rdy.plan
 
-    def plan(shares: Any, wanted: Any, max_in_flight: int, now: float) -> rdy.Plan:
+    def plan(shares: Any, wanted: Any, max_in_flight: int, now: float) -> Any:
         as_if_lowered = [
             msgspec.structs.replace(share, rdy=min(share.rdy, want), ceiling=0)
             for share, want in zip(shares, wanted, strict=True)
         ]
         lowers = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
-        raises, waiting = msgspec.structs.astuple(real(as_if_lowered, wanted, max_in_flight, now))
-        return rdy.Plan(raises + lowers, waiting)
+        raises, waiting = real(as_if_lowered, wanted, max_in_flight, now)
+        return raises + lowers, waiting
 
     patch(rdy, "plan", plan)
 

@@ -15,7 +15,6 @@ NAMES = (
     "_publish",
     "_publish_path",
     "_snappy_chunks",
-    "_time_slice",
 )
 """All of them, as setup.py builds them; tests/test_packaging.py compares a wheel with it."""
 BUILT_TWICE = ("_codec", "_frame")
