@@ -36,10 +36,10 @@ from nsq_fast.log_events import HANDLER_KILLED
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.start_position import StartPositions
     from nsq_fast.client.subscription import Subscription
     from nsq_fast.config import ConnectionConfig
     from nsq_fast.names import Address
-    from nsq_fast.protocol.targets import StartPositions
 
     from .handler_threads import OutsideHandlers
 

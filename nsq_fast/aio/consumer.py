@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nsq_fast.client.acknowledger import Acknowledger
     from nsq_fast.client.give_up import GiveUpPolicy
     from nsq_fast.client.handlers import Sample
-    from nsq_fast.protocol.targets import StartPositions
+    from nsq_fast.client.start_position import StartPositions
 
 CANCEL_TIMEOUT = 0.5
 """Seconds that handlers have for their own cleaning up, once they were cancelled with the task of the consumer."""

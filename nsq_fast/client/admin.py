@@ -27,12 +27,12 @@ from nsq_fast.names import (
     is_unix_address,
     parse_address,
 )
-from nsq_fast.protocol.targets import parse_start
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_lookup, unwrap
 
 from . import lookup
 from .gevent_loop import GeventLoop, run
 from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
+from .start_position import parse_start
 
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")

@@ -34,7 +34,7 @@ from nsq_fast.log_events import (
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
 from nsq_fast.protocol.delays import RequeueDelay
 from nsq_fast.protocol.publishing import SeenKeys
-from nsq_fast.protocol.targets import TopicArgument, TopicChoice, parse_start
+from nsq_fast.protocol.targets import TopicArgument, TopicChoice
 
 from .acknowledger import Acknowledger
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
@@ -45,6 +45,7 @@ from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
 from .handlers import check_handler
 from .loop import Event
 from .ordered import BLOCKED_POLICIES, PAUSE, BlockedPolicy, Ordered
+from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Subscriber, Subscriptions
 from .transport import check_tls_options
@@ -54,9 +55,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nsq_fast._dispatch import HandlerLimit, PromptFins
-    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ConsumerKeywords
-    from nsq_fast.protocol.targets import StartPositions
 
     from .dynamic import ConfigKeeper
     from .loop import Loop, Supervisor
@@ -300,9 +299,13 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self._observer: ConsumerObserver | None = None
         self._keeper: ConfigKeeper | None = None
         if self.lookup_config.config_source is not None:
-            from .dynamic import ConfigKeeper  # most consumers have none
+            from .dynamic import ConfigKeeper, apply  # most consumers have none
 
-            self._keeper = ConfigKeeper(self.lookup_config.config_source, self._apply_config, self.name)
+            self._keeper = ConfigKeeper(
+                self.lookup_config.config_source,
+                lambda config: apply(config, self.trace, self._subscriptions.lookup),
+                self.name,
+            )
         self._subscriptions: Subscriptions = Subscriptions(self, self._choice, start)
         self.deadlines: Deadlines = Deadlines(self, lambda: [each.subscription for each in self._subscriptions])
 
@@ -351,16 +354,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         """A Producer on the loop, for a give-up policy, made with these options; started here or when first used."""
         raise NotImplementedError
 
-    def _apply_config(self, config: DynamicConfig) -> None:
-        """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
-        from .lookup import lookupd_changes  # most consumers have no config source
-
-        lookup = self._subscriptions.lookup
-        changes = lookupd_changes(config, lookup)
-        self.trace.follow(config.share if config.trace else None)
-        if lookup is not None:
-            lookup.change_lookupds(*changes)
-
     # Running
 
     def _start(self, is_iterated: bool) -> None:
@@ -372,7 +365,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             self.logger.warning("%s: already started", self.name, extra=STARTED_ALREADY)
             return
         self._is_started = True
-        self._live_in(self.new_loop())
+        self._live_here()
         self.pools.start(is_iterated)
         self.flow.start(self.loop, self.supervisor)
         self.deadlines.start(self.loop, self.supervisor)
@@ -386,9 +379,10 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         if not self._is_closing:
             self._subscriptions.start()
 
-    def _live_in(self, loop: Loop) -> None:
+    def _live_here(self) -> None:
+        """Live in the caller's loop from now on: of whoever is the first to start it, wait for its end or close it."""
         if self._has_closed is None:
-            self.loop = loop
+            self.loop = loop = self.new_loop()
             self.ident = loop.get_ident()
             self.supervisor = loop.supervisor(self.logger, lambda error: emit(self, "on_error", error=error))
             self._has_closed = Event(loop)
@@ -402,16 +396,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             raise NotRunning(
                 f"{self.name}: join() before start(): call start(block=False) first, or start(), which joins"
             )
-        self._live_in_here()
+        self._live_here()
         assert self._has_closed is not None
         is_closed = await self._has_closed.wait(timeout)
         if is_closed and self.failure is not None:
             raise self.failure
         return is_closed
-
-    def _live_in_here(self) -> None:
-        if self._has_closed is None:
-            self._live_in(self.new_loop())
 
     # The end, in order, so that nothing acknowledged is lost and nothing waits longer than it must.
     #
@@ -438,7 +428,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         if self._is_closing:
             return
         self._is_closing = True
-        self._live_in_here()
+        self._live_here()
         if self._keeper is not None:
             self._keeper.stop()
         self._subscriptions.freeze()

@@ -79,9 +79,9 @@ class Deadlines:
         for each in self._subscriptions():
             each.expire(now)
             if self._auto_touch:
-                self._look_at_asynchronous(each.connection, now)
+                self._touch_asynchronous(each.connection, now)
         self._expire_orphans(now)
-        news = [self._look_at(pool, now) for pool in self._pools]
+        news = [self._has_news(pool, now) for pool in self._pools]
         if any(news):
             self._consumer.flow.changed()
         self._warned = {message for message in self._warned if not message.has_responded()}
@@ -120,13 +120,13 @@ class Deadlines:
 
     # Messages that are being handled
 
-    def _look_at_asynchronous(self, connection: Connection, now: float) -> None:
+    def _touch_asynchronous(self, connection: Connection, now: float) -> None:
         """Touch what no worker handles any more, and somebody will respond to."""
         for message in connection.session.ledger.pending():
             if message.is_async():
                 self._check(message, connection, now)
 
-    def _look_at(self, pool: Pool, now: float) -> bool:
+    def _has_news(self, pool: Pool, now: float) -> bool:
         """Look at the workers of one pool; say whether there is any news of how busy they are."""
         load = pool.load
         stuck = [self._stuck(worker.current, now) for worker in pool.workers]

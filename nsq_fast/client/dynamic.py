@@ -25,10 +25,13 @@ from nsq_fast.printable import printable
 from nsq_fast.protocol.delays import grown
 
 from .http import HttpClient, parse_endpoint
+from .lookup import parse_lookupds
 from .loop import Event
 
 if TYPE_CHECKING:
+    from .lookup import LookupPoller
     from .loop import Loop, Supervisor, Task
+    from .trace import TraceLog
 
 log: logging.Logger = logging.getLogger("nsq_fast.config")
 
@@ -147,6 +150,16 @@ def _traced(share: bool | float | None) -> str:
     if share is None:
         return "as the program says"
     return {0.0: "off", 1.0: "on"}.get(float(share), f"{share * 100:.6g} %")
+
+
+def apply(config: DynamicConfig, trace: TraceLog, lookup: LookupPoller | None) -> None:
+    """Have a client do what a document says. Raises ConfigError where it cannot be done, before any of it is."""
+    added, removed = parse_lookupds(config.lookupds.add), frozenset(parse_lookupds(config.lookupds.remove))
+    if lookup is None and (added or removed):
+        raise ConfigError("lookupds: this client was made without lookupd_http_addresses, and asks no nsqlookupd")
+    trace.follow(config.share if config.trace else None)
+    if lookup is not None:
+        lookup.change_lookupds(added, removed)
 
 
 # Who reads it, again and again

@@ -27,15 +27,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from nsq_fast.config import EACH_START, LookupConfig
+from nsq_fast.config import LookupConfig
 from nsq_fast.errors import (
     ConfigError,
     HttpError,
     LookupFailed,
-    NotLeader,
     NotRunning,
     NsqError,
-    RemoteProtocolError,
 )
 from nsq_fast.log_events import (
     DISCOVERY_EXCLUDED,
@@ -44,8 +42,6 @@ from nsq_fast.log_events import (
     LOOKUPD_FAILED,
     LOOKUPD_RECOVERED,
     LOOKUPDS_LEARNT,
-    START_POSITION_KEPT,
-    START_POSITION_SET,
     TOPIC_FOUND,
     TOPIC_UNKNOWN,
     TOPICS_UNKNOWN,
@@ -53,7 +49,6 @@ from nsq_fast.log_events import (
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.printable import printable
 from nsq_fast.protocol.delays import grown
-from nsq_fast.protocol.targets import END, StartPositions, Target
 from nsq_fast.protocol.topology import (
     ACCEPT,
     Keep,
@@ -70,18 +65,15 @@ from nsq_fast.protocol.topology import (
     parse_lookup,
     parse_nodes,
     parse_topics,
-    unwrap,
 )
 
 from .http import Endpoint, HttpClient, parse_endpoint
 from .loop import Changes, Event
 
 if TYPE_CHECKING:
-    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.names import Address
     from nsq_fast.protocol.targets import TopicChoice
 
-    from .consumer import AnyConsumer
     from .loop import Loop, Owner, Supervisor, Task
 
 Access = Literal["r", "w"]
@@ -291,14 +283,6 @@ def parse_lookupds(lookupds: Iterable[Any]) -> tuple[Endpoint, ...]:
     return tuple(dict.fromkeys(parse_endpoint(each, DEFAULT_LOOKUPD_HTTP_PORT) for each in lookupds))
 
 
-def lookupd_changes(config: DynamicConfig, lookup: object | None) -> tuple[tuple[Endpoint, ...], frozenset[Endpoint]]:
-    """The nsqlookupds that a document adds and removes. Raises ConfigError for a client that asks none."""
-    found = parse_lookupds(config.lookupds.add), frozenset(parse_lookupds(config.lookupds.remove))
-    if lookup is None and any(found):
-        raise ConfigError("lookupds: this client was made without lookupd_http_addresses, and asks no nsqlookupd")
-    return found
-
-
 def _parse(lookupds: LookupdArgument) -> tuple[Endpoint, ...]:
     if isinstance(lookupds, str):
         lookupds = [part.strip() for part in lookupds.split(",") if part.strip()]
@@ -326,7 +310,7 @@ class PolledTopic:
         is_partial: whether that left out lookupds that were busy.
         open: how many lookupds owe an answer of that round; ``is_late``: they are not waited for any longer.
         is_answered, is_told: whether there was an answer since it began, and the listener was told of one.
-        is_settled, settled: whether a round has been concluded, and what waits for that.
+        is_settled: whether a round has been concluded.
     """
 
     failures: int
@@ -350,7 +334,6 @@ class PolledTopic:
         self.is_partial: bool = False
         self.answer_asked_at: float = float("-inf")
         self.is_settled = False
-        self.settled: Event | None = None
         self._config = config
         self._keep = keep
         self._agreed: LookupAnswer | None = None
@@ -417,10 +400,6 @@ class PolledTopic:
         if found is not self.topology:
             self._tell_excluded(found)
             self.topology = found
-
-    def settle(self) -> None:
-        if self.settled is not None:
-            self.settled.set()
 
     def _tell_excluded(self, found: Topology) -> None:
         """Log which partitions are left out: nobody may be aware of it. That none is left is said elsewhere."""
@@ -572,7 +551,6 @@ class LookupPoller:
             topic.due = 0.0
             topic.open = 0
             topic.is_settled = topic.topology is not None
-            topic.settled = None
         self._tasks[self._supervisor.keep("nsq_fast lookup", self._poll)] = None
 
     def stop(self) -> None:
@@ -589,8 +567,6 @@ class LookupPoller:
             lookupd.is_busy = False  # a sequence that was ended before it began cannot say so itself
             lookupd.close()
         self._told.set()
-        for topic in self._topics.values():
-            topic.settle()
 
     def add_topic(self, topic: str, is_sought: bool = True) -> None:
         """Poll for ``topic`` too; a running poller asks for it at once. Raises NameInvalid.
@@ -606,9 +582,8 @@ class LookupPoller:
     def remove_topic(self, topic: str) -> None:
         """Forget ``topic``."""
         self._check_thread("LookupPoller.remove_topic()")
-        removed = self._topics.pop(topic, None)
-        if removed is not None:
-            removed.settle()
+        if self._topics.pop(topic, None) is not None and self._life is not None:
+            self._told.set()
 
     def refresh(self, topic: str | None = None, later: float = 0.0) -> None:
         """Ask again soon, or in ``later`` seconds, for one topic or for all: what is known proved stale.
@@ -645,11 +620,12 @@ class LookupPoller:
         self.add_topic(topic)
         known = self._topics[topic]
         if not known.is_settled:
-            if not self.is_running:
-                raise NotRunning("the lookup poller is not started")
-            if known.settled is None:
-                known.settled = Event(self._loop)
-            await known.settled.wait(timeout)
+            self._check_running()
+            life = self._life
+            await self._told.wait_while(
+                lambda: not known.is_settled and life is self._life and self._topics.get(topic) is known,
+                None if timeout is None else monotonic() + timeout,
+            )
         if known.topology is None:
             raise LookupFailed(f"no lookupd answered for topic {topic!r}: {self.failure() or 'no reply yet'}")
         return known.topology
@@ -802,7 +778,7 @@ class LookupPoller:
             topic.missing(self._chance)
         if topic.is_concluded:
             topic.is_settled = True
-            topic.settle()
+            self._told.set()
         is_wanted = self._topics.get(topic.name) is topic
         if self._listener is not None and is_wanted and (is_first or found is not before):
             self._listener(topic.name, found)
@@ -833,8 +809,7 @@ class LookupPoller:
         lookupd answers, or ``timeout`` seconds pass; NotRunning.
         """
         self._check_thread("LookupPoller.nodes()")
-        if not self.is_running:
-            raise NotRunning("the lookup poller is not started")
+        self._check_running()
         if monotonic() - self._nodes_asked_at >= self._config.lookupd_refresh_interval:
             if self._asks_nodes is None or self._asks_nodes.ready():
                 self._asks_nodes = self._spawn("nsq_fast lookup of nsqds", self._ask_nodes)
@@ -869,8 +844,7 @@ class LookupPoller:
         Raises LookupFailed when none answers; NotRunning.
         """
         self._check_thread("LookupPoller.topics()")
-        if not self.is_running:
-            raise NotRunning("the lookup poller is not started")
+        self._check_running()
         asked = list(self._lookupds)
         good = await self._ask_each(asked, Lookupd.topics, grace, on_names)
         if not good:
@@ -937,6 +911,10 @@ class LookupPoller:
     def _wake_up(self) -> None:
         if self._life is not None:
             self._wake.set()
+
+    def _check_running(self) -> None:
+        if self._life is None:
+            raise NotRunning("the lookup poller is not started")
 
     def _check_thread(self, call: str) -> None:
         if self._owner is not None and self._life is not None:
@@ -1019,112 +997,3 @@ class TopicWatch:
         if problem:
             interval = min(interval, grown(FIRST_LISTING, 2.0, self._searches - 1, LONGEST_SEARCH))
         return jittered(interval, self._config, random.random())
-
-
-# Set where a channel begins, before a partition is subscribed to.
-#
-# Redesigned servers take a position in SUB_ADVANCED too, but then ignore the
-# partition; over HTTP they do not. The position holds for the whole channel: what
-# lies before it is lost for every consumer of it. So by default it is set only
-# where nobody has begun: where the channel does not exist, or stands at the very
-# first message and has no client.
-
-
-class Starter:
-    """Sets positions by ``/channel/setoffset`` on the leader of a partition."""
-
-    def __init__(self, consumer: AnyConsumer, topic: str, positions: StartPositions) -> None:
-        self._consumer = consumer
-        self._topic = topic
-        self._channel = consumer.channel
-        self._positions = positions
-        self._is_for_each_start = consumer.config.start_position_policy == EACH_START
-        self._log = consumer.logger
-        self._done: set[int | None] = set()
-        self._created: set[int | None] = set()
-
-    async def place(self, target: Target, nsqd: Nsqd | None) -> None:
-        """Set the position for ``target``, once at most and only where the policy allows it.
-
-        Raises NotLeader and HttpError when it may work later, ConfigError when the server does not take the position
-        at all.
-        """
-        position = self._positions.of(target.partition)
-        if position is None or target.partition in self._done:
-            return
-        if nsqd is None or nsqd.http is None or not nsqd.is_redesigned:
-            raise ConfigError(f"start_position={position!r}: {target} is no redesigned nsqd found by lookup")
-        timeout = self._consumer.lookup_config.lookupd_timeout
-        client = HttpClient(Endpoint("http", nsqd.http), timeout=timeout, headers={"Accept": ACCEPT})
-        try:
-            await self._place(client, target, position)
-        except HttpError as error:
-            raise _cause(error, target, position) from error
-        finally:
-            client.close()
-        self._done.add(target.partition)
-
-    async def _place(self, client: HttpClient, target: Target, position: str) -> None:
-        loop = self._consumer.loop
-        query = {"topic": self._topic, "channel": self._channel}
-        if target.partition is not None:
-            query["partition"] = str(target.partition)
-        channel = await self._find(client, query)
-        # A channel that we created stands at the end, where its creation put it, until the position is set.
-        is_ours = self._is_for_each_start or target.partition in self._created
-        if channel is not None and not is_ours and _has_begun(channel):
-            self._log.info(
-                "%s: channel %s has begun there already, start_position=%r changes nothing",
-                target, self._channel, position, extra=START_POSITION_KEPT,
-            )  # fmt: skip
-            return
-        if channel is None:
-            # Refused where channels have to be registered, even if they are: youzan/nsq: nsqdserver/http.go,
-            # doCreateChannel. So it is not asked for without need.
-            await client.ask(loop, "POST", "/channel/create", query)
-            self._created.add(target.partition)
-        # A new channel begins at the end: youzan/nsq: nsqd/diskqueue_reader.go, newDiskQueueReader. To set that again
-        # skips what has come since.
-        if position != END or target.partition not in self._created:
-            await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
-        self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
-
-    async def _find(self, client: HttpClient, query: dict[str, str]) -> dict[str, Any] | None:
-        """The stats of the channel; None when it does not exist."""
-        reply = await client.ask(self._consumer.loop, "GET", "/stats", {"format": "json", **query})
-        try:
-            stats = msgspec.json.decode(unwrap(reply.body))
-            # All channels of a partition are given when it does not have this one: youzan/nsq: nsqdserver/http.go,
-            # doStats.
-            return next(
-                (
-                    channel
-                    for topic in stats["topics"] or ()
-                    for channel in topic["channels"] or ()
-                    if channel["channel_name"] == self._channel
-                ),
-                None,
-            )
-        except (KeyError, TypeError, RecursionError, msgspec.DecodeError) as error:
-            raise RemoteProtocolError(f"{client.endpoint}: not the stats of a redesigned nsqd: {error!r}") from error
-
-
-def _has_begun(channel: dict[str, Any]) -> bool:
-    """Whether anybody consumes, or has confirmed a message.
-
-    ``message_count`` is where the log ends, ``depth`` what is not confirmed of it: youzan/nsq: nsqd/stats.go,
-    NewChannelStats.
-    """
-    try:
-        return bool(channel["client_num"] or channel["in_flight_count"] or channel["depth"] < channel["message_count"])
-    except (KeyError, TypeError) as error:
-        raise RemoteProtocolError(f"not the stats of a channel of a redesigned nsqd: {error!r}") from error
-
-
-def _cause(error: HttpError, target: Target, position: str) -> Exception:
-    if error.text.startswith(NotLeader.code):
-        return NotLeader(f"{target}: start_position could not be set")
-    # Both will be refused again: the position, and a channel that has to be registered first.
-    if error.status in (400, 403):
-        return ConfigError(f"start_position={position!r}: refused by {target}: {error.text}")
-    return error

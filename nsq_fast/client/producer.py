@@ -30,7 +30,6 @@ from .transport import check_tls_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ProducerKeywords
     from nsq_fast.names import Address
 
@@ -118,19 +117,9 @@ class ProducerCore(ProducerPath):
         source = self.lookup_config.config_source
         if source is None:
             return None
-        from .dynamic import ConfigKeeper  # most clients have none
+        from .dynamic import ConfigKeeper, apply  # most clients have none
 
-        return ConfigKeeper(source, self._apply_config, "producer")
-
-    def _apply_config(self, config: DynamicConfig) -> None:
-        """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
-        from .lookup import lookupd_changes  # most clients have no config source
-
-        lookup = self._sender.routing.lookup
-        changes = lookupd_changes(config, lookup)
-        self._trace.follow(config.share if config.trace else None)
-        if lookup is not None:
-            lookup.change_lookupds(*changes)
+        return ConfigKeeper(source, lambda config: apply(config, self._trace, self._sender.routing.lookup), "producer")
 
     def _tell(self, signal: str, **values: Any) -> None:
         """Something that programs may listen for has happened."""

@@ -1,9 +1,13 @@
 """What a consumer is subscribed to: its topics, where each of them lives, and a connection for each of these places.
 
-``Subscriptions`` has the topics, which are named or chosen by a pattern; ``TopicSubscriptions`` follows what lookup
-says of one; a ``Subscriber`` keeps one target (an nsqd, or a partition that it leads) subscribed, through one
-connection after another. A partition that moves gets a new subscriber at once; the old one ends when the new one is
-there, or when its connection does. As long as a partition has no connection, lookup is asked again and again.
+    Consumer
+      Subscriptions            one: the topics, which are named or chosen by a pattern
+        TopicSubscriptions     one a topic: follows what lookup says of it
+          Subscriber           one a target (an nsqd, or a partition that it leads): keeps it subscribed, through
+            Subscription       one after another, each with its Connection (``subscription.py``)
+
+A partition that moves gets a new subscriber at once; the old one ends when the new one is there, or when its connection
+does. As long as a partition has no connection, lookup is asked again and again.
 """
 
 from __future__ import annotations
@@ -59,14 +63,14 @@ from nsq_fast.protocol.topology import Nsqd, Topology
 from .connection import Connection
 from .flow import backoff_of
 from .loop import Changes, Repeated
+from .start_position import Starter, StartPositions
 from .subscription import ConnectionStats, Counters, Subscription
 
 if TYPE_CHECKING:
     from nsq_fast.protocol.rdy import Backoff
-    from nsq_fast.protocol.targets import StartPositions
 
     from .consumer import AnyConsumer
-    from .lookup import LookupPoller, Starter, TopicWatch
+    from .lookup import LookupPoller, TopicWatch
     from .workers import Pool
 
 ROUNDS_OF_GRACE = 2
@@ -270,11 +274,7 @@ class TopicSubscriptions:
         self._told_missing: list[int] = []
         self._seeks = Repeated(f"{consumer.name} seeker", self._seek)
         self._is_seeking = False
-        self._starter: Starter | None = None
-        if positions is not None:
-            from .lookup import Starter  # most consumers have no start_position
-
-            self._starter = Starter(consumer, topic, positions)
+        self._starter = None if positions is None else Starter(consumer, topic, positions)
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
@@ -349,10 +349,10 @@ class TopicSubscriptions:
                 is_led = target.partition is not None and target in found
                 subscriber = self._subscribers[target] = Subscriber(self._consumer, self, target, is_led)
                 subscriber.start()
-            subscriber.set_wish(Wish.KEEP)
+            subscriber.want(Desired.KEEP)
         for subscriber in self:
             if subscriber.target not in wanted:
-                subscriber.set_wish(Wish.LEAVE)
+                subscriber.want(Desired.LEAVE)
 
     def configured_changed(self) -> None:
         """The consumer's ``nsqd_addresses`` are others now."""
@@ -363,7 +363,7 @@ class TopicSubscriptions:
         live = [each.target for each in self if each.is_connected and each.target in self._wanted]
         for subscriber in self:
             if subscriber.target not in self._wanted and is_replaced(subscriber.target, live):
-                subscriber.set_wish(Wish.RETIRE)
+                subscriber.want(Desired.RETIRE)
 
     # Partitions that were chosen although the topic does not have them: they are waited for, as it may get more
 
@@ -490,19 +490,19 @@ class State(Enum):
     ENDED = auto()
 
 
-class Wish(Enum):
-    """What others want of a subscriber."""
+class Desired(Enum):
+    """What others want of a subscriber; see there, too."""
 
-    KEEP = auto()  # stay subscribed
-    LEAVE = auto()  # keep a live connection, but make no other: lookup no longer knows the target
-    RETIRE = auto()  # end in good order: another connection does the work
-    CLOSE = auto()  # make no connection any more: the consumer is closing, and ends the present one
+    KEEP = auto()
+    LEAVE = auto()
+    RETIRE = auto()
+    CLOSE = auto()
 
 
 class Subscriber:
     """Keeps one target subscribed, through one connection after another.
 
-    What it shall do next depends on its wish, which others set.
+    What it does next depends on what is desired, which others set.
 
         state       what it does                                            leads to
         CONNECTING  makes a connection and subscribes                       LIVE, PAUSED, REFUSED
@@ -512,7 +512,11 @@ class Subscriber:
         REFUSED     waits until lookup gives reason to try in another way   CONNECTING
         ENDED       makes no connection any more
 
-    Where nothing but KEEP is wished, each of them leads to ENDED when it is over.
+        desired     who desires it, and why                                 what follows
+        KEEP        its topic: lookup, or an option, names the target       it stays subscribed
+        LEAVE       its topic: lookup no longer names the target            LIVE goes on; what is over leads to ENDED
+        RETIRE      its topic: another connection does the work             LIVE drains, then ENDED
+        CLOSE       the consumer, which ends the connection by itself       ENDED
 
     Args:
         is_led: whether lookup named the target as the leader of a partition. Then attempts do not wait longer than
@@ -521,7 +525,7 @@ class Subscriber:
     Attributes:
         subscription: the present one, or the last.
         state: what it is doing.
-        wish: what it shall do.
+        desired: what it shall do.
         refusal: why the subscription cannot work as it is meant; None unless it was refused.
         refused_in: round of lookup in which it was.
         counters: over all connections to this target.
@@ -541,7 +545,7 @@ class Subscriber:
         self.target = target
         self.address: Address = target.address
         self.state: State = State.CONNECTING
-        self.wish: Wish = Wish.KEEP
+        self.desired: Desired = Desired.KEEP
         self.refusal: NsqError | None = None
         self.refused_in = 0
         self.counters: Counters = Counters()
@@ -562,6 +566,7 @@ class Subscriber:
         # Kept over connections: one that was lost is tried with one message again.
         is_own = consumer.config.backoff_scope == OF_CONNECTION
         self.backoff: Backoff = backoff_of(consumer.config) if is_own else consumer.flow.backoff
+        # Never opened: what others see before the first attempt, which makes another.
         self.subscription: Subscription = Subscription(consumer, self, owner.mode)
 
     # Of the present connection, or the last one
@@ -593,11 +598,11 @@ class Subscriber:
             Connection.close(self.connection, ConnectionClosed(f"{self.target}: nsq_fast itself failed: {fault!r}"))
             raise
         self._owner.forget(self)
-        if not self.is_pool_shared and self.wish is not Wish.CLOSE:
+        if not self.is_pool_shared and self.desired is not Desired.CLOSE:
             self.pool.stop()
 
     async def _pass_through_states(self) -> None:
-        if self.wish is not Wish.KEEP:  # it has paused after a fault
+        if self.desired is not Desired.KEEP:  # it has paused after a fault
             self.state = State.ENDED
             return
         self._consumer.flow.expect(1)
@@ -616,7 +621,7 @@ class Subscriber:
             self._enter(await steps[self.state]())
 
     def _enter(self, state: State) -> None:
-        is_done = state not in (State.LIVE, State.DRAINING) and self.wish is not Wish.KEEP
+        is_done = state not in (State.LIVE, State.DRAINING) and self.desired is not Desired.KEEP
         self.state = State.ENDED if is_done else state
 
     async def _connect(self) -> State:
@@ -627,11 +632,11 @@ class Subscriber:
         try:
             await self._owner.place(self.target)
             await connection.open()
-            if self.wish is not Wish.CLOSE:
+            if self.desired is not Desired.CLOSE:
                 await subscription.subscribe()
         except NsqError as error:
             return await self._failed(error)
-        if self.wish is Wish.CLOSE or not connection.is_open:
+        if self.desired is Desired.CLOSE or not connection.is_open:
             await self._close_connection()
             return State.PAUSED
         # Only a connection that lasts makes pauses short again: one that is accepted and closed at once would be made
@@ -650,7 +655,7 @@ class Subscriber:
 
     async def _failed(self, error: NsqError) -> State:
         """No connection could be made, or no subscription on it."""
-        if self.wish is Wish.CLOSE:
+        if self.desired is Desired.CLOSE:
             return State.ENDED
         is_final = isinstance(error, REFUSALS)
         cause = error.__cause__ or error
@@ -676,15 +681,15 @@ class Subscriber:
 
     async def _live(self) -> State:
         await self.changes.wait_while(
-            lambda: self.is_connected and self.wish is not Wish.CLOSE and not self._is_outdated
+            lambda: self.is_connected and self.desired is not Desired.CLOSE and not self._is_outdated
         )
-        return State.DRAINING if self.is_connected and self.wish is not Wish.CLOSE else State.PAUSED
+        return State.DRAINING if self.is_connected and self.desired is not Desired.CLOSE else State.PAUSED
 
     @property
     def _is_outdated(self) -> bool:
         """Whether the connection works, but another takes its place."""
         is_other_mode = self.subscription.mode != self._owner.mode and self.connection.session.dialect.has_partitions
-        return is_other_mode or self._is_mute or self.wish is Wish.RETIRE
+        return is_other_mode or self._is_mute or self.desired is Desired.RETIRE
 
     async def _drain(self) -> State:
         """What the end of the consumer does for all connections, for this one."""
@@ -699,17 +704,17 @@ class Subscriber:
         return State.CONNECTING
 
     async def _wait_for_another_mode(self) -> State:
-        await self.changes.wait_while(lambda: self.refusal is not None and self.wish is Wish.KEEP)
+        await self.changes.wait_while(lambda: self.refusal is not None and self.desired is Desired.KEEP)
         return State.CONNECTING
 
-    # Wishes
+    # What others desire
 
-    def set_wish(self, wish: Wish) -> None:
+    def want(self, desired: Desired) -> None:
         """Say what it shall do. CLOSE is for good, and RETIRE says more than LEAVE."""
-        if self.wish in (Wish.CLOSE, wish) or (self.wish is Wish.RETIRE and wish is Wish.LEAVE):
+        if self.desired in (Desired.CLOSE, desired) or (self.desired is Desired.RETIRE and desired is Desired.LEAVE):
             return
-        self.wish = wish
-        if wish is not Wish.KEEP:
+        self.desired = desired
+        if desired is not Desired.KEEP:
             self.changes.set()
 
     def mode_changed(self) -> None:
@@ -727,11 +732,11 @@ class Subscriber:
             self._is_mute = True
             self.changes.set()
 
-    # Closing, step by step as ``closing`` says
+    # Closing: the steps are those of ``ConsumerCore``, at "The end"
 
     def begin_closing(self) -> None:
         """Make no connection any more, ask for CLOSE_WAIT, give back what is unstarted and whatever still arrives."""
-        self.set_wish(Wish.CLOSE)
+        self.want(Desired.CLOSE)
         if self.is_connected and self.state is not State.DRAINING:
             self.subscription.ask_for_the_end()
 
@@ -745,7 +750,7 @@ class Subscriber:
 
     def abandon(self, is_closed: bool) -> None:
         """The loop ends, or is closed: give back what is held, as far as that can be sent at once, and end."""
-        self.wish = Wish.CLOSE
+        self.desired = Desired.CLOSE
         self.state = State.ENDED
         if is_closed:
             self.subscription.let_go()

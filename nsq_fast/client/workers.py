@@ -242,26 +242,27 @@ class Worker(Caller):
 
     def _handle_some(self, inbound: InboundQueue, handler: Handler, end: float) -> None:
         """Handle messages until none waits, or until ``end``."""
-        pool, acknowledger = self._pool, self._acknowledger
-        time_slice = acknowledger.slice_of(inbound)
-        deadline = inbound.ledger.next_deadline
+        acknowledger, time_slice = self._acknowledger, self._acknowledger.slice_of(inbound)
         self.end = end
-        time_slice.end = 0.0 if pool.prompt.left else end if end < deadline else deadline
+        time_slice.end = self._end_of_slice(inbound)
         while time_slice.handle(self, inbound, acknowledger, handler):
             if self._is_over(inbound):
                 return
 
+    def _end_of_slice(self, inbound: InboundQueue) -> float:
+        """When there is something to do but to call handlers: after each message (0.0) while their FINs leave one by
+        one; else when a message expires, or others have their turn."""
+        return 0.0 if self._pool.prompt.left else min(self.end, inbound.ledger.next_deadline)
+
     def _is_over(self, inbound: InboundQueue) -> bool:
-        """Send the FINs if handlers were slow lately; say whether it is time for others."""
-        pool, now = self._pool, monotonic()
+        """Do it; say whether it is time for others."""
+        now, prompt = monotonic(), self._pool.prompt
         if now >= inbound.ledger.next_deadline:
             inbound.expire(now)
-        prompt = pool.prompt
         if prompt.left:
             inbound.connection.flush()
             prompt.left -= 1
-            if not prompt.left:
-                inbound.slice.end = self.end
+        inbound.slice.end = self._end_of_slice(inbound)
         return now > self.end
 
     def _handle_batch(self, inbound: InboundQueue, sample: Sample | None) -> None:

@@ -1,12 +1,17 @@
-"""Whom a consumer subscribes to, and how: its topics, nsqds and partitions, and where a channel shall begin. Pure."""
+"""Whom a consumer subscribes to, and how: its topics, nsqds and partitions. Pure.
+
+A redesigned topic takes one subscription for each partition, to its leader;
+an nsqd without partitions (all of the original's, old ones in a mixed fleet)
+takes one for itself. What kind of subscription a topic needs is learnt from
+lookup's meta data unless an option says it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Collection, Iterable, Iterator
 from re import Pattern
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -14,13 +19,6 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address, check_topic, is_valid_name
 
 from .topology import Meta, Nsqd, Topology
-
-# Whom a consumer subscribes to, and how: from topology and options to a plan. Pure.
-#
-# A redesigned topic takes one subscription for each partition, to its leader;
-# an nsqd without partitions (all of the original's, old ones in a mixed fleet)
-# takes one for itself. What kind of subscription a topic needs is learnt from
-# lookup's meta data unless an option says it.
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -115,59 +113,6 @@ def missing(topology: Topology, chosen: Collection[int] | None) -> list[int]:
 def _exists(meta: Meta | None, number: int) -> bool:
     return meta is None or number < meta.partition_num
 
-
-# Where a channel of a redesigned topic shall begin: at its end, at a moment, or at an offset. Pure.
-
-END = "special:-1"
-MAX_NUMBER = 2**63 - 1
-
-_WIRE_KINDS = {
-    "timestamp": "timestamp",
-    "offset": "virtual_queue",
-    "virtual_queue": "virtual_queue",
-    "count": "msgcount",
-    "msgcount": "msgcount",
-}
-_ALLOWED = "must be 'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>' or 'count:<messages>'"
-
-
-class StartPositions(NamedTuple):
-    """The position of each partition, in the words of the server. ``others`` is for partitions not named."""
-
-    others: str | None = None
-    by_partition: Mapping[int, str] = {}
-
-    def of(self, partition: int | None) -> str | None:
-        """The position for ``partition``; None leaves its channel where it is."""
-        return self.others if partition is None else self.by_partition.get(partition, self.others)
-
-
-def parse_start(value: Any) -> StartPositions | None:
-    """Read the option ``start_position``: one position for all partitions, or a mapping by partition number.
-
-    Offsets and counts differ from partition to partition, moments and the end do not. Raises ConfigError.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        return StartPositions(_position(value))
-    if not value or any(type(number) is not int or number < 0 for number in value):
-        raise ConfigError(f"start_position={value!r}: must map partition numbers to positions")
-    return StartPositions(None, {number: _position(each) for number, each in value.items()})
-
-
-def _position(value: Any) -> str:
-    if isinstance(value, datetime):
-        return f"timestamp:{max(0, int(value.timestamp()))}"
-    if value in ("end", END):
-        return END
-    kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if kind not in _WIRE_KINDS or not (number.isascii() and number.isdigit()) or int(number) > MAX_NUMBER:
-        raise ConfigError(f"start_position={value!r}: {_ALLOWED}")
-    return f"{_WIRE_KINDS[kind]}:{int(number)}"
-
-
-# Which topics a consumer takes: one, several, or all that match a pattern. Pure.
 
 TopicArgument: TypeAlias = str | Iterable[str] | re.Pattern[str]
 

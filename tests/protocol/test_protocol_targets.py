@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_fast.client.ordered import OrderLedger
+from nsq_fast.client.start_position import parse_start
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
-from nsq_fast.protocol.targets import Mode, Target, TopicChoice, impossible, is_complete, parse_start, targets
+from nsq_fast.protocol.targets import Mode, Target, TopicChoice, impossible, is_complete, targets
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
 
 HA = "0.3.7-HA.1.13.0"

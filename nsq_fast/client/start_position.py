@@ -1,0 +1,177 @@
+"""Where a channel of a redesigned topic begins: at its end, at a moment, or at an offset. Set before a partition is
+subscribed to.
+
+Redesigned servers take a position in SUB_ADVANCED too, but then ignore the
+partition; over HTTP they do not. The position holds for the whole channel: what
+lies before it is lost for every consumer of it. So by default it is set only
+where nobody has begun: where the channel does not exist, or stands at the very
+first message and has no client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from nsq_fast.config import EACH_START
+from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
+from nsq_fast.log_events import START_POSITION_KEPT, START_POSITION_SET
+from nsq_fast.protocol.targets import Target
+from nsq_fast.protocol.topology import ACCEPT, Nsqd, unwrap
+
+if TYPE_CHECKING:
+    from .consumer import AnyConsumer
+    from .http import HttpClient
+
+END = "special:-1"
+MAX_NUMBER = 2**63 - 1
+
+_WIRE_KINDS = {
+    "timestamp": "timestamp",
+    "offset": "virtual_queue",
+    "virtual_queue": "virtual_queue",
+    "count": "msgcount",
+    "msgcount": "msgcount",
+}
+_ALLOWED = "must be 'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>' or 'count:<messages>'"
+
+
+class StartPositions(NamedTuple):
+    """The position of each partition, in the words of the server. ``others`` is for partitions not named."""
+
+    others: str | None = None
+    by_partition: Mapping[int, str] = {}
+
+    def of(self, partition: int | None) -> str | None:
+        """The position for ``partition``; None leaves its channel where it is."""
+        return self.others if partition is None else self.by_partition.get(partition, self.others)
+
+
+def parse_start(value: Any) -> StartPositions | None:
+    """Read the option ``start_position``: one position for all partitions, or a mapping by partition number.
+
+    Offsets and counts differ from partition to partition, moments and the end do not. Raises ConfigError.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return StartPositions(_position(value))
+    if not value or any(type(number) is not int or number < 0 for number in value):
+        raise ConfigError(f"start_position={value!r}: must map partition numbers to positions")
+    return StartPositions(None, {number: _position(each) for number, each in value.items()})
+
+
+def _position(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"timestamp:{max(0, int(value.timestamp()))}"
+    if value in ("end", END):
+        return END
+    kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind not in _WIRE_KINDS or not (number.isascii() and number.isdigit()) or int(number) > MAX_NUMBER:
+        raise ConfigError(f"start_position={value!r}: {_ALLOWED}")
+    return f"{_WIRE_KINDS[kind]}:{int(number)}"
+
+
+class Starter:
+    """Sets positions by ``/channel/setoffset`` on the leader of a partition."""
+
+    def __init__(self, consumer: AnyConsumer, topic: str, positions: StartPositions) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._channel = consumer.channel
+        self._positions = positions
+        self._is_for_each_start = consumer.config.start_position_policy == EACH_START
+        self._log = consumer.logger
+        self._done: set[int | None] = set()
+        self._created: set[int | None] = set()
+
+    async def place(self, target: Target, nsqd: Nsqd | None) -> None:
+        """Set the position for ``target``, once at most and only where the policy allows it.
+
+        Raises NotLeader and HttpError when it may work later, ConfigError when the server does not take the position
+        at all.
+        """
+        position = self._positions.of(target.partition)
+        if position is None or target.partition in self._done:
+            return
+        if nsqd is None or nsqd.http is None or not nsqd.is_redesigned:
+            raise ConfigError(f"start_position={position!r}: {target} is no redesigned nsqd found by lookup")
+        from .http import Endpoint, HttpClient  # it may be the first question over HTTP
+
+        timeout = self._consumer.lookup_config.lookupd_timeout
+        client = HttpClient(Endpoint("http", nsqd.http), timeout=timeout, headers={"Accept": ACCEPT})
+        try:
+            await self._place(client, target, position)
+        except HttpError as error:
+            raise _cause(error, target, position) from error
+        finally:
+            client.close()
+        self._done.add(target.partition)
+
+    async def _place(self, client: HttpClient, target: Target, position: str) -> None:
+        loop = self._consumer.loop
+        query = {"topic": self._topic, "channel": self._channel}
+        if target.partition is not None:
+            query["partition"] = str(target.partition)
+        channel = await self._find(client, query)
+        # A channel that we created stands at the end, where its creation put it, until the position is set.
+        is_ours = self._is_for_each_start or target.partition in self._created
+        if channel is not None and not is_ours and _has_begun(channel):
+            self._log.info(
+                "%s: channel %s has begun there already, start_position=%r changes nothing",
+                target, self._channel, position, extra=START_POSITION_KEPT,
+            )  # fmt: skip
+            return
+        if channel is None:
+            # Refused where channels have to be registered, even if they are: youzan/nsq: nsqdserver/http.go,
+            # doCreateChannel. So it is not asked for without need.
+            await client.ask(loop, "POST", "/channel/create", query)
+            self._created.add(target.partition)
+        # A new channel begins at the end: youzan/nsq: nsqd/diskqueue_reader.go, newDiskQueueReader. To set that again
+        # skips what has come since.
+        if position != END or target.partition not in self._created:
+            await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+        self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
+
+    async def _find(self, client: HttpClient, query: dict[str, str]) -> dict[str, Any] | None:
+        """The stats of the channel; None when it does not exist."""
+        reply = await client.ask(self._consumer.loop, "GET", "/stats", {"format": "json", **query})
+        try:
+            stats = msgspec.json.decode(unwrap(reply.body))
+            # All channels of a partition are given when it does not have this one: youzan/nsq: nsqdserver/http.go,
+            # doStats.
+            return next(
+                (
+                    channel
+                    for topic in stats["topics"] or ()
+                    for channel in topic["channels"] or ()
+                    if channel["channel_name"] == self._channel
+                ),
+                None,
+            )
+        except (KeyError, TypeError, RecursionError, msgspec.DecodeError) as error:
+            raise RemoteProtocolError(f"{client.endpoint}: not the stats of a redesigned nsqd: {error!r}") from error
+
+
+def _has_begun(channel: dict[str, Any]) -> bool:
+    """Whether anybody consumes, or has confirmed a message.
+
+    ``message_count`` is where the log ends, ``depth`` what is not confirmed of it: youzan/nsq: nsqd/stats.go,
+    NewChannelStats.
+    """
+    try:
+        return bool(channel["client_num"] or channel["in_flight_count"] or channel["depth"] < channel["message_count"])
+    except (KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"not the stats of a channel of a redesigned nsqd: {error!r}") from error
+
+
+def _cause(error: HttpError, target: Target, position: str) -> Exception:
+    if error.text.startswith(NotLeader.code):
+        return NotLeader(f"{target}: start_position could not be set")
+    # Both will be refused again: the position, and a channel that has to be registered first.
+    if error.status in (400, 403):
+        return ConfigError(f"start_position={position!r}: refused by {target}: {error.text}")
+    return error
