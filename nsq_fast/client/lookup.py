@@ -28,13 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import msgspec
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import (
-    ConfigError,
-    HttpError,
-    LookupFailed,
-    NotRunning,
-    NsqError,
-)
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError
 from nsq_fast.log_events import (
     DISCOVERY_EXCLUDED,
     DISCOVERY_FAILED,
@@ -448,26 +442,6 @@ class PolledTopic:
             log.warning(text, self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND)
 
 
-class _Questions:
-    """Those of one round to one lookupd, shared by the sequences that ask them.
-
-    A lookupd that cannot answer about one topic says nothing of the others; one that does not answer at all is asked
-    nothing more.
-
-    Attributes:
-        number, asked_at: of the round; rounds are numbered in the order in which they begin.
-        life: the poller's, between a start and a stop.
-        topics: that are not asked about yet; ``count``: how many have an answer, or will not get one.
-    """
-
-    def __init__(self, number: int, asked_at: float, life: object, topics: Iterable[PolledTopic]) -> None:
-        self.number, self.asked_at, self.life = number, asked_at, life
-        self.topics = deque(topics)
-        self.count = 0
-        self.has_answered = self.is_silent = False
-        self.failure: str | None = None
-
-
 class TopicListing(msgspec.Struct, frozen=True):
     """Names of topics, and whether every lookupd has said which it knows: then there are no others."""
 
@@ -683,78 +657,78 @@ class LookupPoller:
         for topic in topics:
             topic.begin(self._round_number, now, self._next_poll, len(lookupds), owing)
         for lookupd in lookupds:
-            questions = _Questions(self._round_number, now, self._life, topics)
-            self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, questions)
+            self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, self._round_number, now, topics)
 
-    async def _ask_all(self, lookupd: Lookupd, questions: _Questions) -> None:
+    async def _ask_all(self, lookupd: Lookupd, number: int, asked_at: float, topics: Iterable[PolledTopic]) -> None:
+        """The part of one lookupd in a round."""
+        life = self._life
         try:
-            await self._ask_side_by_side(lookupd, questions)
+            await self._ask_side_by_side(lookupd, number, asked_at, deque(topics))
         finally:
-            if questions.life is self._life:  # else ``stop`` has done this, and another life may have begun
+            if life is self._life:  # else ``stop`` has done this, and another life may have begun
                 lookupd.is_busy = False
                 self._wake.set()
         try:
             # It has named other lookupds: they are asked now, not in a poll interval.
-            if await self._lookupds.grow(self._loop, lookupd) and questions.life is self._life:
+            if await self._lookupds.grow(self._loop, lookupd) and life is self._life:
                 self._ask_now()
         finally:
             if not lookupd.is_busy:
                 lookupd.close()
 
-    async def _ask_side_by_side(self, lookupd: Lookupd, questions: _Questions) -> None:
-        """Over one connection while answers come soon; over twice as many each time that they do not."""
-        most = max(1, SIDE_BY_SIDE // len(list(self._lookupds)))
-        tasks: list[Task] = []
-        more = 1
-        while more and questions.life is self._life:
-            tasks += [self._spawn("nsq_fast lookup", self._ask_some, lookupd, questions) for _ in range(more)]
-            while True:
-                count = questions.count
-                is_over = await tasks[0].join(PATIENCE)
-                more = 0 if is_over else min(len(tasks), most - len(tasks), len(questions.topics))
-                if more == 0 or questions.count - count < len(tasks):
-                    break
+    async def _ask_side_by_side(
+        self, lookupd: Lookupd, number: int, asked_at: float, topics: deque[PolledTopic]
+    ) -> None:
+        """Ask over one connection while answers come soon; over twice as many each time that they do not.
+
+        A lookupd that cannot answer about one topic says nothing of the others; one that does not answer at all is
+        asked nothing more.
+        """
+        life, most = self._life, max(1, SIDE_BY_SIDE // len(list(self._lookupds)))
+        count, has_answered, is_silent, failure = 0, False, False, ""
+
+        async def ask_some() -> None:
+            nonlocal count, has_answered, is_silent, failure
+            while topics:
+                topic, answer = topics.popleft(), None
+                if not is_silent:
+                    try:
+                        answer = await lookupd.lookup(self._loop, topic.name)
+                        has_answered = True
+                    except NsqError as error:  # not kept: its traceback would keep a huge reply alive
+                        failure = str(error)
+                        is_silent |= isinstance(error, HttpError) and error.status is None
+                    except Exception as fault:
+                        what = f"lookup of {topic.name} at {lookupd.endpoint}"
+                        self._supervisor.report(what, fault, "the other topics are asked")
+                        failure = printable(repr(fault))
+                    self.errors += answer is None
+                elif len(topics) % _TOPICS_A_TURN == 0:  # thousands of topics must not hold the loop up
+                    await self._loop.sleep(0)
+                if life is not self._life:
+                    return
+                count += 1
+                topic.heard(number, lookupd, answer)
+                if topic.is_answered and topic.answers:
+                    self._learn(topic, asked_at)
+                elif not topic.open and topic.round_number == number:
+                    topic.unanswered(self._chance)
+
+        tasks = [self._spawn("nsq_fast lookup", ask_some)]
+        before = 0
+        while topics and len(tasks) < most and not await tasks[0].join(PATIENCE) and life is self._life:
+            if count - before < len(tasks):  # they do not keep up
+                more = min(len(tasks), most - len(tasks), len(topics))
+                tasks += [self._spawn("nsq_fast lookup", ask_some) for _ in range(more)]
+            before = count
         for task in tasks:
             await task.join()
-        if questions.life is not self._life:
+        if life is not self._life:
             return
-        if questions.has_answered or questions.failure is None:
+        if has_answered or not failure:
             lookupd.succeeded()
         else:
-            lookupd.failed_for(questions.failure)
-
-    async def _ask_some(self, lookupd: Lookupd, questions: _Questions) -> None:
-        while questions.topics:
-            topic = questions.topics.popleft()
-            answer: LookupAnswer | None = None
-            if not questions.is_silent:
-                answer = await self._answer_of(lookupd, topic, questions)
-            elif len(questions.topics) % _TOPICS_A_TURN == 0:  # thousands of topics must not hold the loop up
-                await self._loop.sleep(0)
-            if questions.life is not self._life:
-                return
-            questions.count += 1
-            topic.heard(questions.number, lookupd, answer)
-            if topic.is_answered and topic.answers:
-                self._learn(topic, questions.asked_at)
-            elif not topic.open and topic.round_number == questions.number:
-                topic.unanswered(self._chance)
-
-    async def _answer_of(self, lookupd: Lookupd, topic: PolledTopic, questions: _Questions) -> LookupAnswer | None:
-        try:
-            answer = await lookupd.lookup(self._loop, topic.name)
-        except NsqError as error:  # not kept: its traceback would keep a huge reply alive
-            questions.failure = str(error)
-            questions.is_silent |= isinstance(error, HttpError) and error.status is None
-        except Exception as fault:
-            name = f"lookup of {topic.name} at {lookupd.endpoint}"
-            self._supervisor.report(name, fault, "the other topics are asked")
-            questions.failure = printable(repr(fault))
-        else:
-            questions.has_answered = True
-            return answer
-        self.errors += 1
-        return None
+            lookupd.failed_for(failure)
 
     def _learn(self, topic: PolledTopic, asked_at: float) -> None:
         """Use what the lookupds have said of it, in answer to what was asked then or before."""
