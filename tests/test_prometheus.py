@@ -180,3 +180,33 @@ def test_promtool_has_no_complaint(program: tuple[subprocess.Popen[str], int]) -
     for arguments, given in ((["check", "metrics"], ours), (["check", "rules", str(EXAMPLES / "alerts.yml")], b"")):
         checked = subprocess.run([str(PROMTOOL), *arguments], input=given, capture_output=True, timeout=WAIT)
         assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+OUTDATED = """
+rule_files: ["{rules}"]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - series: nsq_fast_consumer_messages_outdated_total{{consumer="prices", topic="t", channel="c"}}
+        values: 0 0 0 5x14
+    alert_rule_test:
+      - {{eval_time: 2m, alertname: NsqMessagesOutdated}}
+      - eval_time: 5m
+        alertname: NsqMessagesOutdated
+        exp_alerts:
+          - exp_labels: {{severity: warning, consumer: prices, topic: t, channel: c}}
+            exp_annotations: {{summary: s, description: d}}
+      - {{eval_time: 16m, alertname: NsqMessagesOutdated}}
+"""
+
+
+def test_messages_that_are_too_old_are_told_of_until_there_are_no_more(tmp_path: Path) -> None:
+    rules = tmp_path / "alerts.yml"
+    text = (EXAMPLES / "alerts.yml").read_text()
+    found = re.search(r"NsqMessagesOutdated\n.*?summary: (.*?)\n\s*description: (.*?)\n", text, re.DOTALL)
+    assert found is not None
+    rules.write_text(text.replace(found[1], "s").replace(found[2], "d"))
+    (tmp_path / "test.yml").write_text(OUTDATED.format(rules=rules))
+    done = subprocess.run([str(PROMTOOL), "test", "rules", tmp_path / "test.yml"], capture_output=True, timeout=WAIT)
+    assert done.returncode == 0, done.stdout + done.stderr
