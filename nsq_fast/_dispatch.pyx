@@ -181,14 +181,9 @@ cdef class TimeSlice:
     def all_returned(self, list messages not None):
         """As ``returned``, for each message of a batch; the clock is not looked at."""
         cdef Message message
-        cdef list returned = [message for message in messages if message.mark_returned()]
+        for message in messages:
+            self._finish(message)
         self._count += len(messages)
-        if returned and not self._finished:
-            self._schedule()
-        self._finished.extend(returned)
-        if self.tell is not None:
-            for message in returned:
-                self.tell(message)
 
     cdef int _finish(self, Message message) except -1:
         if message.mark_returned():
@@ -245,7 +240,6 @@ cdef class TurnTimes:
         return self.is_awaited()
 
     cdef bint is_awaited(self) except -1:
-        """Whether greenlets or other callbacks are ready to run; what is done at the end of the turn does not count."""
         return len(self._loop._callbacks) > bool(self._at_end)
 
     def at_end(self, function):

@@ -31,7 +31,7 @@ from gevent.socket import gethostname
 from nsq_fast._client import READ_SIZE
 from nsq_fast._codec import MESSAGE_ID_SIZE, Message, Records, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
-from nsq_fast.client.connection import connecting, shake_hands
+from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import OwnerThread, loop_turns
 from nsq_fast.client.publishes import PublishOptions
@@ -77,8 +77,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 LAST_WORDS_WAIT = 0.1
 # A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.
 SKIPPED_DELAY_MS = 90_000
-# nsqd is as patient with a silent client. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
-SILENT_INTERVALS = 2
 # While a peer takes nothing, what it sent is looked for so often (s).
 WRITE_TURN = 0.02
 # Bytes that are wanted together are waited for so long (s), then what there is will do: a heartbeat may be among it, or

@@ -14,6 +14,7 @@ from nsq_fast._codec import Message as CoreMessage
 from nsq_fast.client.signals import LazySignal
 from nsq_fast.errors import NSQException, NSQFrameError, ServerError
 from nsq_fast.printable import printable
+from nsq_fast.protocol.rdy import is_starved
 
 from . import protocol
 from .basics import CONNECTED, DISCONNECTED, INIT, deprecated
@@ -25,8 +26,6 @@ from .stream import Stream
 
 HOSTNAME = gethostname()
 SHORTNAME = HOSTNAME.partition(".")[0]
-
-STARVED_RATIO = 0.85
 
 _OF_IDENTIFY = (
     "client_id", "hostname", "heartbeat_interval", "output_buffer_size", "output_buffer_timeout", "tls_v1", "snappy",
@@ -162,7 +161,7 @@ class NsqdTCPClient(_Ordered):
     @property
     def is_starved(self) -> bool:
         """Whether (almost) as many messages are held as the server may send."""
-        return self.in_flight >= max(self.ready_count * STARVED_RATIO, 1)
+        return is_starved(self.in_flight, self.ready_count)
 
     # The stream
 

@@ -29,15 +29,13 @@ from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 
+from .dialect import dialect_of
+
 T = TypeVar("T")
 
 # youzan/nsq: internal/http_api/api_response.go, NegotiateVersion
 ACCEPT = "application/vnd.nsq; version=1.0"
 """The Accept header, to the letter, that makes negotiating servers send bare JSON and true status codes."""
-
-# youzan/nsq: internal/version/binary.go, Binary
-REDESIGNED_MARK = "-HA."
-"""Part of the version of a redesigned server."""
 
 # youzan/nsq: nsqlookupd/http.go, GetValidPartitionNum: 255 at most
 MAX_PARTITIONS = MAX_PARTITION + 1
@@ -81,7 +79,7 @@ class Nsqd(NamedTuple):
     @property
     def is_redesigned(self) -> bool:
         """Whether it speaks the redesigned dialect."""
-        return REDESIGNED_MARK in self.version
+        return dialect_of(self.version).has_partitions
 
 
 class Meta(msgspec.Struct, frozen=True):
