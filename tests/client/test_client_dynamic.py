@@ -14,7 +14,7 @@ from typing import Any
 
 import gevent.event
 import pytest
-from support.waiting import WAIT, promptly
+from support.waiting import TURNS, WAIT, promptly
 
 from nsq_fast import FileConfigSource
 from nsq_fast.client.dynamic import NOTHING, ConfigKeeper, DynamicConfig, changes, parse
@@ -129,6 +129,22 @@ def test_a_source_that_cannot_be_read_holds_nobody_up(on_loop: Any, tmp_path: Pa
                 await keeper.wait_first(loop, WAIT)
             assert keeper.stats()["problem"]
             assert applied == []
+
+    on_loop(test)
+
+
+def test_a_source_is_read_no_more_after_the_end(on_loop: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+
+    async def test(loop: Any) -> None:
+        path.write_bytes(document("before"))
+        with keeping(loop, FileConfigSource(path, 0.001)) as (keeper, applied):
+            await keeper.wait_first(loop, WAIT)
+            keeper.stop()
+            path.write_bytes(document("after"))
+            for _ in range(TURNS):
+                await loop.sleep(0.005)  # sleep: for what must not happen
+            assert applied == [{"before"}]
 
     on_loop(test)
 

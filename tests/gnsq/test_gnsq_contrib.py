@@ -220,12 +220,17 @@ class Raven:
         self.told = []
 
     def captureException(self, exc_info, extra):
-        self.told.append([*extra.items(), exc_info[1]])
+        kind, error, traceback = exc_info
+        assert kind is type(error)
+        assert traceback is error.__traceback__ is not None
+        self.told.append([*extra.items(), error])
 
 
 @pytest.mark.parametrize("client", [Sentry(), Raven()])
 def test_an_exception_is_reported_with_its_message(client):
-    error = KeyError("bad")
+    with pytest.raises(KeyError) as raised:
+        raise KeyError("bad")
+    error = raised.value
     SentryExceptionHandler(client)(None, message(BINARY), error)
     about = {"id": "0123456789abcdef", "timestamp": 7, "attempts": 2, "body": "\\xff\x00body"}
     assert client.told == [[("message", about), error]]
