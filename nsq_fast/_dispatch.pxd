@@ -8,7 +8,9 @@ from ._codec cimport Message
 cdef class Caller:
     cdef public object current
     cdef public double began
-    cdef public double end
+
+
+cdef class InboundQueue
 
 
 cdef class TimeSlice:
@@ -19,6 +21,7 @@ cdef class TimeSlice:
     cdef public object tell         # called with each message that is finished, or None
     cdef public int64_t max_age     # nanoseconds after which a message gets no handler; 0: none
 
+    cdef bint handle(self, Caller caller, InboundQueue inbound, acknowledger, handler) except -1
     cdef int _finish(self, Message message) except -1
 
 
@@ -83,3 +86,4 @@ cdef class Dispatcher:
     cdef int _wake_up(self, Py_ssize_t count) except -1
     cdef InboundQueue _next(self)
     cdef bint _is_overdue(self, double now) except -1
+    cdef double _end_of_slice(self, InboundQueue inbound, double end) except -1

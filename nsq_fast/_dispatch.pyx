@@ -62,7 +62,6 @@ cdef class Caller:
     Attributes:
         current: the message, or list of messages, whose handler runs now; None when none does.
         began: when it began to handle messages, by ``time.monotonic()``; it has not waited for any since.
-        end: when others have their turn.
     """
 
 
@@ -85,7 +84,7 @@ cdef class TimeSlice:
         self._schedule = schedule
         self.end = end
 
-    def handle(self, Caller caller not None, inbound, acknowledger, handler):
+    cdef bint handle(self, Caller caller, InboundQueue inbound, acknowledger, handler) except -1:
         """Call ``handler(consumer, message)`` for waiting messages, oldest first, until none waits or it is over.
 
         Args:
@@ -508,6 +507,29 @@ cdef class Dispatcher:
             self.prompt.left -= 1
         elif self._is_overdue(monotonic()):
             inbound.connection.flush()
+
+    def handle(self, Caller caller not None, InboundQueue inbound not None, acknowledger, handler, double end):
+        """Call ``handler`` for messages of the queue until none waits, or until ``end``; see ``TimeSlice.handle``.
+
+        It stops in between where there is something else to do: after each message while FINs leave one by one, and
+        when a message expires.
+        """
+        cdef TimeSlice time_slice = inbound.slice
+        cdef double now
+        time_slice.end = self._end_of_slice(inbound, end)
+        while time_slice.handle(caller, inbound, acknowledger, handler):
+            now = monotonic()
+            if now >= inbound.ledger.next_deadline:
+                inbound.expire(now)
+            if self.prompt.left:
+                inbound.connection.flush()
+                self.prompt.left -= 1
+            time_slice.end = self._end_of_slice(inbound, end)
+            if now > end:
+                return
+
+    cdef double _end_of_slice(self, InboundQueue inbound, double end) except -1:
+        return 0.0 if self.prompt.left else min(end, <double> inbound.ledger.next_deadline)
 
     def handled(self, double began, Py_ssize_t count):
         """A worker has handled ``count`` messages since ``began`` (monotonic): note how busy it was."""

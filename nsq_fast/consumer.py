@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
-from gevent.lock import Semaphore
 
 from nsq_fast._codec import Message
 from nsq_fast.client.connection import Connection
@@ -22,6 +21,7 @@ from nsq_fast.client.greenlets import (
     CopyEnded,
     OwnerThread,
     Supervisor,
+    Waiters,
     get_ident,
     is_interrupting,
     keep,
@@ -259,8 +259,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
             self._outside = HandlerThreads(min(threads, self.config.concurrency or threads), self._thread)
 
     def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
-        wake = Semaphore(0)
-        pool = Pool(self.acknowledger, limit, prompt, loop_turns(), wake.acquire, wake.release)
+        waiters = Waiters()
+        pool = Pool(self.acknowledger, limit, prompt, loop_turns(), waiters.wait, waiters.release)
         tell_forks(pool)
         return pool
 

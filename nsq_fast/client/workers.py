@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import Caller, Dispatcher, HandlerLimit, InboundQueue, PromptFins, Tally, take
 
-from .handlers import Handler, Sample, refuse_deferred
+from .handlers import Sample, refuse_deferred
 from .loop import SLICE
 
 if TYPE_CHECKING:
@@ -234,36 +234,13 @@ class Worker(Caller):
                 inbound.connection.read_soon()
 
     def _handle_single(self, inbound: InboundQueue, sample: Sample | None) -> None:
-        handler = self._acknowledger.present_handler()
+        pool, acknowledger = self._pool, self._acknowledger
+        handler = acknowledger.present_handler()
+        acknowledger.slice_of(inbound)
         if sample is not None:  # the first message by itself: the others cost nothing more
-            self._handle_some(inbound, sample.timed(handler), 0.0)
+            pool.handle(self, inbound, acknowledger, sample.timed(handler), 0.0)
             sample.count()  # now: the worker may read on, and wait
-        self._handle_some(inbound, handler, self._pool.turns.due_at)
-
-    def _handle_some(self, inbound: InboundQueue, handler: Handler, end: float) -> None:
-        """Handle messages until none waits, or until ``end``."""
-        acknowledger, time_slice = self._acknowledger, self._acknowledger.slice_of(inbound)
-        self.end = end
-        time_slice.end = self._end_of_slice(inbound)
-        while time_slice.handle(self, inbound, acknowledger, handler):
-            if self._is_over(inbound):
-                return
-
-    def _end_of_slice(self, inbound: InboundQueue) -> float:
-        """When there is something to do but to call handlers: after each message (0.0) while their FINs leave one by
-        one; else when a message expires, or others have their turn."""
-        return 0.0 if self._pool.prompt.left else min(self.end, inbound.ledger.next_deadline)
-
-    def _is_over(self, inbound: InboundQueue) -> bool:
-        """Do it; say whether it is time for others."""
-        now, prompt = monotonic(), self._pool.prompt
-        if now >= inbound.ledger.next_deadline:
-            inbound.expire(now)
-        if prompt.left:
-            inbound.connection.flush()
-            prompt.left -= 1
-        inbound.slice.end = self._end_of_slice(inbound)
-        return now > self.end
+        pool.handle(self, inbound, acknowledger, handler, pool.turns.due_at)
 
     def _handle_batch(self, inbound: InboundQueue, sample: Sample | None) -> None:
         acknowledger = self._acknowledger

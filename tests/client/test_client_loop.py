@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import gevent
 import pytest
+from gevent import get_hub
 from support.waiting import WAIT
 
+from nsq_fast.client.greenlets import Waiters
 from nsq_fast.client.loop import Event
 from nsq_fast.errors import InternalError, NsqError
 
@@ -128,3 +131,31 @@ def test_all_who_wait_for_an_event_go_on_when_it_is_set(on_loop: Any) -> None:
         assert not await event.wait(0)
 
     on_loop(test)
+
+
+def test_a_worker_that_is_killed_as_it_is_woken_leaves_the_message_to_another() -> None:
+    waiters = Waiters()
+    served: list[str] = []
+
+    def wait(name: str) -> None:
+        waiters.wait()
+        served.append(name)
+
+    first, second = gevent.spawn(wait, "first"), gevent.spawn(wait, "second")
+    gevent.idle()
+    get_hub().loop.run_callback(first.throw, gevent.GreenletExit)
+    waiters.release()
+    second.join(WAIT)
+    assert served == ["second"]
+
+
+def test_who_is_killed_while_nothing_comes_takes_nothing_with_it() -> None:
+    waiters = Waiters()
+    killed, other = gevent.spawn(waiters.wait), gevent.spawn(waiters.wait)
+    gevent.idle()
+    killed.kill()
+    waiters.release()
+    waiters.release()
+    other.join(WAIT)
+    assert other.successful()
+    waiters.wait()  # the second release was for whoever comes next
