@@ -84,11 +84,13 @@ class ConnectionLost(NsqError, OSError):
     ``is_abrupt``: the server closed the connection or reset it without a word, as one that crashes does.
     ``was_first``: of the commands without a reply, the one this is the answer to was the oldest: the server was
     working on it, if on any.
+    ``waited``: seconds, at least, for which it had been so; 0.0 where that was not watched.
     """
 
     outcome_unknown = True
     is_abrupt = False
     was_first = False
+    waited = 0.0
 
 
 class ConnectFailed(ConnectionLost):

@@ -229,6 +229,8 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._is_blameless = False
         self._sample: Command | None = None
         self._looks = 0
+        self._first: Command | None = None  # what it was working on at the last look, and at how many before
+        self._first_looks = 0
         self._silent_since = NEVER  # since when a connection was not heard whose heartbeat is overdue
         self._latest: Connection | None = None
         self._tries: dict[Connection, Task] = {}
@@ -371,8 +373,11 @@ class ProducerConnection(ConnectionOwner[Connection]):
         conn = self.conn
         if conn is None or self.owed:
             return
+        tokens = conn.session.tokens()
+        first = tokens[0] if tokens else None
+        self._first_looks = self._first_looks + 1 if first is self._first else 0
+        self._first = first
         if self._sample is None or self._sample.conn is not conn:  # the reply has come
-            tokens = conn.session.tokens()
             self._sample = tokens[-1] if tokens else None
             self._looks = 0
             return
@@ -475,6 +480,8 @@ class ProducerConnection(ConnectionOwner[Connection]):
                 self.drop(conn, error)
         else:
             self.drop(conn, error)
+            if isinstance(error, ConnectionLost) and command is self._first:
+                error.waited = self._first_looks * self._sender.look_every
         self._sender.refused(conn, command, error)
         self._has_replied(conn)
 
@@ -531,7 +538,8 @@ class Sender(SendPath):
         self.supervisor: Supervisor = loop.supervisor(logger, lambda error: self.tell("on_error", error=error))
         self.news: Event = Event(loop)
         self.looks: int = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
-        self.pending: Any = Pending(loop, self._time_out, config.attempt_limit / self.looks, self._look_at_links)
+        self.look_every: float = config.attempt_limit / self.looks
+        self.pending: Any = Pending(loop, self._time_out, self.look_every, self._look_at_links)
         self.pending_limit: Any = PendingLimit(config.max_pending, loop)
         self.latency: Histogram | None = Histogram() if config.histograms else None
         self.timing: Any = self if config.histograms else None  # called for each command that was stored

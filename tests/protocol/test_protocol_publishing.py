@@ -378,13 +378,16 @@ def test_attempts_are_limited_but_for_those_that_a_moving_leader_costs() -> None
     assert (publish.attempts, publish.misses) == (100, 100)
 
 
-def ended_by(*, is_abrupt: bool = True, was_first: bool = True, outcome_unknown: bool = True) -> errors.ConnectionLost:
+def ended_by(
+    *, is_abrupt: bool = True, was_first: bool = True, outcome_unknown: bool = True, waited: float = 0.0
+) -> errors.ConnectionLost:
     error = errors.ConnectionLost("closed by the server")
     error.is_abrupt, error.was_first, error.outcome_unknown = is_abrupt, was_first, outcome_unknown
+    error.waited = waited
     return error
 
 
-def retries(publish: PublishState, *servers: str, **error: bool) -> list[bool]:
+def retries(publish: PublishState, *servers: str, **error: Any) -> list[bool]:
     """Whether it is tried again after each of these servers ended the connection."""
     answers = []
     for server in servers:
@@ -394,11 +397,13 @@ def retries(publish: PublishState, *servers: str, **error: bool) -> list[bool]:
     return answers
 
 
-def test_attempts_that_waited_behind_another_publish_when_the_server_ended_the_connection_are_not_limited() -> None:
+def test_attempts_that_a_server_ended_for_another_reason_than_the_publish_are_not_limited() -> None:
     publish = waiting()
     for _ in range(100):
         sent([publish], ATTEMPT)
         assert publish.attempt_failed(ended_by(was_first=False), POLICY, server="a").retry
+        sent([publish], ATTEMPT)
+        assert publish.attempt_failed(ended_by(waited=1.5), POLICY, server="a").retry
     for number in range(1, 4):
         sent([publish], ATTEMPT)
         assert publish.attempt_failed(ended_by(), POLICY, server="a").retry is (number < 3)
@@ -416,10 +421,10 @@ def test_what_two_servers_were_working_on_when_they_ended_is_sent_to_no_third() 
     assert publish.possibly_stored
 
 
-@pytest.mark.parametrize("kind", ["is_abrupt", "was_first", "outcome_unknown"])
+@pytest.mark.parametrize("kind", ["is_abrupt", "was_first", "outcome_unknown", "waited"])
 def test_what_cannot_have_ended_the_server_is_not_suspected(kind: str) -> None:
     publish = waiting()
-    assert retries(publish, "a", "b", "c", **{kind: False}) == [True] * 3
+    assert retries(publish, "a", "b", "c", **{kind: 2.0 if kind == "waited" else False}) == [True] * 3
     assert publish.ended_servers == ()
     assert not publish.is_alone
 

@@ -59,3 +59,40 @@ def test_after_an_outage_publishes_go_on_within_two_seconds(dialect: str, seed: 
 
     took = in_virtual_time(f"outage {dialect} {seed}", scenario)
     assert took <= SOON
+
+
+def holder(nsqds: list[ModelNsqd]) -> ModelNsqd:
+    """The one that has a publish and has not read it."""
+    (found,) = (nsqd for nsqd in nsqds if any(b"PUB " in conn.end.arrived for conn in nsqd.conns))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("pause", [0.2, 2.5])
+def test_a_server_that_ends_long_after_it_got_a_publish_did_not_end_of_it(pause: float, seed: int) -> None:
+    """As where nsqds are restarted in turn, each while publishes wait there for a replica that is away."""
+
+    async def scenario(loop: SimLoop) -> object:
+        nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "original") for number in range(1, 5)]
+        addresses = [f"10.1.0.{number}:4150" for number in range(1, 5)]
+        async with Producer(addresses, coalesce=False, publish_timeout=60.0) as producer:
+            await producer.publish("t", b"first")
+            while len(producer.stats()["connected"]) < len(nsqds):
+                await asyncio.sleep(0.1)
+            for nsqd in nsqds:
+                nsqd.freeze()
+            waiting = asyncio.ensure_future(producer.publish("t", b"waits"))
+            for _ in range(3):
+                await asyncio.sleep(pause)
+                if not waiting.done():
+                    holder(nsqds).kill()
+            for nsqd in nsqds:
+                nsqd.thaw()
+            (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+            return outcome
+
+    outcome = in_virtual_time(f"ends {pause} {seed}", scenario)
+    if pause > 1.0:
+        assert outcome == b"OK"
+    else:
+        assert "it may be what ended them: it is sent to no other server" in str(outcome)
