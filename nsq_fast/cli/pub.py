@@ -1,4 +1,4 @@
-"""Cut a stream of bytes at a delimiter, whatever way the stream comes in chunks."""
+"""`nsq-fast pub`: publish the lines of files or of standard input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .options import INTERRUPTED, Security, security_options, stop_signals
 
 
 class Splitter:
-    """Feed chunks, take messages. Empty messages are left out.
+    """Cuts a stream at a delimiter, whatever chunks it comes in: feed chunks, take messages. Empty ones are left out.
 
     Args:
         delimiter: one byte or more.

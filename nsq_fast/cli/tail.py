@@ -1,9 +1,4 @@
-"""Refuse to be the first channel of a topic by accident.
-
-An original nsqd gives the first channel of a topic the whole backlog that the topic gathered while it had none
-(nsqio/nsq: nsqd/topic.go, messagePump), and a redesigned cluster takes publishes as soon as there is a channel. What an
-ephemeral channel gets, no consumer that subscribes later gets.
-"""
+"""`nsq-fast tail`: print what is published to topics, on a channel that takes nothing from anybody else."""
 
 from __future__ import annotations
 
@@ -53,7 +48,10 @@ def refuse_first_channel(
 ) -> None:
     """Raise ClickException where a topic exists and has no channel, or where that cannot be seen.
 
-    A topic that does not exist has no backlog, and passes.
+    An original nsqd gives the first channel of a topic the whole backlog that the topic gathered while it had none
+    (nsqio/nsq: nsqd/topic.go, messagePump), and a redesigned cluster takes publishes as soon as there is a channel.
+    What an ephemeral channel gets, no consumer that subscribes later gets. A topic that does not exist has no backlog,
+    and passes.
     """
     if lookupds:
         places = list(_found_by_lookup(topics, lookupds, security))

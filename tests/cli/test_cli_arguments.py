@@ -8,15 +8,9 @@ import sys
 import pytest
 from support.commands import run
 
-from nsq_fast.cli import COMMANDS, options
+from nsq_fast.cli import COMMANDS
 
-
-@pytest.fixture(autouse=True)
-def no_servers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment names no servers, and this machine's own are not looked for where they are."""
-    for name in ("NSQ_LOOKUPD_HTTP_ADDRESSES", "NSQD_TCP_ADDRESSES", "NSQD_HTTP_ADDRESSES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(options, "LOCAL", "127.255.255.254")
+pytestmark = pytest.mark.usefixtures("no_servers_here")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

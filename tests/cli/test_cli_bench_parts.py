@@ -404,31 +404,28 @@ print(json.dumps(dict(event="result", messages=1000, seconds=1.0, cpu_seconds=cp
     return Client(name=name, command=(sys.executable, "-c", code))
 
 
-def tls_in_turns(tmp_path: Path, *ours: float, patience: float) -> dict[str, int]:
-    """How many rounds each client takes of a scenario in which ours is compared with the floor."""
+@pytest.mark.parametrize(
+    ("ours", "patience", "taken"),
+    [
+        # 8 rounds: the outermost ratios are left out, 1.0 and 2.25; the others are all 1.25.
+        ([0.4, 0.9, 0.5], 600, 8),
+        ([0.4, 4.0, 0.5, 3.0] * MOST_ROUNDS, 600, MOST_ROUNDS),  # it never settles
+        ([0.4, 4.0], 0, 2),  # without patience there are the rounds that were asked for
+    ],
+    ids=["settles", "never settles", "no patience"],
+)
+def test_those_that_are_compared_take_turns_until_their_ratio_is_settled(
+    tmp_path: Path, ours: list[float], patience: float, taken: int
+) -> None:
     clients = [
-        unsteady("nsq_fast", list(ours), tmp_path / "ours"),
+        unsteady("nsq_fast", ours, tmp_path / "ours"),
         unsteady("floor: core", [0.4], tmp_path / "floor"),
         unsteady("somebody else", [0.4], tmp_path / "else"),
     ]
     settings = Settings(kind="publish", mode="single", count=1000, rounds=2)
     (found,) = run_scenarios([Task("consume-tls", settings, clients, nowhere)], patience=patience)
-    return {each.client: len(each.rounds) for each in found.clients}
-
-
-def test_those_that_are_compared_take_turns_until_their_ratio_is_settled(tmp_path: Path) -> None:
-    taken = tls_in_turns(tmp_path, 0.4, 0.9, 0.5, patience=600)
-    # 8 rounds: the outermost ratios are left out, 1.0 and 2.25; the others are all 1.25.
-    assert taken == {"nsq_fast": 8, "floor: core": 8, "somebody else": 2}
-
-
-def test_a_ratio_that_does_not_settle_ends_the_turns_all_the_same(tmp_path: Path) -> None:
-    wild = [0.4, 4.0, 0.5, 3.0] * MOST_ROUNDS
-    assert tls_in_turns(tmp_path, *wild, patience=600)["nsq_fast"] == MOST_ROUNDS
-
-
-def test_without_patience_there_are_the_rounds_that_were_asked_for(tmp_path: Path) -> None:
-    assert set(tls_in_turns(tmp_path, 0.4, 4.0, patience=0).values()) == {2}
+    rounds = {each.client: len(each.rounds) for each in found.clients}
+    assert rounds == {"nsq_fast": taken, "floor: core": taken, "somebody else": 2}
 
 
 def test_a_share_of_the_peak_is_that_of_the_slowest() -> None:

@@ -3,6 +3,7 @@ are those of the file of the run: none by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,16 +28,11 @@ def test_the_page_is_that_of_the_run(run: Run) -> None:
     assert (ROOT / "docs" / "performance.md").read_text() == docs(run), f"write it again: {HOW}"
 
 
-def test_the_figures_of_the_readme_are_those_of_the_run(run: Run) -> None:
-    found = FIGURES.search((ROOT / "README.md").read_text())
+@pytest.mark.parametrize(("page", "block"), [("README.md", readme_block), ("docs/tuning.md", tuning_block)])
+def test_figures_of_other_pages_are_those_of_the_run(run: Run, page: str, block: Callable[[Run], str]) -> None:
+    found = FIGURES.search((ROOT / page).read_text())
     assert found is not None
-    assert readme_block(run) in found[0], f"write them again: {HOW}"
-
-
-def test_the_figures_of_tuning_are_those_of_the_run(run: Run) -> None:
-    found = FIGURES.search((ROOT / "docs" / "tuning.md").read_text())
-    assert found is not None
-    assert tuning_block(run) in found[0], f"write them again: {HOW}"
+    assert block(run) in found[0], f"write them again: {HOW}"
 
 
 def test_the_run_was_made_with_other_clients_on_a_real_server(run: Run) -> None:

@@ -53,49 +53,38 @@ def refuse() -> None:
     raise PublishFailed("no")
 
 
-def test_ledger_calls_lost_what_was_published_and_never_settled() -> None:
+@pytest.mark.parametrize(
+    ("refused", "finished", "given_up", "settled", "lost", "duplicated", "is_whole"),
+    [
+        ((8, 9), (0, 1, 2, 8), (3,), 5, 4, 0, False),  # lost: published and never settled
+        ((), (0, 1, 1, 2, 2, 2, *[3] * 1000), (), 4, 6, 3, False),  # duplicated: finished more than once
+        ((), range(5), (0, *range(5, 10)), 10, 0, 0, True),  # settled once, though it is finished and given up
+        ((9,), range(1, 10), (), 9, 1, 0, False),  # what was not confirmed settles for nothing else
+    ],
+)
+@pytest.mark.parametrize("finishes_first", [True, False])
+def test_ledger_counts_what_became_of_each_message(
+    refused: Sequence[int],
+    finished: Sequence[int],
+    given_up: Sequence[int],
+    settled: int,
+    lost: int,
+    duplicated: int,
+    is_whole: bool,
+    finishes_first: bool,
+) -> None:
     ledger = Ledger(10)
-    ledger.account(range(6), lambda: None)
-    ledger.account(range(6, 10), refuse)
-    for number in (0, 1, 2, 7):
-        ledger.mark_finished(number)
-    ledger.mark_given_up(3)
-    assert (ledger.published, ledger.publish_failed, ledger.finished, ledger.given_up) == (6, 4, 4, 1)
-    assert ledger.lost == 2
-    assert ledger.settled == 5
-
-
-def test_ledger_calls_duplicated_what_was_finished_more_than_once() -> None:
-    ledger = Ledger(5)
-    ledger.mark_published(0, 5)
-    for number in (0, 1, 1, 2, 2, 2):
-        ledger.mark_finished(number)
-    for _ in range(1000):
-        ledger.mark_finished(3)
-    assert ledger.duplicated == 3
-    assert ledger.finished == 4
-    assert ledger.lost == 1
-
-
-def test_ledger_settles_a_message_once_though_it_is_finished_and_given_up() -> None:
-    ledger = Ledger(2)
-    ledger.account(range(2), lambda: None)
-    ledger.mark_finished(0)
-    ledger.mark_given_up(0)
-    assert not ledger.is_whole
-    ledger.mark_given_up(1)
-    ledger.mark_finished(1)
-    assert ledger.settled == 2
-    assert ledger.is_whole
-
-
-def test_ledger_is_not_whole_when_what_was_not_confirmed_is_settled_in_its_place() -> None:
-    ledger = Ledger(2)
-    ledger.account(range(1), lambda: None)
-    ledger.account(range(1, 2), refuse)
-    ledger.mark_finished(1)
-    assert ledger.settled == ledger.published == ledger.lost == 1
-    assert not ledger.is_whole
+    for number in range(10):
+        ledger.account(range(number, number + 1), refuse if number in refused else lambda: None)
+    steps = [(ledger.mark_finished, finished), (ledger.mark_given_up, given_up)]
+    for mark, numbers in steps if finishes_first else reversed(steps):
+        assert not ledger.is_whole
+        for number in numbers:
+            mark(number)
+    assert (ledger.published, ledger.publish_failed) == (10 - len(refused), len(refused))
+    assert (ledger.finished, ledger.given_up) == (len(set(finished)), len(given_up))
+    assert (ledger.settled, ledger.lost, ledger.duplicated) == (settled, lost, duplicated)
+    assert ledger.is_whole is is_whole
 
 
 @pytest.mark.parametrize(
@@ -246,15 +235,7 @@ def test_remarks_are_folded(width: int) -> None:
     assert shown.count("answered") == 4
 
 
-@pytest.fixture
-def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which no server listens and of which the environment names none."""
-    for name in ("NSQ_LOOKUPD_HTTP_ADDRESSES", "NSQD_TCP_ADDRESSES", "NSQD_HTTP_ADDRESSES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(options, "LOCAL", "127.255.255.254")
-
-
-@pytest.mark.usefixtures("nothing_here")
+@pytest.mark.usefixtures("no_servers_here")
 def test_without_any_server_it_is_said_how_to_name_one() -> None:
     with pytest.raises(click.UsageError) as raised:
         options.find_servers([], [])
@@ -268,7 +249,7 @@ def found(nsqds: Sequence[Any] = (), quiet: bool = False) -> tuple[list[str], li
     return list(map(str, nsqds)), list(map(str, lookupds))
 
 
-@pytest.mark.usefixtures("nothing_here")
+@pytest.mark.usefixtures("no_servers_here")
 def test_servers_of_the_environment_are_used_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,7 +265,7 @@ def test_servers_of_the_environment_are_used_and_named(
         found()
 
 
-@pytest.mark.usefixtures("nothing_here")
+@pytest.mark.usefixtures("no_servers_here")
 def test_servers_that_answer_on_this_machine_are_used_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
