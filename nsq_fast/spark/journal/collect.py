@@ -716,7 +716,7 @@ _FIRST_ATTEMPT = array("H", [1]).tobytes()
 
 
 def _has_redelivered(columns: Any) -> bool:
-    return bytes(columns.attempts) != _FIRST_ATTEMPT * columns.count
+    return bool(bytes(columns.attempts) != _FIRST_ATTEMPT * columns.count)
 
 
 def take(columns: Any, rows: list[int]) -> StoredColumns:
