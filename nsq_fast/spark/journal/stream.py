@@ -98,7 +98,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.journal = check_location(options)
+        self.journal: str = check_location(options)
         # What the driver's reader holds while the query runs; one in a task has nothing of it.
         self.backlog: Backlogs = Backlogs(options)
         self._pace = Pace(options)
@@ -360,8 +360,7 @@ class JournalBatchReader(_ReadsSlots, DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        if options.consume:
-            self.journal = check_location(options)
+        self.journal: str = check_location(options) if options.consume else ""
         for topic in options.topics:
             if is_ephemeral(topic):
                 raise ConfigError(f"{topic}: an ephemeral topic keeps nothing to be read later")
