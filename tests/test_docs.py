@@ -100,7 +100,7 @@ ELSEWHERE = {
 }
 NOT_RUN = {
     ("spark", "CREATE TABLE orders USING nsq OPTIONS (topic 'orders', channel 'spark', lookupd_http_addresses '127."): (
-        "tests/spark/test_spark_tables.py runs such statements, on topics of its own"
+        "tests/spark/test_spark_source.py runs such statements, on topics of its own"
     ),
     (
         "spark-operations",

@@ -89,10 +89,6 @@ class TopicServers(NamedTuple):
     def is_ordered(self) -> bool:
         return self.meta is not None and self.meta.ordered
 
-    @property
-    def is_complete(self) -> bool:
-        return self.meta is None or len(self.leaders) >= self.meta.partition_num
-
 
 def discover(options: SourceOptions, *, timeout: float = TIMEOUT) -> TopicServers:
     """Find the servers of the topic. Raises LookupFailed when that cannot be done within ``timeout`` seconds.

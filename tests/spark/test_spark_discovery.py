@@ -51,7 +51,7 @@ def test_an_original_topic(broker: Broker, way: str) -> None:
     assert {nsqd.tcp for nsqd in servers.nsqds} == {nsqd.tcp_address for nsqd in broker.nsqds}
     assert {nsqd.http.address for nsqd in servers.nsqds} == {nsqd.http_address for nsqd in broker.nsqds}
     assert (servers.leaders, servers.meta, servers.is_redesigned) == ({}, None, False)
-    assert (servers.has_ext, servers.is_ordered, servers.is_complete) == (False, False, True)
+    assert (servers.has_ext, servers.is_ordered) == (False, False)
     with nsqd_client(options, servers.nsqds[0]) as client:
         assert client.ping() == b"OK"
 
@@ -63,7 +63,7 @@ def test_a_redesigned_topic(cluster: RedesignedCluster, way: str) -> None:
     leaders = {number: cluster.leader_of("t", number).tcp_address for number in range(3)}
     assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == leaders
     assert servers.is_redesigned
-    assert (servers.has_ext, servers.is_ordered, servers.is_complete) == (True, False, True)
+    assert (servers.has_ext, servers.is_ordered) == (True, False)
     assert all(nsqd.is_redesigned for nsqd in servers.nsqds)
 
 
@@ -122,9 +122,6 @@ def test_one_nsqd_that_is_away_hides_no_other(broker: Broker, cluster: Redesigne
     assert away not in {nsqd.tcp for nsqd in servers.leaders.values()}
     assert len(servers.leaders) == (0 if family == "original" else 2)
     assert in_cluster(options, servers) == (family == "redesigned")
-
-
-# What is tried again
 
 
 # The choice

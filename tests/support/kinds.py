@@ -20,9 +20,8 @@ OF_MODULE = {
 SHARING = {
     "spark": {
         "test_spark_lag", "test_spark_listener", "test_spark_replay_filters", "test_spark_replay_stream",
-        "test_spark_sink", "test_spark_source", "test_spark_tables", "test_spark_trace", "test_spark_trace_cli_here",
+        "test_spark_sink", "test_spark_source", "test_spark_trace", "test_spark_trace_cli_here",
         "test_spark_trace_local", "test_spark_trace_stream", "test_spark_versions",
-        "test_spark_workers",
     },
     "standalone": {"test_spark_replay_kills", "test_spark_deployments"},
 }  # fmt: skip

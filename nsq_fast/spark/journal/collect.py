@@ -53,7 +53,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
-_STEP = 512
+_STEP_BYTES = 1024 * 1024
+"""What is waited for at once: a window of small messages is one read, and large ones do not fill the memory."""
 _FIRST_CONNECTIONS = 2
 _CLOSE_TIMEOUT = 10.0
 
@@ -184,7 +185,7 @@ class Collector:
                 self._quota.patience(
                     self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claims.segments)
                 ),
-                min(connection.outstanding, _STEP),
+                min(connection.outstanding, connection.step),
             )
             connection.took(columns)
             if not columns.count or time.monotonic() > until:
@@ -336,6 +337,7 @@ class JournalConnection:
         work: what is being written; its messages are unfinished.
         unsure: segments of which it is not certain that the server has taken every FIN.
         dropped: the keys of messages that were finished and not kept.
+        step: how many messages to wait for at once, by the size of those that came.
     """
 
     def __init__(self, subscription: ColumnSubscription) -> None:
@@ -344,6 +346,7 @@ class JournalConnection:
         self.work: Work | None = None
         self.unsure: list[Claimed] = []
         self.dropped: set[bytes] = set()
+        self.step: int = 1
         self._arrived = 0
         self._largest_rdy = 0
         self._granted_at = time.monotonic()
@@ -365,6 +368,8 @@ class JournalConnection:
         self.outstanding = 0
 
     def took(self, columns: Columns) -> None:
+        if columns.count:
+            self.step = max(1, _STEP_BYTES * columns.count // (len(columns.body) + 1))
         self._arrived += columns.count
         self.outstanding = max(0, self.outstanding - columns.count)
 
@@ -707,8 +712,11 @@ class Screen:
         return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
 
 
+_FIRST_ATTEMPT = array("H", [1]).tobytes()
+
+
 def _has_redelivered(columns: Any) -> bool:
-    return bool(columns.count) and max(array("H", columns.attempts)) > 1
+    return bool(bytes(columns.attempts) != _FIRST_ATTEMPT * columns.count)
 
 
 def take(columns: Any, rows: list[int]) -> StoredColumns:

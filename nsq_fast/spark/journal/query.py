@@ -17,7 +17,7 @@ from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage
 from .plan import Offset, source_of, topic_of
-from .slot import Chain, Head, Stored, Suspects, encode_json, seals, slots
+from .slot import Chain, Head, Stored, Suspects, seals, slots
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class QueryJournal:
             reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
             raise ConfigError(f"journal={self._parent.path!r}: cannot be made or written: {reason}") from error
         with contextlib.suppress(JournalTaken):
-            self._storage.claim(_ABOUT, [encode_json(about)])
+            self._storage.claim(_ABOUT, [msgspec.json.encode(about)])
         self.check(about)
 
     def check(self, about: About) -> About:
@@ -147,7 +147,7 @@ class QueryJournal:
         kept = self.check(about)
         following = about.following(kept)
         if following != kept:
-            self._storage.replace(_ABOUT, encode_json(following))
+            self._storage.replace(_ABOUT, msgspec.json.encode(following))
         return following
 
     # Batches
@@ -221,7 +221,7 @@ class QueryJournal:
     def keep_slots(self, batch: int, names: Sequence[str]) -> None:
         """Keep which slots a batch has: where there are several topics, only their names tell them."""
         with contextlib.suppress(JournalTaken):  # by the run before
-            self.batch(batch).claim(_SLOTS, [encode_json(sorted(names))])
+            self.batch(batch).claim(_SLOTS, [msgspec.json.encode(sorted(names))])
 
     def kept_slots(self, batch: int) -> list[str] | None:
         with contextlib.suppress(FileNotFoundError):
@@ -230,7 +230,7 @@ class QueryJournal:
 
     def ask_to_adopt(self, id: str) -> None:
         """Have the query adopt another folder when it starts again."""
-        self._storage.replace(_ADOPT, encode_json(sorted({*self.asked_to_adopt(), id})))
+        self._storage.replace(_ADOPT, msgspec.json.encode(sorted({*self.asked_to_adopt(), id})))
 
     def asked_to_adopt(self) -> list[str]:
         """What it was asked for, done or not."""
@@ -240,7 +240,7 @@ class QueryJournal:
     def adopt(self, by: int, batches: Mapping[str, int]) -> Adoptions:
         """Keep that batch ``by`` adopts these folders, each up to a batch of its own. All adoptions are returned."""
         found = {**self.adopted(), **{id: (by, last) for id, last in batches.items()}}
-        self._storage.replace(_ADOPTED, encode_json(found))
+        self._storage.replace(_ADOPTED, msgspec.json.encode(found))
         for id in batches:  # what their dead tasks may not have finished comes to this query
             self.suspects.add(QueryJournal(self._parent, id).suspects.load())
         return found

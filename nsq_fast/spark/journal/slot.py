@@ -345,10 +345,6 @@ def _last_files(storage: Storage) -> dict[int, Stored]:
     return {slot: read(storage, Chain(storage, slot).name(index)) for slot, index in last.items()}
 
 
-def encode_json(value: Any) -> bytes:
-    return msgspec.json.encode(value)
-
-
 # Messages that are in the journal and may be delivered once more; kept until they are, or for a day.
 #
 # They are the messages of segments whose FINs a dead attempt may not have sent,

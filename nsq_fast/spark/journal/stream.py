@@ -60,7 +60,7 @@ from .query import (
     parse_adopted,
     positions,
 )
-from .slot import Slot, batches, check_library, check_path, encode_json, is_object_store, open_storage
+from .slot import Slot, batches, check_library, check_path, is_object_store, open_storage
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -72,7 +72,28 @@ PATIENCE = 3.0
 """How long one call waits for servers, in seconds: Spark asks again at once."""
 
 
-class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _ReadsSlots:
+    """The half of a reader that runs in tasks."""
+
+    options: SourceOptions
+    journal: str = ""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a slot. A batch of none has, for Spark, one partition of its own making: it has no rows."""
+        return plainly(self._read(partition)) if isinstance(partition, Slot) else iter(())
+
+    def make_collector(self, slot: Slot) -> Collector:
+        return Collector(slot)
+
+    def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
+        """From the journal, or from the server through the journal; without one nothing is consumed."""
+        if not self.journal:
+            yield from Peek(slot).batches(self.options)
+        else:
+            yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
+
+
+class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches of a channel, kept in a journal from their FIN until Spark has committed them."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -137,7 +158,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = self._last or self._kept()
         found = Offset.decode(self._latest(offset.encode(), limit or self.getDefaultReadLimit()))
         if found != offset:
-            self._journal(found).keep_position(encode_json(found.encode()))
+            self._journal(found).keep_position(msgspec.json.encode(found.encode()))
             self._left_over.tell(self._left)
         self._last = found
         return found.encode()
@@ -220,7 +241,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "metrics": {
                 **self.backlog.metrics(),
                 **self._usage(),
-                "bytesPerSecond": round(self._throughput.rate(time.monotonic())),
+                "bytesPerSecond": self._throughput.now(),
             },
         }
 
@@ -281,19 +302,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self.backlog.close()
 
-    # What Spark calls in a task
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slot: from the journal, or from the server through the journal."""
-        return plainly(self._read(cast(Slot, partition)))
-
-    def make_collector(self, slot: Slot) -> Collector:
-        return Collector(slot)
-
     # Parts
-
-    def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
-        yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _journal(self, offset: Offset) -> QueryJournal:
         return QueryJournal(self._storage(), offset.journal)
@@ -341,7 +350,7 @@ FOLDER = "batch"
 """The journal of a batch read, below the option ``journal``."""
 
 
-class JournalBatchReader(DataSourceReader):
+class JournalBatchReader(_ReadsSlots, DataSourceReader):
     """A channel's messages as a table.
 
     With ``consume`` the journal is the identity of the read: the first action on
@@ -351,7 +360,7 @@ class JournalBatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.journal: str | None = check_location(options) if options.consume else None
+        self.journal: str = check_location(options) if options.consume else ""
         for topic in options.topics:
             if is_ephemeral(topic):
                 raise ConfigError(f"{topic}: an ephemeral topic keeps nothing to be read later")
@@ -360,22 +369,9 @@ class JournalBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         backlog = Backlogs(self.options)
         try:
-            return self._consume(backlog) if self.journal is not None else self._peek(backlog)
+            return self._consume(backlog) if self.journal else self._peek(backlog)
         finally:
             backlog.close()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slot. A batch of none has, for Spark, one partition of its own making: it has no rows."""
-        return plainly(self._read(partition)) if isinstance(partition, Slot) else iter(())
-
-    def make_collector(self, slot: Slot) -> Collector:
-        return Collector(slot)
-
-    def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
-        if self.journal is None:
-            yield from Peek(slot).batches(self.options)
-        else:
-            yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _peek(self, backlog: Backlogs) -> list[Slot]:
         # One task for each source, whatever the options say: a second task would read what the first has put back.
@@ -390,7 +386,7 @@ class JournalBatchReader(DataSourceReader):
         )
 
     def _consume(self, backlog: Backlogs) -> list[Slot]:
-        journal = QueryJournal(open_storage(cast(str, self.journal), self.options.object_store), FOLDER)
+        journal = QueryJournal(open_storage(self.journal, self.options.object_store), FOLDER)
         journal.create(about(self.options))
         plan = journal.plan() or self._keep_plan(journal, backlog)
         offset = Offset.decode(msgspec.json.decode(plan))
@@ -400,12 +396,8 @@ class JournalBatchReader(DataSourceReader):
     def _keep_plan(self, journal: QueryJournal, backlog: Backlogs) -> bytes:
         slots = plan_batch(self.options, ready(backlog.all_depths()), None)
         with contextlib.suppress(JournalTaken):  # by the same read in another process
-            journal.claim_plan(_encode(Offset(FOLDER, 1, slots).encode()))
+            journal.claim_plan(msgspec.json.encode(Offset(FOLDER, 1, slots).encode()))
         return cast(bytes, journal.plan())
-
-
-def _encode(value: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(value)
 
 
 # From an offset to the tasks of its batch: which server each slot reads from now. For the driver.
