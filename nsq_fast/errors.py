@@ -90,7 +90,7 @@ class ConnectionLost(NsqError, OSError):
     outcome_unknown = True
     is_abrupt = False
     was_first = False
-    waited = 0.0
+    waited: float = 0.0
 
 
 class ConnectFailed(ConnectionLost):

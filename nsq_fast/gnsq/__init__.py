@@ -60,9 +60,9 @@ _PARTS = {
 """Modules of gnsq's that are no file here: the module that has all their names is imported in place of each."""
 
 for _name, _module in _PARTS.items():
-    _parent, _, _last = f"{__name__}.{_name}".rpartition(".")
-    sys.modules[f"{_parent}.{_last}"] = _module
-    setattr(sys.modules[_parent], _last, _module)
+    _path = f"{__name__}.{_name}".rpartition(".")
+    sys.modules[f"{__name__}.{_name}"] = _module
+    setattr(sys.modules[_path[0]], _path[2], _module)
 
 
 def install_as_gnsq() -> None:

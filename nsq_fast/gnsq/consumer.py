@@ -221,10 +221,20 @@ class Consumer(_Consumer):
 
     # Events, for subclasses to override: nsq_fast has already done what these do in gnsq
 
-    def handle_auth(self, conn: Connection | None, *arguments: Any, **values: Any) -> None:
-        """Called by signals in a subclass that has such a method. A subclass may call this one."""
+    def handle_auth(self, conn: Connection, response: dict[str, Any]) -> None:
+        """An nsqd accepted the AUTH secret."""
 
-    handle_response = handle_error = handle_finish = handle_requeue = handle_auth
+    def handle_response(self, conn: None, response: bytes) -> None:
+        """An nsqd replied, or sent a heartbeat."""
+
+    def handle_error(self, conn: None, error: Exception) -> None:
+        """An nsqd sent an error, or a connection was lost."""
+
+    def handle_finish(self, conn: None, message_id: bytes) -> None:
+        """A FIN was queued."""
+
+    def handle_requeue(self, conn: None, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """A REQ was queued."""
 
     # Connections
 

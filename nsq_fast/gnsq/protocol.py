@@ -7,7 +7,7 @@ here, because gnsq's take text, and ids of any length.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsq_fast import _codec
@@ -44,7 +44,8 @@ FRAME_TYPE_MESSAGE = 2
 Text = str | bytes
 
 
-valid_topic_name = valid_channel_name = is_valid_name
+valid_topic_name: Callable[[str], bool] = is_valid_name
+valid_channel_name: Callable[[str], bool] = is_valid_name
 
 
 def assert_valid_topic_name(topic: str) -> None:
@@ -157,5 +158,5 @@ def touch(message_id: Text) -> bytes:
     return _command(TOUCH, message_id)
 
 
-close = _codec.cls
-nop = _codec.nop
+close: Callable[[], bytes] = _codec.cls
+nop: Callable[[], bytes] = _codec.nop
