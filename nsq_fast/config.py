@@ -550,7 +550,7 @@ class ProducerConfig(Config, frozen=True):
     max_publish_attempts: int = option(
         3,
         "attempts of one publish, without those that meet a stale or unready leader, or a connection that the server"
-        " ends while it works on another publish, or after a second of work on this one",
+        " ends while it works on another publish, after a second of work on this one, or not for the first time",
         minimum=1,
         maximum=1000,
     )

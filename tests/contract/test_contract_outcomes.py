@@ -73,6 +73,24 @@ def test_each_is_sent_again_when_the_connection_is_lost(face: Face) -> None:
     joined(face, then, BODIES)
 
 
+def test_an_nsqd_that_closes_connection_after_connection_costs_no_publish(face: Face) -> None:
+    """As one that is told to end: it closes all it has, and others are tried before it is gone."""
+
+    async def then(joined: Joined) -> None:
+        def end(sock: socket.socket, _: list[bytes]) -> None:
+            if len(joined.nsqd.commands) < 7:
+                sock.shutdown(socket.SHUT_RDWR)
+            else:
+                sock.sendall(OK)
+
+        joined.nsqd.react = end
+        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        assert await joined.ends() == {b"once": b"OK"}
+        assert joined.nsqd.bodies == [[b"once"]] * 7
+
+    joined(face, then, [b"once"])
+
+
 def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face) -> None:
     async def then(joined: Joined) -> None:
         errors = (await joined.ends()).values()

@@ -404,12 +404,24 @@ def test_attempts_that_a_server_ended_for_another_reason_than_the_publish_are_no
         assert publish.attempt_failed(ended_by(was_first=False), POLICY, server="a").retry
         sent([publish], ATTEMPT)
         assert publish.attempt_failed(ended_by(waited=1.5), POLICY, server="a").retry
-    for number in range(1, 4):
-        sent([publish], ATTEMPT)
-        assert publish.attempt_failed(ended_by(), POLICY, server="a").retry is (number < 3)
     careful = waiting()
     sent([careful], ATTEMPT)
     assert not careful.attempt_failed(ended_by(was_first=False), CAREFUL).retry  # it may be stored all the same
+
+
+def test_a_server_that_ends_connection_after_connection_uses_up_one_attempt() -> None:
+    publish = waiting()
+    pauses = []
+    for _ in range(20):
+        sent([publish], ATTEMPT)
+        verdict = publish.attempt_failed(ended_by(), POLICY, server="a")
+        assert verdict.retry
+        pauses.append(verdict.pause)
+    assert pauses == [False] + [True] * 19  # it is not asked again and again at once
+    assert publish.attempts - publish.misses == 1
+    for number in range(2, 4):  # of other failures the limit is what it was
+        sent([publish], ATTEMPT)
+        assert publish.attempt_failed(LOST, POLICY, server="a").retry is (number < 3)
 
 
 def test_what_two_servers_were_working_on_when_they_ended_is_sent_to_no_third() -> None:
