@@ -179,7 +179,8 @@ def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str 
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
-        raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}")
+        hint = "; a handler is passed as message_handler=" if callable(value) else ""
+        raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}{hint}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
         return [(value[0], value[1])]
     return list(value)

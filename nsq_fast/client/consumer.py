@@ -692,4 +692,6 @@ def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[Any], *, is_pa
         )
 
 
+ConsumerCore.__init__.__qualname__ = "Consumer.__init__"  # Python's own errors about arguments name what people know
+
 AnyConsumer: TypeAlias = ConsumerCore[Any, Any]

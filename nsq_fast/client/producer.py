@@ -372,3 +372,6 @@ class ProducerCore(ProducerPath):
             if part in pending:  # else it has ended, or not come in
                 self._sender.abandon(part)
         return is_stored
+
+
+ProducerCore.__init__.__qualname__ = "Producer.__init__"  # Python's own errors about arguments name what people know

@@ -170,7 +170,10 @@ class Consumer(ConsumerOptions):
 
     @arguments_of(_as_every_consumer)
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        given = signature(GeventConsumer).bind(*arguments, **options).arguments
+        try:
+            given = signature(GeventConsumer).bind(*arguments, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"Consumer.__init__() {error}") from None
         given.update(given.pop("options", {}))
         handler, batch_handler = given.get("message_handler"), given.get("batch_handler")
         check_handler("message_handler", handler)

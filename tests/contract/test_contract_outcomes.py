@@ -88,7 +88,7 @@ def test_an_nsqd_that_closes_connection_after_connection_costs_no_publish(face: 
         assert await joined.ends() == {b"once": b"OK"}
         assert joined.nsqd.bodies == [[b"once"]] * 7
 
-    joined(face, then, [b"once"])
+    joined(face, then, [b"once"], retry_base_delay=0.01)
 
 
 def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face) -> None:

@@ -27,6 +27,19 @@ def test_a_client_is_made_with_the_same_arguments(face: Any, kind: str) -> None:
     assert inspect.signature(getattr(face, kind)).parameters == inspect.signature(getattr(nsq_fast, kind)).parameters
 
 
+async def handler(message: object) -> None: ...
+
+
+@pytest.mark.parametrize("face", [nsq_fast, threads, aio])
+def test_arguments_in_the_wrong_place_are_told_in_names_that_people_know(face: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Consumer.__init__\(\) .*multiple values for argument 'nsqd_tcp_addresses'"):
+        face.Consumer("t", "c", handler, nsqd_tcp_addresses=["127.0.0.1:4150"])
+    with pytest.raises(TypeError, match="a handler is passed as message_handler="):
+        face.Consumer("t", "c", handler)
+    with pytest.raises(TypeError, match=r"^Producer.__init__\(\) .*positional"):
+        face.Producer(["127.0.0.1:4150"], [], 5)
+
+
 @pytest.mark.parametrize("face", [threads, aio])
 @pytest.mark.parametrize(
     ("kind", "method"),
