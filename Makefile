@@ -75,7 +75,7 @@ $(RUN_STAMP): $(VENV_STAMP) pyproject.toml
 
 $(SPARK_STAMP): $(VENV_STAMP) pyproject.toml
 	@echo "installing PySpark into $(VENV): a download of about 450 MB"
-	$(subst --quiet,--progress-bar=on,$(PIP)) install --no-build-isolation -e '.[spark]'
+	$(subst --quiet,,$(PIP)) install --progress-bar=on --no-build-isolation -e '.[spark]'
 	@touch $(RUN_STAMP) $(BUILD_STAMP) $@
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml

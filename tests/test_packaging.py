@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -357,3 +358,20 @@ def test_type_checkers_see_every_public_name() -> None:
 
 def test_type_checkers_see_the_options_as_they_are_declared() -> None:
     assert STUB.read_text() == stub(), "write it anew: PYTHONPATH=tests python tests/support/keywords.py"
+
+
+def test_pip_understands_what_make_asks_of_it(tmp_path: Path) -> None:
+    """Of an environment that is not there yet: what would be installed, asked for help in place of that."""
+    told = subprocess.run(
+        ["make", "-n", "setup", "demo", "demo-spark", "docs", f"VENV={tmp_path}/new"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    asked = re.findall(r"-m pip (.*)", told)
+    assert any("[spark]" in each for each in asked)
+    for arguments in asked:
+        command = [sys.executable, "-m", "pip", *shlex.split(arguments.split(" && ")[0]), "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
