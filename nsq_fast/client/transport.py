@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+USER_TIMEOUT_LATER = 1.0
 MOST_MILLISECONDS = 2**31 - 1
 
 UNHEARD_AFTER = 2
@@ -124,7 +125,8 @@ class Transport(TransportPath):
             raise OSError(number, strerror(number))
         sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         if TCP_USER_TIMEOUT is not None:  # else Linux goes on for a quarter of an hour where nobody acknowledges
-            patience = min(int(self._config.write_timeout * 1000), MOST_MILLISECONDS)
+            # Where both are due, the connection's own timer comes first: its error says more.
+            patience = min(int((self._config.write_timeout + USER_TIMEOUT_LATER) * 1000), MOST_MILLISECONDS)
             with suppress(OSError):  # systems that stand for Linux may not have it
                 sock.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, patience)
 
