@@ -1,23 +1,42 @@
-"""A broker here and a broker in a process of its own: addresses, faults, restarts, ends."""
+"""Brokers here and in processes of their own: addresses, ports, Unix sockets, and the original's programs."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http import ask
-from support.waiting import until
+from gevent import Timeout, socket
+from support.http import Answer, ask, parse
+from support.ports import accepts, free_address, is_free
+from support.redesigned import sized
+from support.servers import SERVERS, Daemon, find_server
+from support.waiting import WAIT, until
 from support.wire import WireClient
 
-from nsq_fast.broker import Broker, BrokerProcess
+from nsq_fast.broker import (
+    Broker,
+    BrokerProcess,
+    ClusterProcess,
+    InThread,
+    LookupdServer,
+    NsqdOptions,
+    NsqdServer,
+    RedesignedCluster,
+)
 from nsq_fast.errors import ConfigError, NsqError
+
+# A broker here and a broker in a process of its own: addresses, faults, restarts, ends.
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,3 +205,460 @@ def test_a_signal_ends_a_process_with_its_state_saved(tmp_path: Path, number: in
     child.stdout.close()
     with Broker(lookupd=False, data_path=tmp_path) as broker:
         assert ask(broker.nsqd.http_address, "GET", "/stats?format=json").json["topics"][0]["depth"] == 1
+
+
+# A stopped server's ports are there for its next start: nobody else gets them in between.
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("make", [NsqdServer, LookupdServer])
+def test_a_server_finds_its_ports_again(make: Callable[[], Any], end: str) -> None:
+    with make() as server:
+        addresses = [server.tcp_address, server.http_address]
+        getattr(server, end)()
+        for address in addresses:
+            assert not accepts(address)
+            assert not is_free(address)
+        server.start()
+        assert [server.tcp_address, server.http_address] == addresses
+        assert all(map(accepts, addresses))
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_process_finds_its_ports_again(end: str) -> None:
+    with BrokerProcess() as process:
+        addresses = [process.nsqd.tcp, process.nsqd.http, process.lookupd.tcp, process.lookupd.http]
+        getattr(process, end)()
+        for address in addresses:
+            assert not accepts(address)
+            assert not is_free(address)
+        process.start()
+        assert all(map(accepts, addresses))
+
+
+def test_a_node_finds_its_ports_again_also_after_a_restart_of_all() -> None:
+    with ClusterProcess(nodes=2, lookupds=1) as process:
+        process.restart()
+        address = process.nsqds[1].tcp
+        process.kill_node(1)
+        assert not accepts(address)
+        assert not is_free(address)
+        process.restart_node(1)
+        assert accepts(address)
+
+
+@pytest.mark.parametrize("make", [Broker, RedesignedCluster, BrokerProcess])
+def test_the_end_of_a_with_lets_the_ports_go(make: Callable[[], Any]) -> None:
+    with make() as group:
+        nsqd = group.nsqds[0]
+        address = nsqd.tcp if make is BrokerProcess else nsqd.tcp_address
+        group.kill()
+        assert not is_free(address)
+    assert is_free(address)
+
+
+def test_ports_are_let_go_by_a_call() -> None:
+    with NsqdServer() as server:
+        server.stop()
+        server.release_ports()
+        assert is_free(server.tcp_address)
+        server.start()
+        assert accepts(server.tcp_address)
+
+
+def test_ports_of_a_server_that_is_gone_are_let_go() -> None:
+    server = LookupdServer()
+    server.start()
+    address = server.tcp_address
+    server.stop()
+    assert not is_free(address)
+    del server
+    gc.collect()
+    assert is_free(address)
+
+
+def test_another_server_may_be_started_on_a_port_that_is_held() -> None:
+    with NsqdServer() as server:
+        server.stop()
+        with BrokerProcess(lookupd=False, tcp_address=str(server.tcp_address)) as other:
+            assert other.nsqd.tcp == server.tcp_address
+            with pytest.raises(OSError, match=f"in use.*{server.tcp_address.port}"):
+                server.start()
+        server.start()
+        assert accepts(server.tcp_address)
+
+
+# Unix sockets as addresses of an nsqd, the original's and ours.
+
+
+OK = b"\0\0\0\x06\0\0\0\0OK"
+
+PUB = b"  V2PUB t\n\0\0\0\x01x"
+
+
+def exchange(path: Path, data: bytes, size: int = 1 << 20) -> bytes:
+    """What comes back, until so many bytes or the end."""
+    received = b""
+    with socket.socket(socket.AF_UNIX) as sock, Timeout(WAIT, TimeoutError(path)):
+        sock.connect(str(path))
+        sock.sendall(data)
+        while len(received) < size and (chunk := sock.recv(65536)):
+            received += chunk
+    return received
+
+
+def get(path: Path, target: str) -> Answer:
+    return parse(exchange(path, f"GET {target} HTTP/1.0\r\n\r\n".encode()))
+
+
+@pytest.fixture(params=["embedded", "original"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Start an nsqd that listens on ``t`` and ``h``, and is to register; ``start.stop()`` ends it as SIGTERM does."""
+    stops: list[Callable[[], Any]] = []
+
+    def run(lookupd: LookupdServer | None = None, **options: Any) -> None:
+        options |= {"tcp_address": f"{tmp_path}/t", "http_address": f"{tmp_path}/h", "data_path": str(tmp_path)}
+        lookupds = () if lookupd is None else (str(lookupd.tcp_address),)
+        if request.param == "embedded":
+            server = NsqdServer(NsqdOptions(lookupd_tcp_addresses=lookupds, **options))
+            server.start()
+            stops.append(server.stop)
+        else:
+            flags = [f"-{name.replace('_', '-')}={value}" for name, value in options.items()]
+            flags += [f"-lookupd-tcp-address={address}" for address in lookupds]
+            daemon = Daemon([str(find_server("nsqd", "original")), *flags], tmp_path / "log")
+            daemon.start()
+            stops.append(daemon.stop)
+            until(lambda: daemon.check() or (tmp_path / "h").exists())
+            assert get(tmp_path / "h", "/ping").body == b"OK"  # from then on it listens to SIGTERM
+
+    run.is_ours = request.param == "embedded"  # type: ignore[attr-defined]
+    run.stop = lambda: stops.pop()()  # type: ignore[attr-defined]
+    yield run
+    while stops:
+        stops.pop()()
+
+
+def test_commands_and_requests_are_answered_on_paths(start: Any, tmp_path: Path) -> None:
+    start()
+    assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+    info = get(tmp_path / "h", "/info").json
+    assert (info["tcp_port"], info["http_port"]) == (-1, -1)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(tmp_path / "t"))
+        sock.sendall(b"  V2SUB t c\n")
+        assert sock.recv(100) == OK
+        (topic,) = get(tmp_path / "h", "/stats?format=json").json["topics"]
+        (client,) = topic["channels"][0]["clients"]
+        assert (client["client_id"], client["hostname"], client["remote_address"]) == ("", "", "@")
+
+
+def test_a_path_has_the_permissions_of_the_umask_and_goes_with_the_server(start: Any, tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        start()
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(os.stat(tmp_path / "t").st_mode) == 0o750
+    start.stop()
+    assert not (tmp_path / "t").exists()
+    start()
+    assert get(tmp_path / "h", "/ping").body == b"OK"
+
+
+def test_an_nsqd_on_paths_is_registered_with_the_ports_it_is_told_to_have(start: Any, tmp_path: Path) -> None:
+    with LookupdServer() as lookupd:
+        ports = {"broadcast_tcp_port": 4150, "broadcast_http_port": 4151, "broadcast_address": "front"}
+        start(lookupd, **ports)
+        exchange(tmp_path / "t", PUB, len(OK))
+        until(lambda: lookupd.db.topics() == ["t"])
+        until(lambda: [peer.tcp_port for peer in lookupd.db.peers.values()] == [4150])
+
+
+def test_one_that_has_no_ports_to_tell_is_registered_nowhere(start: Any, tmp_path: Path) -> None:
+    with LookupdServer() as lookupd:
+        start(lookupd)
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+        assert not lookupd.db.peers
+
+
+def test_a_path_that_a_killed_server_has_left_is_taken_over_here(start: Any, tmp_path: Path) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "t"))
+    left.close()
+    if start.is_ours:
+        start()
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+    else:
+        with pytest.raises(RuntimeError, match="address already in use"):
+            start()
+
+
+def test_a_path_is_taken_from_no_server_that_listens_and_no_other_file(tmp_path: Path) -> None:
+    with NsqdServer(NsqdOptions(tcp_address=f"unix:{tmp_path}/t")) as served:
+        assert str(served.tcp_address) == f"unix:{tmp_path}/t"
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+        other = NsqdServer(NsqdOptions(tcp_address=f"{tmp_path}/t"))
+        with pytest.raises(OSError, match="Address already in use"):
+            other.start()
+        served.restart()
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+    (tmp_path / "t").write_text("no socket")
+    with pytest.raises(OSError, match="Address already in use"):
+        other.start()
+    assert (tmp_path / "t").read_text() == "no socket"
+
+
+def test_several_nsqds_in_a_process_of_their_own_count_their_paths(tmp_path: Path) -> None:
+    with BrokerProcess(2, tcp_address=f"unix:{tmp_path}/t") as broker:
+        assert [str(nsqd.tcp) for nsqd in broker.nsqds] == [f"unix:{tmp_path}/t", f"unix:{tmp_path}/t.1"]
+        broker.restart()
+        assert exchange(tmp_path / "t.1", PUB, len(OK)) == OK
+        assert broker.messages("t") == [b"x"]
+
+
+def test_a_broker_in_a_thread_has_paths(tmp_path: Path) -> None:
+    with InThread(Broker, tcp_address=f"{tmp_path}/t", http_address=f"{tmp_path}/h") as broker:
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
+        assert broker.messages("t") == [b"x"]
+
+
+def test_the_command_takes_paths(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nsq_fast", "broker", "--json", "--nsqds", "2", "--no-lookupd"]
+    command += ["--tcp-address", f"unix:{tmp_path}/t", "--http-address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        shown = json.loads(process.stdout.readline())
+        assert [nsqd["tcp"] for nsqd in shown["nsqds"]] == [f"unix:{tmp_path}/t", f"unix:{tmp_path}/t.1"]
+        assert exchange(tmp_path / "t.1", PUB, len(OK)) == OK
+        process.terminate()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: NsqdServer(NsqdOptions(tcp_address="unix:")),
+        lambda path: NsqdServer(NsqdOptions(https_address=path)),
+        lambda path: Broker(lookupd_options={"tcp_address": path}),
+        lambda path: RedesignedCluster(1, tcp_address=path),
+    ],
+)
+def test_a_path_is_refused_where_the_real_servers_have_none(make: Callable[[str], Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be host:port"):
+        make(f"unix:{tmp_path}/t")
+
+
+# The original's own programs work against the embedded broker unchanged.
+
+
+TIMEOUT = 20
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(nsqds=2) as process:
+        yield process
+
+
+@pytest.fixture
+def start_app() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start one of the original's programs, by name and arguments; ended after the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def make(name: str, *arguments: object) -> subprocess.Popen[str]:
+        binary = find_server(name)
+        if binary is None:
+            pytest.skip(f"no {name} below {SERVERS}")
+        pipe = subprocess.PIPE
+        command = [str(binary), *map(str, arguments)]
+        running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return running[-1]
+
+    yield make
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def post(address: Any, path: str, body: bytes = b"") -> None:
+    assert ask(address, "POST", path, body).status == 200
+
+
+def channel(address: Any, topic: str, name: str) -> Any:
+    answer = ask(address, "GET", f"/stats?format=json&topic={topic}&channel={name}").json
+    return answer["topics"] and answer["topics"][0]["channels"][0]
+
+
+def is_looked_up(broker: BrokerProcess, topic: str) -> bool:
+    return bool(ask(broker.lookupd.http, "GET", f"/lookup?topic={topic}").json.get("producers"))
+
+
+def test_to_nsq_publishes_lines(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
+    program = start_app("to_nsq", "-topic=to_nsq", f"-nsqd-tcp-address={broker.nsqd.tcp}")
+    program.communicate("one\ntwo\nthree\n", timeout=TIMEOUT)
+    assert program.returncode == 0
+    topic = ask(broker.nsqd.http, "GET", "/stats?format=json&topic=to_nsq").json["topics"][0]
+    assert (topic["message_count"], topic["message_bytes"]) == (3, 11)
+
+
+def test_nsq_tail_finds_the_topic_and_prints_it(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
+    post(broker.nsqd.http, "/mpub?topic=tailed", b"first\nsecond")
+    until(lambda: is_looked_up(broker, "tailed"))
+    program = start_app("nsq_tail", "-topic=tailed", f"-lookupd-http-address={broker.lookupd.http}", "-n=2")
+    output, _ = program.communicate(timeout=TIMEOUT)
+    assert sorted(output.split()) == ["first", "second"]
+    assert program.returncode == 0
+
+
+def test_nsq_to_file_writes_every_message(broker: BrokerProcess, start_app: Callable[..., Any], tmp_path: Path) -> None:
+    bodies = [b"line %d" % number for number in range(1000)]
+    post(broker.nsqd.http, "/mpub?topic=filed", b"\n".join(bodies))
+    until(lambda: is_looked_up(broker, "filed"))
+    program = start_app(
+        "nsq_to_file", "-topic=filed", f"-lookupd-http-address={broker.lookupd.http}", f"-output-dir={tmp_path}"
+    )
+
+    def figures() -> Any:
+        return channel(broker.nsqd.http, "filed", "nsq_to_file") or {"clients": []}
+
+    until(lambda: sum(client["message_count"] for client in figures()["clients"]) == 1000)
+    program.terminate()  # writes and finishes what it holds
+    program.communicate(timeout=TIMEOUT)
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir()).splitlines()
+    assert sorted(written) == sorted(bodies)
+    until(lambda: figures()["client_count"] == 0)
+    assert (figures()["depth"], figures()["in_flight_count"]) == (0, 0)
+
+
+def test_nsq_stat_shows_a_channel(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
+    post(broker.nsqd.http, "/topic/create?topic=statted")
+    post(broker.nsqd.http, "/channel/create?topic=statted&channel=c")
+    post(broker.nsqd.http, "/mpub?topic=statted", b"a\nb\nc")
+    until(lambda: channel(broker.nsqd.http, "statted", "c")["depth"] == 3)
+    for source in (f"-nsqd-http-address={broker.nsqd.http}", f"-lookupd-http-address={broker.lookupd.http}"):
+        program = start_app("nsq_stat", "-topic=statted", "-channel=c", source, "-count=2", "-interval=50ms")
+        output, errors = program.communicate(timeout=TIMEOUT)
+        figures = [re.findall(r"\d+", line) for line in output.splitlines() if re.match(r"^\s*\d", line)]
+        assert figures, (output, errors)
+        assert figures[0] == ["0", "0", "3", "3", "0", "0", "0", "0", "0", "3", "0"]
+
+
+def test_nsqadmin_shows_and_administers(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
+    post(broker.nsqd.http, "/topic/create?topic=administered")
+    post(broker.nsqd.http, "/channel/create?topic=administered&channel=c")
+    post(broker.nsqd.http, "/mpub?topic=administered", b"a\nb\nc")
+    until(lambda: is_looked_up(broker, "administered"))
+    program = start_app("nsqadmin", "-http-address=127.0.0.1:0", f"-lookupd-http-address={broker.lookupd.http}")
+    admin = None
+    while admin is None:
+        found = re.search(r"HTTP: listening on ([\d.]+):(\d+)", program.stderr.readline())
+        admin = found and (found[1], int(found[2]))
+
+    nodes = ask(admin, "GET", "/api/nodes").json["nodes"]
+    assert sorted(node["tcp_port"] for node in nodes) == sorted(nsqd.tcp.port for nsqd in broker.nsqds)
+    topic = ask(admin, "GET", "/api/topics/administered").json
+    assert (topic["message_count"], topic["channels"][0]["channel_name"], topic["depth"]) == (3, "c", 0)
+    assert ask(admin, "GET", "/api/topics/administered/c").json["depth"] == 3
+    node = ask(admin, "GET", f"/api/nodes/{broker.nsqd.http}").json
+    assert "administered" in [item["topic_name"] for item in node["topics"]]
+
+    action = json.dumps({"action": "pause"}).encode()
+    assert ask(admin, "POST", "/api/topics/administered/c", action).status == 200
+    assert channel(broker.nsqd.http, "administered", "c")["paused"]
+    assert ask(admin, "DELETE", "/api/topics/administered").status == 200
+    assert ask(broker.nsqd.http, "GET", "/stats?format=json&topic=administered").json["topics"] is None
+    assert "administered" not in ask(broker.lookupd.http, "GET", "/topics").json["topics"]
+
+
+def test_the_originals_nsqd_registers_at_our_lookupd(broker: BrokerProcess, real_nsqd: Callable[..., Any]) -> None:
+    nsqd = real_nsqd(f"-lookupd-tcp-address={broker.lookupd.tcp}")
+    ask(nsqd.http_address, "POST", "/topic/create?topic=real")
+    ask(nsqd.http_address, "POST", "/channel/create?topic=real&channel=c")
+    (producer,) = until(lambda: ask(broker.lookupd.http, "GET", "/lookup?topic=real").json.get("producers"))
+    assert (producer["tcp_port"], producer["http_port"]) == (nsqd.tcp_address.port, nsqd.http_address.port)
+    until(lambda: ask(broker.lookupd.http, "GET", "/channels?topic=real").json["channels"] == ["c"])
+    # A topic that is new to it gets the channels that others have, which it asks our nsqlookupd for.
+    post(broker.nsqd.http, "/topic/create?topic=ours")
+    post(broker.nsqd.http, "/channel/create?topic=ours&channel=elsewhere")
+    until(lambda: ask(broker.lookupd.http, "GET", "/channels?topic=ours").json["channels"])
+    ask(nsqd.http_address, "POST", "/topic/create?topic=ours")
+    assert channel(nsqd.http_address, "ours", "elsewhere")
+    nsqd.stop()
+    until(lambda: not ask(broker.lookupd.http, "GET", "/lookup?topic=real").json["producers"])
+
+
+def test_our_nsqd_registers_at_the_originals_lookupd(real_lookupd: Callable[..., Any]) -> None:
+    lookupd = real_lookupd()
+    with BrokerProcess(lookupd=False, lookupd_tcp_addresses=[str(lookupd.tcp_address)]) as process:
+        until(lambda: ask(lookupd.http_address, "GET", "/nodes").json["producers"])
+        post(process.nsqd.http, "/topic/create?topic=t")
+        post(process.nsqd.http, "/channel/create?topic=t&channel=c")
+        (producer,) = until(lambda: ask(lookupd.http_address, "GET", "/lookup?topic=t").json.get("producers"))
+        assert (producer["tcp_port"], producer["http_port"]) == (process.nsqd.tcp.port, process.nsqd.http.port)
+        assert producer["broadcast_address"] == "127.0.0.1"
+        post(process.nsqd.http, "/channel/delete?topic=t&channel=c")
+        post(process.nsqd.http, "/topic/delete?topic=t")
+        until(lambda: not ask(lookupd.http_address, "GET", "/lookup?topic=t").json["producers"])
+
+
+# The embedded cluster in a process of its own, through nsq_fast's own lookups.
+
+
+_GROUPS = ("nsqds", "lookupds")
+
+ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+
+
+@pytest.fixture(scope="module")
+def cluster_process() -> Iterator[ClusterProcess]:
+    """Three nodes, two nsqlookupds, a topic."""
+    with ClusterProcess(nodes=3, lookupds=2, takeover_delay=0.05) as cluster_process:
+        cluster_process.create_topic("t", 3, 2, ordered=True, channels=["ch"])
+        yield cluster_process
+
+
+def leaders(cluster_process: ClusterProcess) -> dict[str, int]:
+    """The number of the node that leads each partition."""
+    reply = ask(cluster_process.lookupds[1].http, "GET", "/lookup?topic=t&access=w", **ACCEPT).json
+    ports = [nsqd.tcp.port for nsqd in cluster_process.nsqds]
+    return {number: ports.index(node["tcp_port"]) for number, node in reply["partitions"].items()}
+
+
+def test_leaders_move_and_nodes_die(cluster_process: ClusterProcess) -> None:
+    before = leaders(cluster_process)
+    assert sorted(before.values()) == [0, 1, 2]
+    cluster_process.move_leader("t", 0)
+    moved = leaders(cluster_process)
+    assert moved["0"] != before["0"]
+    cluster_process.kill_node(moved["0"])
+    until(lambda: len(now := leaders(cluster_process)) == 3 and now["0"] != moved["0"])
+    cluster_process.restart_node(moved["0"])
+    client = WireClient(cluster_process.nsqds[leaders(cluster_process)["1"]].tcp)
+    until(lambda: client.command(b"PUB t 1\n" + sized(b"x")) == b"OK")  # its replica may have been on that node
+    client.close()
+
+
+def test_faults_of_nodes(cluster_process: ClusterProcess) -> None:
+    cluster_process.set_faults("lookupd1.http", lie="<html>")
+    assert ask(cluster_process.lookupds[1].http, "GET", "/topics").body == b"<html>"
+    cluster_process.set_faults("lookupd1.http", lie=None)
+
+
+def test_what_cannot_be(cluster_process: ClusterProcess) -> None:
+    with pytest.raises(NsqError, match="there is no node 7"):
+        cluster_process.kill_node(7)
+    with pytest.raises(NsqError, match="No node is available"):
+        cluster_process.create_topic("large", 3, 3)
+    with pytest.raises(ConfigError, match="did you mean 'takeover_delay'"):
+        RedesignedCluster(takeover_delays=1)
+    with pytest.raises(ConfigError, match="nodes=0"):
+        RedesignedCluster(nodes=0)
+
+
+def test_a_restart_takes_the_same_addresses() -> None:
+    servers = {name: [{"tcp": free_address(), "http": free_address()} for _ in range(2)] for name in _GROUPS}
+    with ClusterProcess(nodes=2, lookupds=2, addresses=servers) as cluster_process:
+        nsqds, lookupds = cluster_process.nsqds, cluster_process.lookupds
+        cluster_process.restart()
+        assert (cluster_process.nsqds, cluster_process.lookupds) == (nsqds, lookupds)

@@ -1,25 +1,40 @@
-"""The queues of a topic and its channels, in memory and on disk, beside a model of nsqd's: ours and nsqd's.
-
-nsqio/nsq: nsqd/topic.go and nsqd/channel.go (put, messagePump, Empty, flush), nsqd/protocol_v2.go (messagePump).
-"""
+"""The queues of topics and channels, in memory and on disk, beside models of them and beside nsqd's."""
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.http import ask
 from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
+from nsq_fast.broker.journal import Journal, Position
+from nsq_fast.broker.message import SnowflakeIds, encode_frames
+from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.broker.queue import SPARE, DueHeap, InFlight
+
+# The queues of a topic and its channels, in memory and on disk, beside a model of nsqd's: ours and nsqd's.
+#
+# nsqio/nsq: nsqd/topic.go and nsqd/channel.go (put, messagePump, Empty, flush), nsqd/protocol_v2.go (messagePump).
+
 
 ROOM = 3
+
 HOUR = 3_600_000
+
 CHANNELS = ("a", "b", "e#ephemeral")
 
 
@@ -305,3 +320,477 @@ def test_random_steps_leave_the_queues_that_nsqd_has(start_nsqd: Callable[..., A
     folder.mkdir()
     server = start_nsqd(mem_queue_size=ROOM, data_path=str(folder))
     Walk(server, random.Random(seed)).run(60)
+
+
+# More messages than memory is meant for: the log of a topic, channels that read from it, and the scan of channels.
+
+
+IDS = SnowflakeIds(1)
+
+
+def records(first: int, count: int, size: int = 20) -> list[bytes]:
+    bodies = [b"%0*d" % (size, n) for n in range(first, first + count)]
+    return encode_frames(IDS.take(count), bodies, 0)
+
+
+def read_all(log: Journal, position: Position) -> list[int]:
+    numbers: list[int] = []
+    while position.sequence < log.end.sequence:
+        messages, position = log.read(position, 1000)
+        assert messages
+        assert [message.sequence for message in messages] == [int(message.body[-9:]) for message in messages]
+        numbers += [message.sequence for message in messages]
+    return numbers
+
+
+def test_ids_are_unique_and_increase_also_when_more_are_taken_than_a_millisecond_has() -> None:
+    ids = SnowflakeIds(1023)
+    taken = [id for count in (1, 20000, 1, 5000) for id in ids.take(count)]
+    assert sorted(set(taken)) == taken
+    assert {len(id) for id in taken} == {16}
+
+
+def test_ids_go_on_behind_those_of_an_earlier_life_whatever_its_node_was() -> None:
+    [last] = SnowflakeIds(1023).take(1)
+    ids = SnowflakeIds(0)
+    ids.skip(last)
+    assert ids.take(1)[0] > last
+
+
+@pytest.mark.parametrize("last", [b"", b"f" * 16, b"g" * 16, b"\xff" * 16])
+def test_an_id_that_a_disk_has_changed_is_not_followed(last: bytes) -> None:
+    ids = SnowflakeIds(1)
+    ids.skip(last)
+    [id] = ids.take(1)
+    assert id[:1] == SnowflakeIds(1).take(1)[0][:1]
+
+
+def test_log_reads_records_that_are_larger_than_a_read(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "log", 4096)
+    for n in range(3):
+        log.append(records(n, 1, size=700_000))
+    assert read_all(log, Position(0, 0)) == [0, 1, 2]
+
+
+def test_log_reads_a_few_of_a_large_publish(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "log", 1 << 20)
+    log.append(records(0, 3000))
+    position, numbers = Position(0, 0), []
+    for count in (1, 499, 1, 700, 3000):
+        messages, position = log.read(position, count)
+        assert len(messages) == min(count, 3000 - len(numbers))
+        numbers += [message.sequence for message in messages]
+    assert numbers == list(range(3000))
+    for n in (0, 1, 499, 500, 501, 2999):
+        assert log.read(Position(n, 0), 1)[0][0].sequence == n
+        assert log.read(log.seek(n), 1)[0][0].sequence == n
+
+
+def consume(client: WireClient, count: int) -> list[bytes]:
+    return [client.message().body for _ in range(count)]
+
+
+def publish(server: NsqdServer, topic: str, first: int, count: int) -> None:
+    server.nsqd.get_topic(topic).put_many([b"%d" % n for n in range(first, first + count)])
+
+
+def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
+    server = embedded(mem_queue_size=10, preserve_order=True)
+    topic = server.nsqd.get_topic("t")
+    fast, slow = topic.get_channel("fast"), topic.get_channel("slow")
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "fast", rdy=50)
+    for first in range(0, 200, 5):
+        publish(server, "t", first, 5)
+        assert consume(client, 5) == [b"%d" % n for n in range(first, first + 5)]
+    assert fast.depth == len(fast.backend) == 0
+    assert (slow.depth, len(slow.backend)) == (200, 190)
+    other = WireClient(server.tcp_address)
+    other.subscribe("t", "slow", rdy=50)
+    assert consume(other, 200) == [b"%d" % n for n in range(200)]
+
+
+def test_what_a_channel_leaves_out_of_the_log_is_bounded(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages pass those on disk as long as there is room in memory, which is known of each."""
+    monkeypatch.setattr("nsq_fast.broker.channel._MOST_LEFT_OUT", 20)
+    monkeypatch.setattr("nsq_fast.broker.channel.random.getrandbits", lambda bits: 1)  # from memory
+    server = embedded(mem_queue_size=1)
+    topic = server.nsqd.get_topic("t")
+    channel = topic.get_channel("c")
+    client = SimpleNamespace(in_flight=InFlight(None, 60.0))
+    taken: list[int] = []
+    for n in range(100):
+        publish(server, "t", 2 * n, 2)
+        assert len(channel.backend.unread()) <= 21
+        taken += [int(frame[34:]) for frame in channel.deliver(client, 1)]
+    assert taken[:20] == list(range(0, 40, 2))
+    assert channel.depth == 100
+    taken += [int(frame[34:]) for frame in channel.deliver(client, 1000)]
+    assert sorted(taken) == list(range(200))
+    assert channel.depth == 0
+
+
+def test_paused_topic_holds_back_for_channels_that_are_behind_too(embedded: Any) -> None:
+    server = embedded(mem_queue_size=5, preserve_order=True)
+    topic = server.nsqd.get_topic("t")
+    behind = topic.get_channel("behind")
+    publish(server, "t", 0, 20)
+    topic.set_paused(True)
+    publish(server, "t", 20, 20)
+    level = topic.get_channel("level")
+    assert (behind.depth, level.depth, topic.depth) == (20, 0, 20)
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "behind", rdy=10)
+    assert consume(client, 20) == [b"%d" % n for n in range(20)]
+    topic.set_paused(False)
+    assert (level.depth, topic.depth) == (20, 0)
+    assert consume(client, 20) == [b"%d" % n for n in range(20, 40)]
+
+
+def test_log_is_removed_when_everybody_has_read_it(embedded: Any) -> None:
+    server = embedded(mem_queue_size=0, max_bytes_per_file=4096, sync_timeout=0.05)
+    topic = server.nsqd.get_topic("t")
+    topic.get_channel("c")
+    for first in range(0, 1000, 10):
+        publish(server, "t", first, 10)
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c", rdy=100)
+    consume(client, 1000)
+    until(lambda: topic.log.first > 900)
+    publish(server, "t", 1000, 1)
+    assert consume(client, 1) == [b"1000"]
+
+
+def test_a_deferred_message_of_a_new_channel_does_not_wait_for_a_refresh(embedded: Any) -> None:
+    server = embedded(queue_scan_interval=0.01, queue_scan_refresh_interval=3600.0)
+    topic = server.nsqd.get_topic("t")
+    channel = topic.get_channel("c")
+    topic.put(b"x", 20)
+    until(lambda: channel.depth == 1)
+
+
+CHANNEL = "c%23ephemeral"
+
+
+def channel(server: Any) -> dict[str, Any]:
+    [topic] = ask(server.http_address, "GET", f"/stats?format=json&topic=t&channel={CHANNEL}").json["topics"]
+    return dict(topic["channels"][0])
+
+
+def post(server: Any, path: str) -> None:
+    assert ask(server.http_address, "POST", path).status == 200
+
+
+def test_a_ready_client_gets_messages_without_a_memory_queue(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=0)
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c#ephemeral", 1)
+
+    def published() -> bool:
+        # A client of the original that is not quite back at its wait misses a message: that one is dropped.
+        WireClient(server.tcp_address).publish("t", b"1")
+        return bool(channel(server)["in_flight_count"] == 1)
+
+    until(published)
+    assert client.frame().body == b"1"
+
+
+def test_without_a_ready_client_and_a_memory_queue_messages_are_dropped(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=0)
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c#ephemeral", 1)
+    client.send(b"RDY 0\n")
+    until(lambda: channel(server)["clients"][0]["ready_count"] == 0)
+    WireClient(server.tcp_address).publish("t", b"1")
+    until(lambda: channel(server)["message_count"] == 1)
+    assert channel(server)["depth"] == 0
+
+
+def test_a_new_channel_gets_what_fits_into_its_memory(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=3)
+    publisher = WireClient(server.tcp_address)
+    for n in range(10):
+        publisher.publish("t", b"%d" % n)
+    post(server, f"/channel/create?topic=t&channel={CHANNEL}")
+    until(lambda: channel(server)["message_count"] == 10)
+    assert channel(server)["depth"] == 3
+
+
+def test_deferred_messages_need_no_room(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=3)
+    post(server, "/topic/create?topic=t")
+    post(server, f"/channel/create?topic=t&channel={CHANNEL}")
+    for _ in range(5):
+        ask(server.http_address, "POST", "/pub?topic=t&defer=60000", b"x")
+    until(lambda: channel(server)["deferred_count"] == 5)
+
+
+# Random walks over topics and channels, with restarts in between; and over the heap that channels keep messages in.
+
+
+FAR = 1e12
+
+
+class Client:
+    """A consumer without a connection."""
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.in_flight = InFlight(self, 60.0)
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+class StateWalk:
+    """An nsqd, and for each channel what it owes: ``unfinished``, and what a kill may make come again.
+
+    ``held`` is what no channel has got yet, ``finished`` what was finished since the last stop.
+    """
+
+    def __init__(self, rng: random.Random, path: Path | None) -> None:
+        self.rng = rng
+        self.options = NsqdOptions(
+            data_path=None if path is None else str(path),
+            mem_queue_size=rng.choice([0, 3, 10]),
+            preserve_order=rng.choice([False, False, True]),
+            max_bytes_per_file=4096,
+            sync_timeout=60.0,
+        )
+        self.unfinished: dict[str, set[int]] = {}
+        self.held: set[int] = set()
+        self.finished: dict[str, set[int]] = {}
+        self.may_repeat: dict[str, set[int]] = {}
+        self.next = 0
+        self.clients: dict[str, Client] = {}
+        self.nsqd = Nsqd(self.options)
+        self.nsqd.start()
+        self.topic = self.nsqd.get_topic("t")
+
+    def publish(self) -> None:
+        count = self.rng.randrange(1, 8)
+        numbers = range(self.next, self.next + count)
+        self.next += count
+        if self.rng.random() < 0.2:
+            for n in numbers:
+                self.topic.put(b"%d" % n, 1)
+        else:
+            self.topic.put_many([b"%d" % n for n in numbers])
+        if self.unfinished and not self.topic.is_paused:
+            for owed in self.unfinished.values():
+                owed.update(numbers)
+        else:
+            self.held.update(numbers)
+
+    def create(self) -> None:
+        name = self.rng.choice("abc")
+        self.topic.get_channel(name)
+        self.unfinished.setdefault(name, set())
+        self.may_repeat.setdefault(name, set())
+        self._release()
+
+    def _release(self) -> None:
+        if self.unfinished and not self.topic.is_paused:
+            for owed in self.unfinished.values():
+                owed.update(self.held)
+            self.held.clear()
+
+    def pause(self) -> None:
+        if self.rng.random() < 0.5:
+            self.topic.set_paused(True)
+        else:
+            self.topic.set_paused(False)
+        self._release()
+
+    def consume(self) -> None:
+        for name, channel in self.topic.channels.items():
+            client = self.clients.get(name)
+            if client is None:
+                client = self.clients[name] = Client(self.next)
+                channel.add_client(client)
+            channel.scan(0.0, FAR)
+            for frame in channel.deliver(client, self.rng.randrange(1, 6)):
+                self.answer(name, client, frame[18:34], int(frame[34:]))
+
+    def answer(self, name: str, client: Client, id: bytes, number: int) -> None:
+        owed, again = self.unfinished[name], self.may_repeat[name]
+        assert number in owed or number in again, f"{number} was not to be delivered to {name}"
+        choice = self.rng.random()
+        channel = self.topic.channels[name]
+        if choice < 0.6:
+            channel.finish(client, [id])
+            owed.discard(number)
+            again.discard(number)
+            if self.options.data_path is not None:
+                self.finished.setdefault(name, set()).add(number)
+        elif choice < 0.8:
+            channel.requeue(client, id, self.rng.choice([0.0, 100.0]))
+
+    def time_out(self) -> None:
+        for channel in self.topic.channels.values():
+            channel.scan(FAR, FAR)
+
+    def empty(self) -> None:
+        if self.topic.channels and self.rng.random() < 0.3:
+            name = self.rng.choice(list(self.topic.channels))
+            self.topic.channels[name].empty()
+            self.unfinished[name].clear()
+            self.may_repeat[name].clear()
+            self.finished.get(name, set()).clear()
+
+    def restart(self) -> None:
+        if self.options.data_path is None:
+            return
+        killed = self.rng.random() < 0.5
+        if killed:
+            self.nsqd.kill()
+            for name, numbers in self.finished.items():
+                self.may_repeat[name] |= numbers
+        else:
+            self.nsqd.close()
+            self.finished.clear()
+        self.clients.clear()
+        self.nsqd = Nsqd(self.options)
+        self.nsqd.start()
+        self.topic = self.nsqd.topics["t"]
+
+    def drain(self) -> None:
+        self.topic.set_paused(False)
+        self._release()
+        for name, channel in self.topic.channels.items():
+            client = Client(-1)
+            channel.scan(FAR, FAR)
+            channel.add_client(client)
+            while frames := channel.deliver(client, 100) or channel.scan(FAR, FAR):
+                for frame in frames if isinstance(frames, list) else ():
+                    number = int(frame[34:])
+                    assert number in self.unfinished[name] or number in self.may_repeat[name]
+                    self.unfinished[name].discard(number)
+                    channel.finish(client, [frame[18:34]])
+            assert self.unfinished[name] == set()
+            assert (channel.depth, channel.in_flight_count, len(channel.deferred)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_random_walk(tmp_path: Path, seed: int, is_durable: bool) -> None:
+    walk = StateWalk(random.Random(seed), tmp_path if is_durable else None)
+    steps = [walk.publish] * 5 + [walk.consume] * 5 + [walk.create, walk.pause, walk.time_out, walk.empty, walk.restart]
+    for _ in range(150):
+        walk.rng.choice(steps)()
+    walk.drain()
+    walk.nsqd.close()
+
+
+class Item:
+    def __init__(self, number: int) -> None:
+        self.id = b"%d" % number
+        self.priority = 0.0
+        self.is_placed = False
+        self.delivered_at = 0.0
+
+
+TIMES = st.integers(0, 20).map(float)
+
+
+class Model(RuleBasedStateMachine):
+    """A heap beside a dict of times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heap: DueHeap[Item] = DueHeap()
+        self.times: dict[bytes, float] = {}
+        self.items: dict[bytes, Item] = {}
+        self.next = 0
+
+    @rule(count=st.integers(0, 5), time=TIMES)
+    def put(self, count: int, time: float) -> None:
+        items = [Item(self.next + n) for n in range(count)]
+        self.next += count
+        self.items |= {item.id: item for item in items}
+        self.heap.put(items, time)
+        self.times |= {item.id: time for item in items}
+
+    @rule(data=st.data(), time=TIMES)
+    def move(self, data: st.DataObject, time: float) -> None:
+        if self.times:
+            id = data.draw(st.sampled_from(list(self.times)))
+            self.heap.move(self.items[id], time)
+            self.times[id] = time
+
+    @rule(data=st.data(), time=TIMES)
+    def take_out_and_put_in_again(self, data: st.DataObject, time: float) -> None:
+        if self.times:
+            id = data.draw(st.sampled_from(list(self.times)))
+            assert self.heap.pop(id) is self.items[id]
+            assert self.heap.pop(id) is None
+            del self.times[id]
+            if time % 2:
+                self.heap.put([self.items[id]], time)
+                self.times[id] = time
+
+    @rule(now=TIMES)
+    def pop_due(self, now: float) -> None:
+        due = self.heap.pop_due(now)
+        found = [self.times.pop(item.id) for item in due]
+        assert found == sorted(found)
+        assert all(time <= now for time in found)
+        assert all(time > now for time in self.times.values())
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        if self.times:
+            id = data.draw(st.sampled_from(list(self.times)))
+            del self.heap.messages[id], self.times[id]
+
+    @rule()
+    def clear(self) -> None:
+        self.heap.clear()
+        self.times.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        assert {item.id for item in self.heap} == set(self.times)
+        assert len(self.heap) == len(self.times)
+        assert all(id in self.heap for id in self.times)
+
+
+TestModel = Model.TestCase
+
+TestModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_what_was_taken_out_is_not_kept() -> None:
+    heap: DueHeap[Item] = DueHeap()
+    kept = Item(-1)
+    heap.put([kept], 1e9)
+    known = []
+    for n in range(5 * SPARE):
+        item = Item(n)
+        heap.put([item], float(n))
+        assert heap.pop_due(-1.0) == []
+        known.append(weakref.ref(item))
+        heap.pop(item.id)
+        assert heap.places <= SPARE + 4
+    del item
+    gc.collect()
+    assert not any(each() for each in known)
+    assert heap.pop_due(1e9) == [kept]
+
+
+def test_a_message_that_is_touched_again_and_again_leaves_no_trail() -> None:
+    heap: DueHeap[Item] = DueHeap()
+    item = Item(1)
+    heap.put([item], 0.0)
+    assert heap.pop_due(-1.0) == []
+    for n in range(5 * SPARE):
+        heap.move(item, float(n))
+        assert heap.places <= SPARE + 2
+    assert heap.pop_due(5 * SPARE - 2) == []
+    assert heap.pop_due(5 * SPARE - 1) == [item]

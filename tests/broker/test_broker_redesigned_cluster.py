@@ -1,22 +1,35 @@
-"""Leaders that move and nodes that die: what clients see, in which order, and that nothing is lost."""
+"""The embedded cluster: nodes that die, leave and come back, replicas, and the time that a real one takes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from gevent import sleep, socket, spawn
 from support.http import ask
-from support.redesigned import Consumer, detail, publish, sized
-from support.waiting import until
+from support.redesigned import Consumer, detail, headed, publish, sized
+from support.waiting import WAIT, holds, until
 from support.wire import WireClient
 
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.options import TIMINGS
 from nsq_fast.broker.redesigned.coordinator import ClusterError
+from nsq_fast.cli.broker import command
+from nsq_fast.errors import ConfigError
+
+# Leaders that move and nodes that die: what clients see, in which order, and that nothing is lost.
+
 
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+
 NOT_LEADER, NOT_WRITABLE = b"E_FAILED_ON_NOT_LEADER ", b"E_FAILED_ON_NOT_WRITABLE "
 
 
@@ -171,3 +184,506 @@ def test_lookupds_share_what_they_know(cluster: RedesignedCluster) -> None:
     assert ask(second.http_address, "POST", create).status == 200
     first.start()
     assert "0" in ask(first.http_address, "GET", "/lookup?topic=new", **ACCEPT).json["partitions"]
+
+
+# Replicas on nodes that die, are cut off, and come back: what clients see, and that nothing confirmed is lost.
+
+
+NEVER = 3600.0
+
+
+@pytest.fixture
+def replicated() -> Iterator[RedesignedCluster]:
+    """Three nodes; ``t`` has one partition with two replicas. A replica is not given to another node by itself."""
+    with RedesignedCluster(takeover_delay=0.05, move_step=0.0, readiness=0.02, migrate_delay=NEVER) as replicated:
+        replicated.create_topic("t", 1, 2, channels=["ch"])
+        yield replicated
+
+
+def put(client: WireClient, body: bytes = b"x") -> bytes:
+    return client.command(b"PUB t 0\n" + sized(body))
+
+
+def client_of(node: Any) -> WireClient:
+    return WireClient(node.tcp_address)
+
+
+def follower_of(replicated: RedesignedCluster) -> Any:
+    partition = replicated.partition("t", 0)
+    return replicated.node(next(node for node in partition.replicas if node != partition.leader))
+
+
+def stored(replicated: RedesignedCluster) -> list[bytes]:
+    log = replicated.partition("t", 0).log
+    return [record.body for record in log.read(0, log.end)]
+
+
+def test_a_leader_that_is_cut_off_confirms_nothing(replicated: RedesignedCluster) -> None:
+    publish(replicated, "t", b"before")
+    former = replicated.leader_of("t", 0)
+    client = client_of(former)
+    epoch = replicated.partition("t", 0).epoch
+    replicated.isolate_node(former)
+    assert put(client, b"refused") == NOT_WRITABLE
+    until(lambda: replicated.leader_of("t", 0) is not former)
+    assert replicated.partition("t", 0).epoch > epoch
+    assert put(client, b"refused") == NOT_LEADER  # it was not told, but its lease has ended
+    replicated.heal_node(former)
+    until(lambda: len(replicated.partition("t", 0).in_sync) == 2)
+    assert put(client, b"refused") == NOT_LEADER
+    publish(replicated, "t", b"after")
+    assert stored(replicated) == [b"before", b"after"]
+    client.close()
+
+
+def test_a_leader_that_is_cut_off_stops_to_lead_before_it_is_replaced() -> None:
+    with RedesignedCluster(2, 1, readiness=0.0, takeover_delay=NEVER) as replicated:
+        replicated.create_topic("t", 1, 1, channels=["ch"])
+        leader = replicated.leader_of("t", 0)
+        client = client_of(leader)
+        replicated.isolate_node(leader)
+        assert put(client, b"1") == b"OK"  # it is the only one in sync, and has a lease
+        client.close()
+    with RedesignedCluster(2, 1, readiness=0.0, takeover_delay=0.5) as replicated:
+        replicated.create_topic("t", 1, 1, channels=["ch"])
+        leader = replicated.leader_of("t", 0)
+        client = client_of(leader)
+        replicated.isolate_node(leader)
+        until(lambda: put(client, b"x") == NOT_LEADER)
+        confirmed = len(stored(replicated))
+        replicated.restart_node(leader)  # it is still cut off
+        until(lambda: replicated.partition("t", 0).leader is None)
+        again = client_of(leader)
+        assert put(again, b"refused") == NOT_LEADER
+        replicated.heal_node(leader)
+        assert put(again, b"last") == b"OK"
+        assert len(stored(replicated)) == confirmed + 1
+        client.close()
+        again.close()
+
+
+def test_too_few_replicas_in_sync_take_no_publishes(replicated: RedesignedCluster) -> None:
+    client = client_of(replicated.leader_of("t", 0))
+    follower = follower_of(replicated)
+    assert put(client, b"1") == b"OK"
+    replicated.kill_node(follower)
+    until(lambda: len(replicated.partition("t", 0).in_sync) == 1)
+    assert put(client, b"2") == NOT_WRITABLE
+    replicated.restart_node(follower)
+    until(lambda: put(client, b"3") == b"OK")
+    replicated.kill_node(replicated.leader_of("t", 0))
+    until(lambda: replicated.leader_of("t", 0) is follower)
+    assert stored(replicated) == [b"1", b"3"]
+    client.close()
+
+
+def test_another_node_gets_the_replicas_of_one_that_stays_away() -> None:
+    with RedesignedCluster(takeover_delay=0.02, readiness=0.02, migrate_delay=0.05) as replicated:
+        replicated.create_topic("t", 1, 2, channels=["ch"])
+        publish(replicated, "t", b"1")
+        away = follower_of(replicated)
+        client = client_of(replicated.leader_of("t", 0))
+        replicated.kill_node(away)
+        until(lambda: put(client, b"2") == b"OK")
+        assert away.id not in replicated.partition("t", 0).replicas
+        leader = replicated.leader_of("t", 0)
+        replicated.kill_node(leader)
+        until(lambda: replicated.leader_of("t", 0) not in (leader, away))
+        assert stored(replicated) == [b"1", b"2"]
+        client.close()
+
+
+def test_a_partition_without_live_replica_is_gone_until_its_node_is_back(replicated: RedesignedCluster) -> None:
+    publish(replicated, "t", b"kept")
+    nodes = [replicated.node(node) for node in replicated.partition("t", 0).replicas]
+    lookupd = replicated.lookupds[0].http_address
+    path = "/lookup?topic=t&access=r"
+    for node in nodes:
+        replicated.kill_node(node)
+    until(lambda: ask(lookupd, "GET", path, **ACCEPT).json["partitions"] == {})
+    for node in nodes:
+        replicated.restart_node(node)
+    until(lambda: ask(lookupd, "GET", path, **ACCEPT).json["partitions"] != {})
+    consumer = Consumer(replicated.leader_of("t", 0), "SUB t ch 0")
+    assert consumer.receive().body == b"kept"
+    consumer.close()
+
+
+def test_a_replica_that_was_away_does_not_lead_before_it_has_caught_up(replicated: RedesignedCluster) -> None:
+    leader, follower = replicated.leader_of("t", 0), follower_of(replicated)
+    replicated.kill_node(follower)
+    until(lambda: len(replicated.partition("t", 0).in_sync) == 1)
+    replicated.kill_node(leader)
+    replicated.restart_node(follower)
+    until(lambda: replicated.partition("t", 0).leader is None)
+    replicated.restart_node(leader)
+    until(lambda: replicated.leader_of("t", 0) is leader and len(replicated.partition("t", 0).in_sync) == 2)
+
+
+def test_a_replica_is_moved_by_http(replicated: RedesignedCluster) -> None:
+    publish(replicated, "t", b"1")
+    partition = replicated.partition("t", 0)
+    leader, follower = replicated.leader_of("t", 0), follower_of(replicated)
+    third = next(node for node in replicated.nsqds if node.id not in partition.replicas)
+    replicated.wait_stable()
+    path = f"/topic/partition/move?topic=t&partition=0&move_leader=false&move_from={follower.id}"
+    lookupd = replicated.lookupds[0].http_address
+    assert ask(lookupd, "POST", f"{path}&move_to={third.id}").status == 200
+    assert set(partition.replicas) == set(partition.in_sync) == {leader.id, third.id}
+    replicated.wait_stable()
+    refused = ask(lookupd, "POST", f"{path}&move_to={third.id}")
+    assert (refused.status, refused.json["message"]) == (400, "the move source node has no replica for the topic")
+    rows = ask(leader.http_address, "GET", "/coordinator/stats?topic=t").json["topic_coord_stats"]
+    assert {row["node_id"] for row in rows[0]["isr_stats"]} == {leader.id, third.id}
+    replicated.kill_node(leader)
+    until(lambda: replicated.leader_of("t", 0) is third)
+    assert stored(replicated) == [b"1"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_that_was_confirmed_is_lost_whatever_happens(seed: int) -> None:
+    dice = random.Random(seed)
+    options = {"takeover_delay": 0.01, "move_step": 0.0, "readiness": 0.005, "migrate_delay": dice.choice((0.0, 0.02))}
+    with RedesignedCluster(nodes=4, lookupds=1, **options) as replicated:
+        replicated.create_topic("t", 1, 3, channels=["ch"])
+        confirmed: list[bytes] = []
+        down: set[Any] = set()
+        for turn in range(60):
+            node = dice.choice(replicated.nsqds)
+            if node in down:
+                (replicated.restart_node if not node.is_running else replicated.heal_node)(node)
+                down.discard(node)
+            elif len(down) < 3:
+                dice.choice((replicated.kill_node, replicated.isolate_node))(node)
+                down.add(node)
+            if dice.random() < 0.2:
+                with contextlib.suppress(ClusterError):  # it may be unstable
+                    replicated.move_leader("t", 0)
+            for other in replicated.nsqds:
+                if other.is_running:
+                    client = client_of(other)
+                    body = b"%d-%s" % (turn, other.id.encode())
+                    # A node that does not have the partition answers with an error that ends the connection.
+                    confirmed += [body] if put(client, body) == b"OK" else []
+                    client.close()
+            sleep(dice.choice((0.0, 0.005, 0.03)))  # sleep: trouble at any moment
+        for node in down:
+            (replicated.restart_node if not node.is_running else replicated.heal_node)(node)
+        until(lambda: len(replicated.partition("t", 0).in_sync) >= 3)
+        kept = stored(replicated)
+        assert [body for body in kept if body in set(confirmed)] == confirmed
+        assert confirmed
+
+
+def test_what_is_finished_around_a_change_of_leader_is_counted_once(replicated: RedesignedCluster) -> None:
+    """Records that the old leader has delivered come again; whoever finishes them, the depth is what is not done."""
+    channel = replicated.partition("t", 0).channel("ch")
+    for _ in range(5):
+        first = replicated.leader_of("t", 0)
+        publisher = WireClient(first.tcp_address)
+        for number in range(20):
+            assert publisher.command(b"PUB t 0\n" + sized(b"%d" % number)) == b"OK"
+        publisher.close()
+        old = Consumer(first, "SUB t ch 0", rdy=20)
+        frames = [old.receive() for _ in range(20)]
+        moving = spawn(replicated.move_leader, "t", 0)
+        for frame in frames[::2]:  # some before it moves, some in between, some too late
+            with contextlib.suppress(OSError):
+                old.finish(frame)
+            assert channel.depth >= 0
+            sleep(0)
+        moving.get(timeout=WAIT)
+        second = replicated.leader_of("t", 0)
+        assert second is not first
+        new = Consumer(second, "SUB t ch 0", rdy=20)
+        finishing = spawn(finish_all, new)
+        until(lambda: channel.depth <= 0)
+        assert channel.depth == 0
+        finishing.kill()
+        (shown,) = [
+            each
+            for topic in ask(second.http_address, "GET", "/stats?format=json&topic=t").json["data"]["topics"]
+            for each in topic["channels"]
+            if topic["is_leader"]
+        ]
+        assert shown["depth"] == 0
+        old.close()
+        new.close()
+
+
+def finish_all(consumer: Consumer) -> None:
+    while True:
+        consumer.finish(consumer.receive())
+
+
+# Nodes that come and leave, partitions that are moved, and what is refused to administrators.
+
+
+OPTIONS = {"readiness": 0.0, "move_step": 0.0, "takeover_delay": 0.02}
+
+
+@pytest.fixture
+def three_nodes() -> Iterator[RedesignedCluster]:
+    """Two nodes, two nsqlookupds."""
+    with RedesignedCluster(2, 2, **OPTIONS) as three_nodes:
+        yield three_nodes
+
+
+def leaders(three_nodes: RedesignedCluster) -> dict[str, int]:
+    return Counter(str(partition.leader) for partition in three_nodes.state.all_partitions())
+
+
+def replicas(three_nodes: RedesignedCluster) -> dict[str, int]:
+    return Counter(node for partition in three_nodes.state.all_partitions() for node in partition.replicas)
+
+
+def bodies(three_nodes: RedesignedCluster) -> list[list[bytes]]:
+    return [[record.body for record in each.log.read(0, 99)] for each in three_nodes.state.topics["t"]]
+
+
+def post(lookupd: Any, path: str) -> tuple[int, Any]:
+    answer = ask(lookupd.http_address, "POST", path)
+    return answer.status, answer.json["message"] if answer.body else ""
+
+
+def test_a_node_that_is_removed_is_emptied_first(three_nodes: RedesignedCluster) -> None:
+    three_nodes.add_node()
+    three_nodes.create_topic("t", 3, 2, multi_part=True, channels=["ch"])
+    for number in range(3):
+        publish(three_nodes, "t", b"%d" % number, partition=number)
+    before, removed = bodies(three_nodes), three_nodes.nsqds[0]
+    assert post(three_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
+        400,
+        "Not nsqlookup leader",
+    )
+    assert post(three_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
+    until(lambda: removed.id not in replicas(three_nodes))
+    assert all(len(partition.in_sync) == 2 for partition in three_nodes.state.all_partitions())
+    assert bodies(three_nodes) == before
+    three_nodes.create_topic("new", 2, 2, multi_part=True)
+    assert removed.id not in replicas(three_nodes)
+    three_nodes.remove_node(removed)
+    assert not removed.is_running
+    removed.start()  # as a new one
+    three_nodes.create_topic("newer", 3, 3, multi_part=True)
+    assert replicas(three_nodes)[removed.id] > 0
+
+
+def test_it_is_said_once_what_a_node_that_is_removed_waits_for(
+    three_nodes: RedesignedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    three_nodes.create_topic("t", 2, 2, multi_part=True, channels=["ch"])
+    publish(three_nodes, "t", b"0")
+    removed = three_nodes.nsqds[0]
+    removal = spawn(three_nodes.remove_node, removed)
+    until(lambda: "is to leave, and stays for now" in caplog.text)
+    assert "no other node can take t-0, t-1" in caplog.text
+    assert leaders(three_nodes) == {three_nodes.nsqds[1].id: 2}
+    three_nodes.create_topic("u", 1, 1)
+    assert removed.id not in three_nodes.partition("u", 0).replicas
+    added = three_nodes.add_node()
+    removal.get(timeout=WAIT)
+    assert not removed.is_running
+    assert replicas(three_nodes)[added.id] >= 2
+    assert caplog.text.count("is to leave") == 1
+    assert bodies(three_nodes)[0] == [b"0"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/cluster/node/remove?remove_node=x", 200, ""),
+        ("/topic/partition/move?topic=t&partition=0&move_from=x&move_to=x", 400,
+         "move to and from node can not be the same"),
+        ("/topic/partition/move?topic=t&partition=-1", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("/topic/partition/move?topic=t&partition=255", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("/topic/partition/move?topic=none&partition=0&move_from=x&move_to=y", 400, "Key not found"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={leader}&move_to={other}", 400,
+         "can not move leader without moveleader param"),
+        ("/topic/partition/move?topic=t&partition=0&move_from=x&move_to={other}", 400,
+         "the move source node has no replica for the topic"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={other}&move_to={leader}", 400,
+         "the move destination has the topic data already"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={other}&move_to=x", 400,
+         "the move destination is not found in cluster"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={other}&move_to={leader}&move_leader=true", 400,
+         "move from not the topic leader"),
+        ("/topic/partition/move?topic=apart&partition=0&move_from={apart}&move_to={other_apart}&move_leader=true", 400,
+         "destination node is excluded for topic"),
+        ("/topic/partition/expand?topic=none&partition_num=2", 500, "topic is not created"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_the_words_of_the_real_server(
+    three_nodes: RedesignedCluster, path: str, status: int, message: str
+) -> None:
+    three_nodes.create_topic("t", 1, 2)
+    three_nodes.create_topic("apart", 2, 1)
+    leader, apart = three_nodes.leader_of("t", 0).id, three_nodes.leader_of("apart", 0).id
+    other = next(node.id for node in three_nodes.nsqds if node.id != leader)
+    other_apart = three_nodes.leader_of("apart", 1).id
+    three_nodes.wait_stable()
+    path = path.format(leader=leader, other=other, apart=apart, other_apart=other_apart)
+    assert post(three_nodes.lookupds[0], path) == (status, message)
+
+
+# A cluster with ``timings="real"`` takes its time as three real nodes do: here with a hundredth of it.
+
+
+SCALED = {name: seconds / 100 for name, seconds in TIMINGS["real"].items()}
+
+
+@pytest.fixture
+def slow_cluster() -> Iterator[RedesignedCluster]:
+    """Three nodes, and the topic ``t`` with one partition of three replicas, which takes publishes."""
+    with RedesignedCluster(3, 1, timings="real", **SCALED) as slow_cluster:
+        slow_cluster.create_topic("t", 1, 3, channels=["ch"])
+        yield slow_cluster
+
+
+def shown_slow(slow_cluster: RedesignedCluster, access: str, topic: str = "t") -> Any:
+    """What lookup shows to readers, or to writers."""
+    path = f"/lookup?topic={topic}&access={access}"
+    return ask(slow_cluster.lookupds[0].http_address, "GET", path, **ACCEPT).json.get("partitions") or {}
+
+
+def test_a_new_topic_is_writable_after_half_of_the_longest_time(slow_cluster: RedesignedCluster) -> None:
+    path = "/topic/create?topic=new&partition_num=1&replicator=1"
+    began = time.monotonic()
+    assert ask(slow_cluster.lookupds[0].http_address, "POST", path).status == 200
+    slow_cluster.partition("new", 0).channel("ch")
+    client = WireClient(slow_cluster.node(slow_cluster.partition("new", 0).replicas[0]).tcp_address)
+    refusal = client.command(b"PUB new 0\n" + sized(b"x"))
+    assert refusal == b"E_FAILED_ON_NOT_LEADER " or time.monotonic() - began >= 0.55
+    until(lambda: shown_slow(slow_cluster, "w", "new"))
+    assert time.monotonic() - began >= 0.55
+    assert client.command(b"PUB new 0\n" + sized(b"x")) == b"OK"
+    client.close()
+
+
+def test_lookup_is_empty_then_for_readers_only_after_the_death_of_a_leader(slow_cluster: RedesignedCluster) -> None:
+    publish(slow_cluster, "t", b"before")
+    leader = slow_cluster.leader_of("t", 0)
+    began = time.monotonic()
+    slow_cluster.kill_node(leader)
+    assert (shown_slow(slow_cluster, "r"), shown_slow(slow_cluster, "w")) == (
+        {},
+        {},
+    ) or time.monotonic() - began >= 0.22
+    until(lambda: shown_slow(slow_cluster, "r"))
+    assert time.monotonic() - began >= 0.22
+    client = WireClient(slow_cluster.leader_of("t", 0).tcp_address)
+    answer, is_shown = client.command(b"PUB t 0\n" + sized(b"x")), bool(shown_slow(slow_cluster, "w"))
+    assert (answer, is_shown) == (b"E_FAILED_ON_NOT_WRITABLE ", False) or time.monotonic() - began >= 0.96
+    until(lambda: shown_slow(slow_cluster, "w"))
+    assert time.monotonic() - began >= 0.96
+    assert client.command(b"PUB t 0\n" + sized(b"after")) == b"OK"
+    client.close()
+    assert slow_cluster.leader_of("t", 0) is not leader
+
+
+def test_the_first_publish_after_the_death_of_a_follower_hangs_and_fails(slow_cluster: RedesignedCluster) -> None:
+    leader = slow_cluster.leader_of("t", 0)
+    slow_cluster.kill_node(next(node for node in slow_cluster.nsqds if node is not leader))
+    clients = [WireClient(leader.tcp_address) for _ in range(2)]
+    began = time.monotonic()
+    answers = [spawn(client.command, b"PUB t 0\n" + sized(b"x")) for client in clients]
+    assert [each.get(timeout=WAIT) for each in answers] == [b"E_FAILED_ON_NOT_LEADER "] * 2
+    assert time.monotonic() - began >= 0.12
+    assert clients[0].command(b"PUB t 0\n" + sized(b"x")) == b"OK"  # two of three are in sync
+    assert [record.body for record in slow_cluster.partition("t", 0).log.read(0, 9)] == [b"x"]
+    for client in clients:
+        client.close()
+
+
+def test_a_publish_goes_on_when_the_follower_is_back_in_time() -> None:
+    with RedesignedCluster(
+        2, 1, timings="real", **{**SCALED, "publish_patience": WAIT, "takeover_delay": WAIT}
+    ) as slow_cluster:
+        slow_cluster.create_topic("t", 1, 2, channels=["ch"])
+        leader = slow_cluster.leader_of("t", 0)
+        follower = next(node for node in slow_cluster.nsqds if node is not leader)
+        slow_cluster.isolate_node(follower)
+        client = WireClient(leader.tcp_address)
+        answer = spawn(client.command, b"PUB t 0\n" + sized(b"x"))
+        holds(lambda: not answer.ready())
+        slow_cluster.heal_node(follower)
+        assert answer.get(timeout=WAIT) == b"OK"
+        client.close()
+
+
+def test_a_single_time_is_changed_by_its_option() -> None:
+    with RedesignedCluster(1, 1, timings="real", readiness=0.0) as slow_cluster:
+        assert (slow_cluster.options.readiness, slow_cluster.options.takeover_delay) == (0.0, 22.0)
+    assert RedesignedCluster(1, 1).options.takeover_delay == 0.5
+    with pytest.raises(ConfigError, match="timings='slow': must be one of 'fast', 'real'"):
+        RedesignedCluster(1, 1, timings="slow")
+
+
+def test_the_command_line_takes_them() -> None:
+    found = CliRunner().invoke(command, ["--redesigned", "--timings", "slow"])
+    assert found.exit_code == 2
+    assert "must be one of 'fast', 'real'" in found.output
+
+
+@pytest.mark.nsq_cluster(nodes=1, timings="real", readiness=0.0)
+def test_the_fixture_takes_them(nsq_cluster: Any) -> None:
+    nsq_cluster.create_topic("t")
+    assert nsq_cluster.leader_of("t", 0).is_running
+
+
+# A cluster takes its time, and says so; with ``kind`` it does not.
+
+
+CREATE = "/topic/create?topic=orders&partition_num=2&replicator=1&orderedmulti=true"
+
+
+def is_stable(cluster: RedesignedCluster) -> bool:
+    answer: bool = ask(cluster.lookupds[0].http_address, "GET", "/cluster/stats").json["stable"]
+    return answer
+
+
+def shown_unkind(cluster: RedesignedCluster, access: str) -> dict[str, Any]:
+    path = f"/lookup?topic=orders&access={access}"
+    return ask(cluster.lookupds[0].http_address, "GET", path, **ACCEPT).json.get("partitions") or {}
+
+
+def test_what_the_cluster_itself_creates_is_ready() -> None:
+    with RedesignedCluster(nodes=2, lookupds=1) as cluster:
+        cluster.create_topic("orders", 2, 1, ordered=True, channels=["ch"])
+        assert len(shown_unkind(cluster, "w")) == 2
+        cluster.wait_stable()
+        assert is_stable(cluster)
+
+
+def test_leaders_are_spread_though_there_are_none_yet() -> None:
+    with RedesignedCluster(nodes=3, lookupds=1) as cluster:
+        cluster.create_topic("orders", 3, 2, ordered=True)
+        assert {partition.leader for partition in cluster.state.topics["orders"]} == {node.id for node in cluster.nsqds}
+
+
+def test_a_node_that_goes_makes_the_cluster_unstable() -> None:
+    with RedesignedCluster(nodes=2, lookupds=1, takeover_delay=0.0) as cluster:
+        cluster.create_topic("orders", 1, 2)
+        cluster.wait_stable()
+        node = cluster.leader_of("orders", 0)
+        cluster.kill_node(node)
+        assert not is_stable(cluster)
+        cluster.restart_node(node)
+        until(lambda: is_stable(cluster))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_kind_cluster_is_ready_and_lets_messages_pass(ordered: bool) -> None:
+    with RedesignedCluster(nodes=1, lookupds=1, kind=True) as cluster:
+        assert is_stable(cluster)
+        assert ask(cluster.lookupds[0].http_address, "POST", CREATE + "&extend=true").status == 200
+        assert len(shown_unkind(cluster, "r")) == 2
+        cluster.create_topic("ext", ext=True, channels=["ch"])
+        node = cluster.leader_of("ext", 0)
+        tagged = Consumer(node, "SUB ext ch 0", desired_tag="red", extend_support=True)
+        client = WireClient(node.tcp_address)
+        assert client.command(b"PUB ext 0\n" + sized(b"untagged")) == b"OK"
+        assert client.command(b"PUB_EXT ext 0\n" + sized(headed({"##client_dispatch_tag": "red"}, b"x"))) == b"OK"
+        assert tagged.receive().data.endswith(b"x")
+        tagged.close()
+        client.close()

@@ -1,19 +1,30 @@
-"""How the redesigned dialect delivers: one at a time in order, what comes back and when, tags, filters, positions."""
+"""How the redesigned dialect delivers, what it answers, and how it filters. Observed on a real cluster."""
 
 from __future__ import annotations
 
+import json
+import struct
+import sys
 import time
 from typing import Any
 
 import pytest
 from support.http import ask
-from support.redesigned import Consumer, detail, headed, publish, sized
-from support.waiting import until
-from support.wire import WireClient
+from support.redesigned import Consumer, detail, headed, identify, many, publish, sized, traced
+from support.replay import DATA
+from support.waiting import promptly, until
+from support.wire import ERROR, Frame, WireClient
 
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.redesigned.channel import GLOB, REGEXP, FilterRequest, make_filter
+from nsq_fast.broker.redesigned.log import Record
+from nsq_fast.header_patterns import PatternInvalid, check_glob, check_regexp
+
+# How the redesigned dialect delivers: one at a time in order, what comes back and when, tags, filters, positions.
+
 
 ORDERED = "SUB_ORDERED ord ch 0"
+
 EXT = {"extend_support": True}
 
 
@@ -37,9 +48,6 @@ def bodies(consumer: Consumer, count: int) -> list[bytes]:
         consumer.finish(frame)
         received.append(frame.data[-1:])
     return received
-
-
-# --- ordered ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_message_at_a_time_over_all_clients(cluster: RedesignedCluster) -> None:
@@ -99,9 +107,6 @@ def test_an_ordered_subscription_makes_a_channel_ordered(cluster: RedesignedClus
     plain = Consumer(leader(cluster, "plain"), "SUB plain ch 0")
     assert [plain.receive().body, plain.receive().body] == [b"a", b"b"]
     plain.close()
-
-
-# --- not ordered -----------------------------------------------------------------------------------------------------
 
 
 def test_a_new_channel_begins_at_the_end(cluster: RedesignedCluster) -> None:
@@ -171,9 +176,6 @@ def test_a_silent_client_is_dropped_after_three_intervals(cluster: RedesignedClu
     assert received.count(b"_heartbeat_") in (2, 3)
     assert time.monotonic() - begun > 2.9
     client.close()
-
-
-# --- ext: layouts, tags, filters -------------------------------------------------------------------------------------
 
 
 def test_layouts_of_an_ext_topic(cluster: RedesignedCluster) -> None:
@@ -259,9 +261,6 @@ def test_filters(cluster: RedesignedCluster, ext_filter: dict[str, Any], passed:
     consumer.close()
 
 
-# --- positions -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("position", "first"),
     [("virtual_queue:0", b"a"), ("virtual_queue:40", b"c"), ("msgcount:2", b"b"), ("timestamp:5", b"a")],
@@ -294,3 +293,277 @@ def test_a_position_is_set_over_http(cluster: RedesignedCluster) -> None:
     assert ask(address, "POST", query, b"special:3").json == {"message": "not supported offset type"}
     assert ask(address, "POST", query).json == {"message": "MSG_EMPTY"}
     consumer.close()
+
+
+# What the redesigned dialect answers: codes, texts, which of them end the connection. Observed on a real cluster.
+
+
+SUB = b"SUB plain ch 0\n"
+
+ID = b"\0" * 7 + b"c" + b"\0" * 8
+
+NEXT = b"PUB plain 0\n" + sized(b"next")
+
+FATAL = {
+    "unknown command": (b"FOO\n", "E_INVALID"),
+    "delayed publish": (b"DPUB plain 9\n", "E_INVALID"),
+    "publish without topic": (b"PUB\n", "E_INVALID"),
+    "illegal topic": (b"PUB b@d 0\n" + sized(b"x"), "E_TOPIC_NOT_EXIST"),
+    "no such partition": (b"PUB plain 9\n" + sized(b"x"), "E_TOPIC_NOT_EXIST"),
+    "negative partition": (b"PUB plain -2\n" + sized(b"x"), "E_TOPIC_NOT_EXIST"),
+    "huge partition": (b"PUB plain 99999999999999999999\n" + sized(b"x"), "E_BAD_PARTITION"),
+    "message too big": (b"PUB plain 0\n\x40\0\0\0", "E_BAD_MESSAGE"),
+    "body too big": (b"MPUB plain 0\n\x40\0\0\0", "E_BAD_BODY"),
+    "no messages": (b"MPUB plain 0\n" + many(), "E_BAD_BODY"),
+    "empty message": (b"MPUB plain 0\n" + many(b"a", b""), "E_BAD_MESSAGE"),
+    "trace id only": (b"PUB_TRACE plain 0\n" + sized(traced(7, b"")), "E_BAD_BODY"),
+    "trace ids only": (b"MPUB_TRACE plain 0\n" + many(traced(7, b"")), "E_BAD_MESSAGE"),
+    "header length only": (b"PUB_EXT plain 0\n" + sized(b"\0\0"), "E_BAD_BODY"),
+    "header beyond body": (b"PUB_EXT plain 0\n" + sized(b"\0\x20abc"), "E_BAD_BODY"),
+    "too few words": (b"SUB plain\n", "E_INVALID"),
+    "illegal topic to subscribe": (b"SUB b@d c\n", "E_BAD_TOPIC"),
+    "illegal channel": (b"SUB plain c@\n", "E_BAD_CHANNEL"),
+    "no topic to subscribe": (b"SUB nix ch\n", "E_TOPIC_NOT_EXIST"),
+    "unknown position": (b"SUB_ADVANCED plain ch 0 foo:1\n", "E_INVALID"),
+    "unknown special": (b"SUB_ADVANCED plain ch 0 special:2\n", "E_INVALID"),
+    "too many colons": (b"SUB_ADVANCED plain ch 0 a:b:c\n", "E_INVALID"),
+    "ordered topic": (b"SUB_ADVANCED ord ch 0\n", "E_SUB_ORDER_IS_MUST"),
+    "ext support for a plain topic": (identify(extend_support=True) + SUB, "E_SUB_EXTEND_FORBIDDON"),
+    "sampling in order": (identify(sample_rate=50) + b"SUB_ORDERED plain ch 0\n", "E_INVALID"),
+    "subscribed twice": (SUB + SUB, "E_INVALID"),
+    "finish without subscription": (b"FIN " + ID + b"\n", "E_INVALID"),
+    "id zero": (SUB + b"FIN " + bytes(16) + b"\n", "E_INVALID"),
+    "negative id": (SUB + b"FIN " + b"\xff" * 16 + b"\n", "E_INVALID"),
+    "negative delay": (SUB + b"REQ " + ID + b" -1\n", "E_INVALID"),
+    "carriage return after a delay": (SUB + b"REQ " + ID + b" 100\r\n", "E_INVALID"),
+    "too many ready": (SUB + b"RDY 2501\n", "E_INVALID"),
+    "closed twice": (SUB + b"CLS\nCLS\n", "E_INVALID"),
+    "create illegal topic": (b"INTERNAL_CREATE_TOPIC z@ 0\n", "E_BAD_TOPIC"),
+    "create negative partition": (b"INTERNAL_CREATE_TOPIC z -1\n", "E_BAD_PARTITION"),
+    "create odd ext": (b"INTERNAL_CREATE_TOPIC z 0 q\n", "E_BAD_EXT"),
+    "small buffer": (identify(output_buffer_size=10), "E_BAD_BODY"),
+    "slow buffer": (identify(output_buffer_timeout=2000), "E_BAD_BODY"),
+    "long tag": (identify(desired_tag="x" * 101), "E_BAD_BODY"),
+}
+
+NOT_FATAL = {
+    "header where there is no ext": (b"PUB_EXT plain 0\n" + sized(headed({"a": "b"}, b"x")), "E_EXT_NOT_SUPPORT"),
+    "trace id is a number": (b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": 5}, b"x")), "INVALID_TRACE_ID"),
+    "trace id is no number": (b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": "-1"}, b"x")), "INVALID_TRACE_ID"),
+    "last header of several": (
+        b"MPUB_EXT plain 0\n" + many(headed(b"", b"y"), headed({"a": "b"}, b"x")),
+        "E_EXT_NOT_SUPPORT",
+    ),
+    "create topic": (b"INTERNAL_CREATE_TOPIC zz 0\n", "E_CREATE_TOPIC_FAILED"),
+    "unknown message to finish": (SUB + b"FIN " + ID + b"\n", "E_FIN_FAILED"),
+    "unknown message to requeue": (SUB + b"REQ " + ID + b" 0\n", "E_REQ_FAILED"),
+    "unknown message to touch": (SUB + b"TOUCH " + ID + b"\n", "E_TOUCH_FAILED"),
+}
+
+
+@pytest.fixture
+def client(cluster: RedesignedCluster, request: pytest.FixtureRequest) -> WireClient:
+    """A client of the node that leads the partition the test is about."""
+    parameters = getattr(request.node, "callspec", None)
+    sent = b"" if parameters is None else parameters.params.get("sent", b"")
+    topic = "ord" if b" ord " in sent else "plain"
+    return WireClient(cluster.leader_of(topic, 0).tcp_address)
+
+
+def errors(client: WireClient) -> list[Frame]:
+    """The error frames until the end of the connection, or until a message was published."""
+    frames: list[Frame] = []
+    while True:
+        try:
+            frame = client.frame()
+        except (struct.error, OSError):
+            return frames
+        if frame.type == ERROR:
+            frames.append(frame)
+        elif frames and frame.data == b"OK":
+            return frames
+
+
+@pytest.mark.parametrize(("sent", "error"), FATAL.values(), ids=FATAL)
+def test_fatal_error(client: WireClient, sent: bytes, error: str) -> None:
+    client.send(sent)
+    assert [frame.data.split(b" ")[0].decode() for frame in errors(client)] == [error]
+    assert client.reader.read() == b""
+    client.close()
+
+
+@pytest.mark.parametrize(("sent", "error"), NOT_FATAL.values(), ids=NOT_FATAL)
+def test_error_that_is_not_fatal(client: WireClient, sent: bytes, error: str) -> None:
+    client.send(sent + NEXT)
+    assert [frame.data.split(b" ")[0].decode() for frame in errors(client)] == [error]
+    client.close()
+
+
+def test_bad_json_is_not_fatal(client: WireClient) -> None:
+    reply = client.command(b"PUB_EXT plain 0\n" + sized(headed(b"{a}", b"x")))
+    assert reply.startswith(b"E_INVALID_JSON_HEADER fail to parse json header:")
+    assert client.command(NEXT) == b"OK"
+    client.close()
+
+
+def test_what_follows_a_bad_message_of_several_is_read_as_a_command(client: WireClient) -> None:
+    client.send(b"MPUB_EXT plain 0\n" + many(headed({"a": "b"}, b"x"), headed(b"", b"y")) + b"NOP\n")
+    first, second = errors(client)
+    assert first.data.startswith(b"E_EXT_NOT_SUPPORT ")
+    assert second.data.startswith(b"E_INVALID invalid command")
+    client.close()
+
+
+def test_a_long_line_ends_the_connection_without_a_word(client: WireClient) -> None:
+    client.send(b"x" * 5000 + b"\n")
+    assert errors(client) == []
+    client.close()
+
+
+@pytest.mark.parametrize("line", [b"PUB plain 7 0\n", b"PUB plain 9 \n", b"PUB plain -1\n", b"PUB plain\n"])
+def test_a_partition_counts_only_as_the_third_of_three_words(client: WireClient, line: bytes) -> None:
+    assert client.command(line + sized(b"x")) == b"OK"
+    client.close()
+
+
+def test_a_start_position_hides_the_partition(cluster: RedesignedCluster) -> None:
+    cluster.create_topic("two", 2, 1, multi_part=True)
+    node = cluster.leader_of("two", 1)
+    if cluster.leader_of("two", 0) is not node:
+        cluster.move_leader("two", 0, node)
+    consumer = Consumer(node, "SUB_ADVANCED two ch 1 special:-1")
+    publish(cluster, "two", b"in 0", partition=0)
+    publish(cluster, "two", b"in 1", partition=1)
+    assert consumer.receive().data.endswith(b"in 0")
+    assert consumer.is_quiet()
+    consumer.close()
+
+
+def test_a_replica_refuses(cluster: RedesignedCluster) -> None:
+    partition = cluster.partition("plain", 0)
+    replica = cluster.node(next(node for node in partition.replicas if node != partition.leader))
+    client = WireClient(replica.tcp_address)
+    assert client.command(b"PUB plain 0\n" + sized(b"x")) == b"E_FAILED_ON_NOT_LEADER "
+    assert client.command(b"MPUB_TRACE plain 0\n" + many(traced(1, b"x"))) == b"E_FAILED_ON_NOT_LEADER "
+    assert client.command(b"PUB plain\n" + sized(b"x")) == b"E_TOPIC_NOT_EXIST "
+    assert client.reader.read() == b""
+    client.close()
+
+
+def test_traces_tell_where_a_message_is(client: WireClient, cluster: RedesignedCluster) -> None:
+    def told(command: bytes) -> tuple[Any, ...]:
+        return struct.unpack(">2sQQQI", client.command(command))
+
+    assert told(b"PUB_TRACE plain 0\n" + sized(traced(77, b"hello"))) == (b"OK", 2, 77, 0, 35)
+    assert told(b"PUB_TRACE plain\n" + sized(traced(2**64 - 1, b"x"))) == (b"OK", 3, 2**64 - 1, 35, 31)
+    # Several: the first id, no trace id, the first offset, the size of all.
+    assert told(b"MPUB_TRACE plain 0\n" + many(traced(1, b"ab"), traced(2, b"c"))) == (b"OK", 4, 0, 66, 63)
+    assert told(b"PUB_TRACE plain 0\n" + sized(traced(0, b"y"))) == (b"OK", 6, 0, 129, 31)
+    client.close()
+
+
+def test_ids_have_the_partition_in_them(cluster: RedesignedCluster) -> None:
+    client = WireClient(cluster.leader_of("ord", 2).tcp_address)
+    reply = client.command(b"PUB_TRACE ord 2\n" + sized(traced(1, b"x")))
+    assert struct.unpack(">Q", reply[2:10]) == ((2 << 50) + 2,)
+    client.close()
+
+
+def test_sizes_of_an_ext_topic(cluster: RedesignedCluster) -> None:
+    client = WireClient(cluster.leader_of("ext", 0).tcp_address)
+    assert client.command(b"PUB ext 0\n" + sized(b"plainbody")) == b"OK"
+    header = b'{"##trace_id":"77","k":"v"}'
+    reply = client.command(b"PUB_EXT ext 0\n" + sized(headed(header, b"EB")))
+    assert struct.unpack(">2sQQQI", reply) == (b"OK", 3, 77, 40, 62)
+    assert client.command(b"MPUB_EXT ext 0\n" + many(headed(header, b"a"), headed(b"", b"b"))) == b"OK"
+    assert client.command(b"PUB_EXT ext 0\n" + sized(headed(b"123", b"odd"))) == b"OK"
+    client.close()
+
+
+def test_identify_clamps_and_confirms(client: WireClient) -> None:
+    fields = {"output_buffer_size": 1 << 24, "output_buffer_timeout": 5, "desired_tag": "abc"}
+    reply = client.command(identify(feature_negotiation=True, **fields))
+    assert b'"output_buffer_size":65536,"output_buffer_timeout":10,"desired_tag":"abc"}' in reply
+    client.close()
+
+
+# Filters are read as Go reads them: a corpus of patterns with the texts that Go's own libraries say they match.
+
+
+HEAD, *ROWS = map(json.loads, (DATA / "go_patterns.jsonl").read_text().splitlines())
+
+TEXTS: list[str] = HEAD["texts"]
+
+
+def matched(kind: int, pattern: str) -> list[str] | None:
+    """The texts that a filter lets through; None when it is ignored, as no pattern."""
+    matches = make_filter(FilterRequest(kind, filter_ext_key="k", filter_data=pattern))
+    if matches is None:
+        return None
+    return [text for text in TEXTS if matches(record(text))]
+
+
+def record(text: str) -> Record:
+    return Record(1, bytes(16), 0, 0, 0, b"\x04" + headed({"k": text}, b""), b"")
+
+
+def test_the_corpus_has_patterns_that_go_refuses_and_takes() -> None:
+    for kind in ("regexp", "glob"):
+        wanted = [row[2] is None for row in ROWS if row[0] == kind]
+        assert min(wanted.count(True), wanted.count(False)) > 4
+
+
+@pytest.mark.parametrize(("kind", "pattern", "wanted"), ROWS, ids=[f"{row[0]}-{row[1]!a}" for row in ROWS])
+def test_a_pattern_matches_what_it_matches_in_go(kind: str, pattern: str, wanted: list[str] | None) -> None:
+    # An empty pattern is none: the filter is ignored.
+    assert matched({"regexp": REGEXP, "glob": GLOB}[kind], pattern) == (wanted if pattern else None)
+
+
+def test_a_text_that_is_no_unicode_is_searched() -> None:
+    matches = make_filter(FilterRequest(REGEXP, filter_ext_key="k", filter_data="^a.b$"))
+    assert matches is not None
+    bad = Record(1, bytes(16), 0, 0, 0, b"\x04" + headed(b'{"k":"a\xffb"}', b""), b"")
+    assert matches(bad)
+
+
+def test_no_glob_keeps_a_server_busy() -> None:
+    # It does keep the real one busy: with gobwas/glob this takes longer than anybody waits.
+    with promptly():
+        assert matched(GLOB, "*a" * 40 + "b") == []
+        matches = make_filter(FilterRequest(GLOB, filter_ext_key="k", filter_data="*a" * 40 + "b"))
+        assert matches is not None
+        assert not matches(record("a" * 100))
+        assert matches(record("a" * 100 + "b"))
+
+
+def test_a_server_without_the_package_refuses_a_filter_that_needs_it(
+    cluster: RedesignedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    client = WireClient(cluster.nsqds[0].tcp_address)
+    exact = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}
+    assert client.command(identify(extend_support=True, ext_filter=exact, heartbeat_interval=5000)) == b"OK"
+    client.close()
+    for kind in (REGEXP, GLOB):
+        client = WireClient(cluster.nsqds[0].tcp_address)
+        asked = {"type": kind, "filter_ext_key": "k", "filter_data": "v"}
+        answer = client.command(identify(extend_support=True, ext_filter=asked))
+        assert b"pip install 'nsq-fast[filters]'" in answer
+        client.close()
+
+
+def is_let_through(kind: str, pattern: str) -> bool:
+    try:
+        (check_regexp if kind == "regexp" else check_glob)(pattern)
+    except PatternInvalid:
+        return False
+    return True
+
+
+def test_consumers_let_no_pattern_through_that_go_refuses() -> None:
+    # An empty filter is refused elsewhere: it is no pattern.
+    let_through = [
+        (kind, pattern, wanted) for kind, pattern, wanted in ROWS if pattern and is_let_through(kind, pattern)
+    ]
+    assert len(let_through) > 50
+    assert [row for row in let_through if row[2] is None] == []

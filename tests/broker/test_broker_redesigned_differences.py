@@ -1,16 +1,30 @@
-"""What a redesigned nsqd does that is not kind: the same test on the embedded one and on the real one."""
+"""What a real redesigned nsqd does that is not kind, where ours differs on purpose, and what was recorded."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.http import ask
+from gevent import socket
+from support.differential import Stage, open_stage
+from support.http import ask, shape
 from support.redesigned import Consumer, headed, identify, sized
-from support.waiting import promptly
+from support.replay import DATA, Replay, conversations
+from support.transcripts import Place, Transcript, differences, perform
+from support.waiting import WAIT, promptly, until
 from support.wire import WireClient
 
+from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.redesigned.cluster import NodeServer
+from nsq_fast.broker.redesigned.log import Draft
+
+# What a redesigned nsqd does that is not kind: the same test on the embedded one and on the real one.
+
+
 EXT = {"extend_support": True}
+
 TAG = "##client_dispatch_tag"
 
 
@@ -152,3 +166,212 @@ def test_figures_for_people(node: Any) -> None:
     assert "[t              ] depth: 31" in text
     assert "[c                        ] depth: 1" in text
     assert "NO_TOPICS" in ask(node.http_address, "GET", "/stats?topic=none").body.decode()
+
+
+# Sequences in which the embedded cluster answered otherwise than the real one: it answers as that one did.
+#
+# ``redesigned_differences.jsonl`` holds for each of them the steps, and what the real cluster answered. More of them
+# are found by tests/servers/test_redesigned_judge.py, which has random sequences performed on both.
+
+
+CORPUS = [json.loads(line) for line in (DATA / "redesigned_differences.jsonl").open()]
+
+
+@pytest.fixture(scope="module")
+def judged() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(2, 2, readiness=0.0) as judged:
+        yield judged
+
+
+@pytest.fixture(scope="module")
+def stages(judged: RedesignedCluster) -> dict[str, Stage]:
+    """One for each slot that sequences were recorded on."""
+    first, second = (lookupd.http_address for lookupd in judged.lookupds)
+    one, other = (Place(node.tcp_address, node.http_address) for node in judged.nsqds)
+    return {slot: open_stage(slot, (first, second), (one, other)) for slot in {each["slot"] for each in CORPUS}}
+
+
+@pytest.mark.parametrize("recorded", CORPUS, ids=lambda recorded: f"{recorded['kind']} {recorded['seed']}")
+def test_answers_are_those_of_the_real_cluster(stages: dict[str, Stage], recorded: dict[str, Any]) -> None:
+    real = Transcript(recorded["answers"], recorded["pace"])
+    stage, run = stages[recorded["slot"]], recorded["run"]
+    ours = perform(recorded["steps"], stage, run, pace=real.pace, quiet=0.005, patience=WAIT)
+    assert differences(stage, ours, real) == []
+
+
+# Conversations recorded from a real redesigned cluster, had again with the embedded one: ids and offsets included.
+
+
+ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+
+LOOKUPS = [recorded for line in (DATA / "redesigned.jsonl").open() if "http" in (recorded := json.loads(line))]
+
+HELLO = [Draft(b"hello")] * 2
+
+# What the partitions held when a channel of the record was made: so many records, with so many bytes in their bodies.
+EARLIER = {("t1", 0): (8, 32), ("t1", 1): (2, 4), ("ord1", 0): (6, 24), ("ext1", 0): (7, 144)}
+
+LATER = {
+    ("t1", 0): [*HELLO, Draft(b"traced", 77), Draft(b"t1", 78)],
+    ("t1", 1): [Draft(b"q1"), Draft(b"q2")],
+    ("ord1", 0): [Draft(b"r1"), Draft(b"r2"), Draft(b"m0", 1000), Draft(b"m1", 1001)],
+    ("ext1", 0): [
+        Draft(b"EB", 77, b'{"##trace_id":"77","k":"v"}'),
+        Draft(b"plain on ext"),
+        Draft(b"EB", 77, b'{"##trace_id":"77","k":"v"}'),
+        Draft(b"EC", 0, b'{"k":"v"}'),
+        Draft(b"x1", 0, b'{"k":"v"}'),
+    ],
+}
+
+CHANNELS = {"tape1": ("t1", 0), "tape2": ("t1", 1), "tape3": ("ord1", 0), "tape6": ("ext1", 0)}
+
+# Conversations that were had when only some of the later records were there.
+BEFORE = {"pub_trace": 2, "pub_ext_with_trace": 2, "pub_ext_plain": 3}
+
+PLACES = {"ord1": ("ord1", 0), "ext1": ("ext1", 0), "SUB_ADVANCED": ("t1", 1)}
+
+
+@pytest.fixture
+def recorded_cluster() -> Iterator[RedesignedCluster]:
+    """A cluster with the topics of the recorded one."""
+    with RedesignedCluster(lookupds=1) as recorded_cluster:
+        recorded_cluster.create_topic("t1", 3, 1)
+        recorded_cluster.create_topic("ord1", 3, 2, ordered=True)
+        recorded_cluster.create_topic("ext1", 1, 1, ext=True)
+        yield recorded_cluster
+
+
+def fill(recorded_cluster: RedesignedCluster, later: int | None) -> None:
+    """Publish what the recorded cluster held; the channels begin where they did."""
+    for place, (count, size) in EARLIER.items():
+        partition = recorded_cluster.partition(*place)
+        partition.log.append(
+            [Draft(bytes(size // count))] * (count - 1) + [Draft(bytes(size - size // count * (count - 1)))]
+        )
+        for channel in (name for name, at in CHANNELS.items() if at == place):
+            partition.channel(channel)
+        partition.log.append(LATER[place][:later])
+
+
+def server_of(recorded_cluster: RedesignedCluster, conversation: dict[str, Any]) -> Any:
+    """The node that the conversation was had with."""
+    commands = b"".join(bytes.fromhex(*data) for step, *data in conversation["steps"] if step == "send")
+    place = next((place for word, place in PLACES.items() if word.encode() in commands), ("t1", 0))
+    leader = recorded_cluster.leader_of(*place)
+    if conversation["name"] != "sub_ordered_wrong_node":
+        return leader.tcp_address
+    replicas = recorded_cluster.partition(*place).replicas
+    return next(recorded_cluster.node(node) for node in replicas if node != leader.id).tcp_address
+
+
+@pytest.mark.parametrize(
+    "conversation", conversations("redesigned.jsonl"), ids=lambda conversation: conversation["name"]
+)
+def test_conversation(recorded_cluster: RedesignedCluster, conversation: dict[str, Any]) -> None:
+    fill(recorded_cluster, BEFORE.get(conversation["name"]))
+    replay = Replay(server_of(recorded_cluster, conversation), same_ids=True)
+    replay.play(conversation)
+    replay.sock.close()
+
+
+@pytest.mark.parametrize("recorded", LOOKUPS, ids=lambda recorded: recorded["name"])
+def test_lookup(recorded_cluster: RedesignedCluster, recorded: dict[str, Any]) -> None:
+    topic = recorded["name"].removeprefix("lookup_")
+    for name in recorded["http"]["channels"]:
+        recorded_cluster.partition(topic, 0).channel(name)
+    path = f"/lookup?topic={topic}&access=r&metainfo=true"
+    answer = ask(recorded_cluster.lookupds[0].http_address, "GET", path, **ACCEPT).json
+    assert shape(answer) == shape(recorded["http"])
+    for key in ("channels", "meta"):
+        assert answer[key] == recorded["http"][key]
+    assert {node["version"] for node in answer["producers"]} == {recorded["http"]["producers"][0]["version"]}
+
+
+# Where a node of the embedded cluster differs from a real one on purpose: docs/broker.md. Each test runs on both.
+#
+# What takes a cluster is in tests/servers/test_redesigned_on_purpose.py.
+
+
+def is_ours(node: Any) -> bool:
+    return isinstance(node, NodeServer)
+
+
+def publish_one(node: Any, *values: str) -> None:
+    """A message for each value of the header ``k``; the body is the value, too."""
+    client = WireClient(node.tcp_address)
+    for value in values:
+        assert client.command(b"PUB_EXT ext 0\n" + sized(headed({"k": value}, value.encode()))).startswith(b"OK")
+    client.close()
+
+
+def filtered(node: Any, kind: int, pattern: str) -> Consumer:
+    """A consumer with a filter on the header ``k``: kind 2 is a regular expression, 3 a glob."""
+    ext_filter = {"type": kind, "filter_ext_key": "k", "filter_data": pattern}
+    return Consumer(node, "SUB ext ch 0", extend_support=True, ext_filter=ext_filter)
+
+
+def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
+    consumer = filtered(node, 3, "a{")
+    if is_ours(node):
+        publish_one(node, "a")
+        assert consumer.receive().data.endswith(b"a")
+    else:
+        client = WireClient(node.tcp_address)  # whether its OK comes is a matter of luck
+        client.send(b"PUB_EXT ext 0\n" + sized(headed({"k": "a"}, b"a")))
+        assert consumer.reader.read() == b""  # nsqd panics, and the process ends
+        client.close()
+        until(lambda: not accepts(node))
+    consumer.close()
+
+
+def accepts(node: Any) -> bool:
+    try:
+        socket.create_connection(node.tcp_address).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:
+    consumer = Consumer(node, "SUB t c 0")
+    client = WireClient(node.tcp_address)
+    assert client.command(b"PUB t 0\n" + sized(b"1")) == b"OK"
+    consumer.requeue(consumer.receive(), 3_600_000)
+    assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
+    answer = ask(node.http_address, "GET", "/delayqueue/backupto?topic=t&partition=0")
+    if is_ours(node):
+        assert answer.status == 404
+    else:
+        assert answer.status == 200
+        assert len(answer.body) > 4096  # a database
+    consumer.close()
+    client.close()
+
+
+def test_what_runs_itself_on_real_servers_is_missing_here(node: Any) -> None:
+    assert (ask(node.http_address, "GET", "/serverstats").status == 404) is is_ours(node)
+
+
+def test_a_route_of_metrics_is_missing_here(node: Any) -> None:
+    assert ask(node.http_address, "GET", "/metric").status == (404 if is_ours(node) else 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/debug/pprof/cmdline", 404),
+        ("POST", "/loglevel/set?loglevel=2", 404),
+        ("GET", "/config/log_level", 400),
+    ],
+)
+def test_routes_of_a_nodes_runtime_are_missing_here(node: Any, method: str, path: str, status: int) -> None:
+    assert ask(node.http_address, method, path).status == (status if is_ours(node) else 200)
+
+
+def test_why_a_header_is_no_json_is_said_in_other_words_here(node: Any) -> None:
+    client = WireClient(node.tcp_address)
+    reply = client.command(b"PUB_EXT ext 0\n" + sized(headed(b"{", b"x")))
+    client.close()
+    assert reply.startswith(b"E_INVALID_JSON_HEADER fail to parse json header:cannot parse JSON: ")
+    assert reply.endswith(b'unparsed tail: ""') is not is_ours(node)

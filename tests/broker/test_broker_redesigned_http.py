@@ -1,16 +1,26 @@
-"""HTTP of the redesigned dialect: lookups by access, administration, publishing, figures."""
+"""HTTP of the redesigned dialect: lookups, administration, figures, topics' meta data, [TRACE] lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from gevent import sleep
 from support.http import ask
-from support.redesigned import Consumer, publish
+from support.redesigned import Consumer, many, publish, sized, traced
 from support.waiting import until
+from support.wire import WireClient
 
 from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker.go import decode_json_header
+
+# HTTP of the redesigned dialect: lookups by access, administration, publishing, figures.
+
 
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 
@@ -124,9 +134,6 @@ def test_an_upgrade_to_ext(cluster: RedesignedCluster, lookup: Callable[..., Any
     consumer.close()
     Consumer(cluster.leader_of("plain", 0), "SUB plain ch 0", extend_support=True).close()
     assert lookup("/topic/meta/update?topic=no&upgradeext=true", "POST") == (400, {"message": "topic is not created"})
-
-
-# --- nsqd ------------------------------------------------------------------------------------------------------------
 
 
 def test_publishing_over_http(cluster: RedesignedCluster) -> None:
@@ -248,3 +255,299 @@ def test_switches_of_a_channel(cluster: RedesignedCluster) -> None:
 def test_there_are_no_routes_for_topics(cluster: RedesignedCluster) -> None:
     reply = ask(cluster.nsqds[0].http_address, "POST", "/topic/create?topic=t")
     assert (reply.status, reply.json) == (404, {"message": "NOT_FOUND"})
+
+
+# What the faces of the redesigned cluster answer at their edges, as the real servers do.
+
+
+@pytest.fixture
+def known_cluster() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(1, 1, readiness=0.0) as known_cluster:
+        known_cluster.create_topic("t", channels=["c", "d"])
+        yield known_cluster
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        (b'{"k":01}', {"k": 0}),
+        (b'{"k":"\n\xff\\q\\u0041\\ud800"}', {"k": "\n\ufffd\\qA\\ud800"}),
+        (b" [ -inf , {} ] ", [0, {}]),
+        (b'{"a":true,"b":NaN}', {"a": True, "b": 0}),
+    ],
+)
+def test_headers_are_read_as_the_server_reads_them(header: bytes, value: Any) -> None:
+    assert decode_json_header(header) == value
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"{}x", b'{"a" 1}', b"tru", b"-x", b'["a', b"[1 2]", b"[" * 100_000])
+def test_what_is_no_header_is_refused(header: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot parse JSON"):
+        decode_json_header(header)
+
+
+def test_a_tombstone_hides_a_node_from_those_who_publish(known_cluster: RedesignedCluster) -> None:
+    lookupd, node = known_cluster.lookupds[0].http_address, known_cluster.nsqds[0].http_address
+
+    def partitions(access: str) -> list[str]:
+        return list(ask(lookupd, "GET", f"/lookup?topic=t&access={access}").json["data"]["partitions"])
+
+    assert ask(lookupd, "POST", f"/topic/tombstone?topic=t&node={node}").status == 200
+    assert (partitions("w"), partitions("r")) == ([], ["0"])
+    [row] = ask(lookupd, "GET", "/nodes").json["data"]["producers"]
+    assert row["tombstones"] == [True]
+    assert ask(lookupd, "POST", f"/topic/tombstone?topic=t&node={node}&restore=true").status == 200
+    assert partitions("w") == ["0"]
+
+
+@pytest.mark.parametrize("path", ["/pub_ext?topic=r&ext=x", "/pubtrace?topic=r&trace_id=x"])
+def test_who_does_not_lead_says_so_first(path: str) -> None:
+    with RedesignedCluster(2, 1, readiness=0.0) as known_cluster:
+        known_cluster.create_topic("r", 1, 2)
+        other = next(node for node in known_cluster.nsqds if node is not known_cluster.leader_of("r", 0))
+        answer = ask(other.http_address, "POST", f"{path}&partition=0", b"x", Accept="application/vnd.nsq; version=1.0")
+    assert (answer.status, answer.json) == (400, {"message": "E_FAILED_ON_NOT_LEADER"})
+
+
+def test_a_topic_cannot_have_as_many_partitions_as_ids_have(known_cluster: RedesignedCluster) -> None:
+    answer = ask(known_cluster.lookupds[0].http_address, "POST", "/topic/partition/expand?topic=none&partition_num=255")
+    assert (answer.status, answer.json) == (500, {"message": "max partition allowed exceed"})
+
+
+# What a topic is created with, and what that means: retention, and how often messages go to the disk.
+
+
+DAY = 24 * 3600 * 1_000_000_000
+
+
+@pytest.fixture
+def durable_cluster() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(2, 2, readiness=0.0) as durable_cluster:
+        durable_cluster.create_topic("a", 1, 1, channels=["ch"])
+        yield durable_cluster
+
+
+def post(lookupd: Any, path: str) -> tuple[int, str]:
+    answer = ask(lookupd.http_address, "POST", path)
+    return answer.status, answer.json["message"] if answer.body else ""
+
+
+def test_what_is_set_is_kept(durable_cluster: RedesignedCluster) -> None:
+    lookupd = durable_cluster.lookupds[0]
+    assert post(lookupd, "/topic/create?topic=t&partition_num=1&replicator=1&syncdisk=5000&retention=3")[0] == 200
+    meta = durable_cluster.partition("t", 0).meta
+    assert (meta.sync_every, meta.retention_days) == (4000, 3)
+    assert post(lookupd, "/topic/meta/update?topic=t&syncdisk=10")[0] == 200
+    assert (meta.sync_every, meta.retention_days) == (10, 3)
+    assert post(lookupd, "/topic/meta/update?topic=t&syncdisk=-1&retention=9")[0] == 200
+    assert (meta.sync_every, meta.retention_days) == (10, 9)
+
+
+def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cluster: RedesignedCluster) -> None:
+    partition = durable_cluster.partition("a", 0)
+    publish(durable_cluster, "a", b"1", b"2", b"3")
+    assert post(durable_cluster.lookupds[0], "/topic/meta/update?topic=a&retention=2")[0] == 200
+    later = time.time_ns() + 2 * DAY
+    partition.clean(later)
+    assert partition.log.first == 0  # nobody is done with them
+    consumer = Consumer(durable_cluster.leader_of("a", 0), "SUB a ch 0", rdy=1)
+    for _ in range(2):
+        consumer.finish(consumer.receive())
+    until(lambda: partition.channel("ch").depth == 1)
+    partition.clean(later - DAY)
+    assert partition.log.first == 0  # too young
+    partition.clean(later)
+    assert partition.log.first == 2
+    consumer.finish(consumer.receive())
+    consumer.close()
+
+
+def test_without_a_channel_nothing_goes(durable_cluster: RedesignedCluster) -> None:
+    durable_cluster.create_topic("bare")
+    publish(durable_cluster, "bare", b"1")
+    durable_cluster.partition("bare", 0).clean(time.time_ns() + 100 * DAY)
+    assert durable_cluster.partition("bare", 0).log.first == 0
+
+
+# [TRACE] lines: the embedded nsqd and the real one write the same of traced messages, but for times and ports.
+
+
+LINE = re.compile(r"\[TRACE\] .*")
+
+NUMBERS = re.compile(r"(time:? |ts: |cost: |pri:)-?[1-9][0-9]*")
+
+ADDRESS = re.compile(r"127\.0\.0\.1:[0-9]+")
+
+CLIENT = re.compile(r"(CLIENT|from client )\([1-9][0-9]*\)")
+
+# The ids of a real nsqd without a cluster begin at another number.
+MESSAGE = re.compile(r"message ([0-9]+)")
+
+
+class Traced(NamedTuple):
+    """An nsqd with the topic ``t``, the channel ``c``, and the lines that it has logged."""
+
+    node: Any
+    lines: Callable[[], list[str]]
+
+    def switch(self, what: str, **arguments: str) -> None:
+        query = "&".join(f"{name}={value}" for name, value in arguments.items())
+        answer = ask(self.node.http_address, "POST", f"/message/trace/{what}?{query}")
+        assert (answer.status, answer.body) == (200, b"")
+
+    def command(self, command: bytes) -> None:
+        client = WireClient(self.node.tcp_address)
+        assert client.command(command).startswith(b"OK")
+        client.close()
+
+    def deliveries(self) -> list[str]:
+        """The lines about deliveries of the channel ``c``, as far as they are not the same in each."""
+        start = "[TRACE] topic t channel c trace id "
+        found = [line.removeprefix(start) for line in masked(self.lines()) if line.startswith(start)]
+        return [re.sub(r"at time: N cost: (N|0), ", "", line.replace(" consume state ", " ")) for line in found]
+
+
+@pytest.fixture(params=["embedded", "real"])
+def traced_node(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> Iterator[Traced]:
+    if request.param == "real":
+        server = request.getfixturevalue("standalone_nsqd")
+        server.create_topic("t")
+        yield Traced(server, lambda: LINE.findall((tmp_path / "nsqd.INFO").read_text()))
+    else:
+        with caplog.at_level(logging.INFO, "nsq_fast.broker.redesigned.channel"), RedesignedCluster(1, 1) as cluster:
+            cluster.create_topic("t", channels=["c"])
+            yield Traced(cluster.nsqds[0], lambda: [line for line in caplog.messages if LINE.match(line)])
+
+
+def masked(lines: list[str]) -> list[str]:
+    """Lines without what is different each time."""
+    ids = [int(found[1]) for line in lines if (found := MESSAGE.search(line))]
+    lines = [MESSAGE.sub(lambda found: f"message {int(found[1]) - min(ids)}", line) for line in lines]
+    return [CLIENT.sub(r"\1(ID)", ADDRESS.sub("CLIENT", NUMBERS.sub(r"\1N", line))) for line in lines]
+
+
+def put(offset: int, message: int, count: int, trace_id: int = 0) -> str:
+    return (
+        f"[TRACE] topic t-0 trace id {trace_id}: message {message}( 0) put PUB at offset: {offset},"
+        f" current count: {count} at time N, delayed: 0"
+    )
+
+
+def success(offset: int, message: int, trace_id: int = 0) -> str:
+    return (
+        f"[TRACE] topic t-0 trace id {trace_id}: message {message} put success from client CLIENT"
+        f" at offset: {offset}, at time N"
+    )
+
+
+def test_what_is_published_with_a_trace_id_is_traced(traced_node: Traced) -> None:
+    traced_node.command(b"PUB t 0\n" + sized(b"not traced"))
+    traced_node.command(b"PUB_TRACE t 0\n" + sized(traced(77, b"x")))
+    traced_node.command(b"MPUB_TRACE t 0\n" + many(traced(8, b"x"), traced(9, b"y")))
+    expected = [put(40, 0, 2, 77), success(40, 0, 77), put(71, 1, 3, 8), put(102, 2, 4, 9)]
+    until(lambda: len(traced_node.lines()) >= 4)
+    lines = [line for line in traced_node.lines() if " put " in line]
+    assert masked(lines) == expected
+
+
+def test_a_topic_is_traced_while_that_is_on(traced_node: Traced) -> None:
+    traced_node.switch("enable", topic="t")
+    traced_node.command(b"PUB t 0\n" + sized(b"x"))
+    traced_node.command(b"MPUB t 0\n" + many(b"x", b"y"))
+    assert ask(traced_node.node.http_address, "POST", "/pub?topic=t&partition=0", b"x").status == 200
+    traced_node.switch("disable", topic="t")
+    traced_node.command(b"PUB t 0\n" + sized(b"x"))
+    expected = [put(0, 0, 1), success(0, 0), put(31, 1, 2), put(62, 2, 3), put(93, 3, 4), success(93, 3)]
+    until(lambda: masked(traced_node.lines()) == expected)
+
+
+def test_deliveries_of_a_message_with_a_trace_id_are_traced(traced_node: Traced) -> None:
+    traced_node.command(b"PUB_TRACE t 0\n" + sized(traced(77, b"x")))
+    consumer = Consumer(traced_node.node, "SUB t c 0", msg_timeout=60_000)
+    consumer.requeue(consumer.receive())
+    consumer.requeue(consumer.receive(), 10)
+    consumer.finish(consumer.receive())
+    message = "77: message 0 (ts: N, offset: 0, pri:"
+    expected = [
+        f"{message}0) READ_QUEUE from client 0(0) attempt: 0",
+        f"{message}N) START from client CLIENT(ID) attempt: 1",
+        f"{message}N) REQ from client CLIENT(0) attempt: 1",
+        f"{message}N) READ_REQ from client 0(0) attempt: 1",
+        f"{message}N) START from client CLIENT(ID) attempt: 2",
+        f"{message}N) REQ_DEFER from client CLIENT(ID) attempt: 2",
+        f"{message}N) REQ from client 0(0) attempt: 2",
+        f"{message}N) DELAY_TIMEOUT from client (0) attempt: 2",
+        f"{message}N) READ_REQ from client 0(0) attempt: 2",
+        f"{message}N) START from client CLIENT(ID) attempt: 3",
+        f"{message}N) FIN from client CLIENT(ID) attempt: 3",
+    ]
+    until(lambda: len(traced_node.deliveries()) >= len(expected))
+    assert traced_node.deliveries() == expected
+    consumer.close()
+
+
+def test_a_channel_is_traced_while_that_is_on(traced_node: Traced) -> None:
+    consumer = Consumer(traced_node.node, "SUB t c 0", rdy=0)
+    traced_node.switch("enable", topic="t", channel="c")
+    traced_node.switch("enable", topic="t", channel="none")
+    traced_node.switch("enable", topic="none")
+    traced_node.switch("enable")
+    traced_node.command(b"PUB t 0\n" + sized(b"x"))
+    consumer.send(b"RDY 1\n")
+    frame = consumer.receive()
+    path = f"/message/finish?topic=t&partition=0&channel=c&msgid={int.from_bytes(frame.id[:8], 'big')}"
+    assert ask(traced_node.node.http_address, "POST", path).status == 200
+    message = "0: message 0 (ts: N, offset: 0, pri:"
+    expected = [
+        f"{message}0) READ_QUEUE from client 0(0) attempt: 0",
+        f"{message}N) START from client CLIENT(ID) attempt: 1",
+        f"{message}N) FIN_INTERNAL from client (ID) attempt: 1",
+    ]
+    until(lambda: traced_node.deliveries() == expected)
+    traced_node.switch("disable", topic="t", channel="c")
+    traced_node.command(b"PUB t 0\n" + sized(b"not traced"))
+    consumer.finish(consumer.receive())
+    consumer.close()
+    assert len(traced_node.lines()) == len(expected)
+
+
+def test_a_timeout_is_logged_of_any_message(traced_node: Traced) -> None:
+    traced_node.command(b"PUB t 0\n" + sized(b"x"))
+    consumer = Consumer(traced_node.node, "SUB t c 0", msg_timeout=1000)
+    consumer.receive()
+    consumer.finish(consumer.receive())
+    message = "0: message 0 (ts: N, offset: 0, pri:N) TIMEOUT from client CLIENT(0) attempt: 1"
+    until(lambda: traced_node.deliveries() == [message])
+    consumer.close()
+
+
+def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
+    traced_node.switch("enable", topic="t", channel="c", slow="true")
+    consumer = Consumer(traced_node.node, "SUB t c 0")
+    traced_node.command(b"PUB t 0\n" + sized(b"fast"))
+    consumer.finish(consumer.receive())
+    traced_node.command(b"PUB t 0\n" + sized(b"slow"))
+    frame = consumer.receive()
+    sleep(1.05)  # sleep: a FIN is slow after a second
+    consumer.finish(frame)
+    slow = "0: message 0 (ts: N, offset: 34, pri:N) SLOW_ACK from client CLIENT(ID) attempt: 1"
+    until(lambda: traced_node.deliveries() == [slow])
+    consumer.close()
+
+
+def test_what_a_node_traces_ends_with_it_and_is_not_known_to_others() -> None:
+    with RedesignedCluster(2, 1, kind=True, move_step=0.0) as cluster:
+        cluster.create_topic("t", 1, 2, channels=["c"])
+        partition, leader = cluster.partition("t", 0), cluster.leader_of("t", 0)
+        assert ask(leader.http_address, "POST", "/message/trace/enable?topic=t").status == 200
+        assert ask(leader.http_address, "POST", "/message/trace/enable?topic=t&channel=c").status == 200
+        assert (partition.trace.is_on, "c" in partition.trace.channels) == (True, True)
+        cluster.move_leader("t", 0)
+        assert (partition.trace.is_on, "c" in partition.trace.channels) == (False, False)
+        cluster.move_leader("t", 0)
+        assert (partition.trace.is_on, "c" in partition.trace.channels) == (True, True)
+        cluster.restart_node(leader)
+        until(lambda: len(partition.in_sync) == 2)
+        if cluster.leader_of("t", 0) is not leader:
+            cluster.move_leader("t", 0, leader)
+        assert (partition.trace.is_on, "c" in partition.trace.channels) == (False, False)

@@ -1,25 +1,36 @@
-"""Servers end when they are told to, whatever half of a request a client has sent."""
+"""Servers end when they are told to, or are killed, or a disk fails for a moment: nothing is lost."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
+import random
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gevent import Timeout, socket
+from gevent import Timeout, socket, spawn
 from gevent.subprocess import Popen
 from support.http import ask, exchange, parse
+from support.redesigned import Consumer, sized
 from support.waiting import PROCESS, WAIT, promptly, until
+from support.wire import WireClient
 
-from nsq_fast.broker import Broker, RedesignedCluster
+from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
+
+# Servers end when they are told to, whatever half of a request a client has sent.
+
 
 HEAD = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n"
+
 HALVES = {
     "the request line": ("http", b"POST /pub?topic=t HT"),
     "the headers": ("http", b"POST /pub?topic=t HTTP/1.1\r\nHost:"),
@@ -138,3 +149,233 @@ def test_a_request_that_would_be_upgraded_is_answered_as_it_is(make: Callable[..
             head = f"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n{upgrade}\r\nContent-Length: 2\r\n\r\n"
             after = b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             assert b'"message_count":1' in exchange(group.nsqd.http_address, head.encode() + b"ab" + after)
+
+
+# SIGKILL at random moments of publishing: nothing that was answered OK is lost.
+
+
+KILLS = 4
+
+
+def publish(address: Any, turn: int, dice: random.Random, confirmed: set[bytes]) -> None:
+    """Publish until the connection ends."""
+    with contextlib.suppress(OSError, struct.error):
+        client = WireClient(address)
+        for number in range(1_000_000):
+            bodies = [b"%d-%d-%d" % (turn, number, each) for each in range(dice.choice((1, 1, 20)))]
+            inner = struct.pack(">I", len(bodies)) + b"".join(map(sized, bodies))
+            if client.command(b"MPUB t\n" + sized(inner)) == b"OK":
+                confirmed.update(bodies)
+
+
+def consume(address: Any, found: set[bytes]) -> None:
+    with contextlib.suppress(OSError, struct.error):
+        client = WireClient(address)
+        client.subscribe("t", "c", 100)
+        while True:
+            found.add(client.message().body)
+
+
+def test_kills_at_random_moments_lose_nothing_that_was_answered_ok(tmp_path: Path) -> None:
+    dice, confirmed, found = random.Random(7), set[bytes](), set[bytes]()
+    broker = BrokerProcess(nsqds=1, lookupd=False, data_path=tmp_path, mem_queue_size=50, sync_timeout=0.1)
+    for turn in range(KILLS):
+        broker.start()
+        for path in ("/topic/create?topic=t", "/channel/create?topic=t&channel=c"):
+            assert ask(broker.nsqd.http, "POST", path).status == 200
+        least = len(confirmed) + dice.randrange(300, 2000)
+        greenlets = [spawn(publish, broker.nsqd.tcp, turn, dice, confirmed), spawn(consume, broker.nsqd.tcp, found)]
+        until(lambda least=least: len(confirmed) >= least)  # type: ignore[misc]
+        broker.kill()
+        for greenlet in greenlets:
+            greenlet.join()
+    broker.start()
+    reader = spawn(consume, broker.nsqd.tcp, found)
+    until(lambda: found >= confirmed)
+    reader.kill()
+    broker.stop()
+
+
+# A read that fails for a moment is no damage: nothing is lost, and nothing is thought to be lost.
+
+
+COUNT = 60
+
+
+class Failing:
+    """Lets reads of files in a folder fail, by ``os.pread`` and by ``Path.read_bytes``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.left = 0
+        self.failed = 0
+        self.number = errno.EIO
+        pread, read_bytes, opened = os.pread, Path.read_bytes, os.open
+
+        def may_fail(path: str) -> None:
+            if self.left and path.startswith(str(folder)):
+                self.left -= 1
+                self.failed += 1
+                raise OSError(self.number, os.strerror(self.number), path)
+
+        def failing_pread(fd: int, *arguments: Any) -> bytes:
+            may_fail(os.readlink(f"/proc/self/fd/{fd}"))
+            return pread(fd, *arguments)
+
+        def failing_read_bytes(path: Path) -> bytes:
+            if path.exists():
+                may_fail(str(path))
+            return read_bytes(path)
+
+        def failing_open(path: Any, *arguments: Any, **keywords: Any) -> int:
+            if os.path.isfile(path):
+                may_fail(str(path))
+            return opened(path, *arguments, **keywords)
+
+        monkeypatch.setattr(os, "pread", failing_pread)
+        monkeypatch.setattr(Path, "read_bytes", failing_read_bytes)
+        monkeypatch.setattr(os, "open", failing_open)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Failing:
+    return Failing(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    running: list[NsqdServer] = []
+
+    def start() -> NsqdServer:
+        running.append(NsqdServer(NsqdOptions(data_path=str(tmp_path), mem_queue_size=0, max_bytes_per_file=4096)))
+        running[-1].start()
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.kill()
+
+
+def publish_some(address: Any, topic: bytes = b"t") -> list[bytes]:
+    client = WireClient(address)
+    bodies = [b"%040d" % number for number in range(COUNT)]
+    for body in bodies:
+        assert client.command(b"PUB " + topic + b"\n" + sized(body))[:2] == b"OK"
+    client.close()
+    return bodies
+
+
+def consume_all(server: Any, count: int = COUNT, subscription: str = "SUB t c") -> list[bytes]:
+    consumer = Consumer(server, subscription)
+    bodies = []
+    for _ in range(count):
+        frame = consumer.receive()
+        consumer.finish(frame)
+        bodies.append(frame.data[26:])
+    assert consumer.is_quiet(0.05)
+    consumer.close()
+    return bodies
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_messages_come_when_they_can_be_read_again(
+    start: Callable[[], NsqdServer], failing: Failing, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start()
+    server.nsqd.get_topic("t").get_channel("c")
+    bodies = publish_some(server.tcp_address)
+    failing.number = number
+    failing.left = 5
+    assert consume_all(server) == bodies
+    assert failing.failed == 5
+    events = [record.event for record in caplog.records if record.levelno >= logging.WARNING]
+    assert events == ["broker_read_failed", "broker_read_recovered"]
+
+
+def test_what_cannot_be_read_keeps_no_core_busy_and_nothing_else_waiting(
+    start: Callable[[], NsqdServer], failing: Failing
+) -> None:
+    server = start()
+    server.nsqd.get_topic("t").get_channel("c")
+    bodies = publish_some(server.tcp_address)
+    failing.left = 10**9
+    consumer = Consumer(server, "SUB t c")
+    assert consumer.is_quiet(0.5)
+    assert 0 < failing.failed < 100
+    failing.left = 0
+    assert consumer.receive().data[26:] == bodies[0]
+    consumer.close()
+
+
+def test_a_pause_that_ends_while_nothing_can_be_read_loses_nothing(
+    start: Callable[[], NsqdServer], failing: Failing
+) -> None:
+    server = start()
+    topic = server.nsqd.get_topic("t")
+    topic.get_channel("c")
+    topic.set_paused(True)
+    bodies = publish_some(server.tcp_address)
+    failing.left = 2
+    topic.set_paused(False)
+    assert sorted(consume_all(server)) == bodies
+
+
+def test_an_ephemeral_channel_that_cannot_be_given_messages_keeps_them_from_no_other(
+    start: Callable[[], NsqdServer], failing: Failing
+) -> None:
+    server = start()
+    topic = server.nsqd.get_topic("t")
+    for name in ("a#ephemeral", "c", "z#ephemeral"):
+        topic.get_channel(name)
+    topic.set_paused(True)
+    bodies = publish_some(server.tcp_address)
+    failing.left = 10**9
+    topic.set_paused(False)
+    failing.left = 0
+    assert sorted(consume_all(server)) == bodies
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("reads", [1, 3, 9])
+def test_a_start_tries_again(start: Callable[[], NsqdServer], failing: Failing, number: int, reads: int) -> None:
+    server = start()
+    server.nsqd.get_topic("t").get_channel("c")
+    server.nsqd.get_topic("paused").set_paused(True)
+    bodies = publish_some(server.tcp_address)
+    server.stop()
+    failing.number = number
+    failing.left = reads
+    again = start()
+    assert failing.failed == reads
+    assert consume_all(again) == bodies
+    assert again.nsqd.topics["paused"].is_paused
+
+
+def test_a_start_that_cannot_read_says_so_and_changes_nothing(
+    start: Callable[[], NsqdServer], failing: Failing, tmp_path: Path
+) -> None:
+    server = start()
+    server.nsqd.get_topic("t").get_channel("c")
+    bodies = publish_some(server.tcp_address)
+    server.stop()
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
+    failing.left = 10**9
+    with pytest.raises(OSError, match="cannot be read, and is left as it is"):
+        start()
+    failing.left = 0
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert consume_all(start()) == bodies
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("reads", [1, 4, 7])
+def test_a_cluster_that_starts_tries_again(tmp_path: Path, failing: Failing, number: int, reads: int) -> None:
+    with RedesignedCluster(1, 1, data_path=tmp_path, kind=True) as cluster:
+        cluster.create_topic("t", channels=["c"])
+        bodies = publish_some(cluster.nsqds[0].tcp_address, b"t 0")
+    failing.number = number
+    failing.left = reads
+    with RedesignedCluster(1, 1, data_path=tmp_path, kind=True) as cluster:
+        assert failing.failed == reads
+        until(lambda: cluster.partition("t", 0).is_writable)
+        assert consume_all(cluster.nsqds[0], subscription="SUB t c 0") == bodies
+    assert not list(tmp_path.rglob("*.bad"))

@@ -1,0 +1,909 @@
+"""What a data path keeps: over a stop, a SIGKILL, damage, a new version, and while messages wait for long."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gevent import Timeout
+from support.http import ask
+from support.redesigned import Consumer, sized
+from support.waiting import until
+from support.wire import WireClient
+
+from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker.journal import OPEN_FILES, Journal, Position, replace_file
+from nsq_fast.broker.message import DataPathError, SnowflakeIds, encode_frames
+from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.store import Store
+from nsq_fast.broker.topic import Topic
+
+# What survives with a data path: a stop, a SIGKILL, and files that were not written whole.
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NsqdServer]:
+    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=60.0, mem_queue_size=20, preserve_order=True))
+    server.start()
+    yield server
+    server.kill()
+
+
+def publish(server: NsqdServer, topic: str, first: int, count: int) -> None:
+    server.nsqd.get_topic(topic).put_many([b"%d" % n for n in range(first, first + count)])
+
+
+def subscribe(server: Any, channel: str = "c", rdy: int = 10) -> WireClient:
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", channel, rdy)
+    return client
+
+
+def consume(client: WireClient, count: int) -> list[int]:
+    return [int(client.message().body) for _ in range(count)]
+
+
+def stop(server: NsqdServer) -> None:
+    server.stop()
+    server.start()
+
+
+def kill(server: NsqdServer) -> None:
+    server.kill()
+    server.start()
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_topics_channels_and_pauses_come_back(server: NsqdServer, again: Any) -> None:
+    topic = server.nsqd.get_topic("t")
+    topic.get_channel("c").set_paused(True)
+    topic.get_channel("e#ephemeral")
+    topic.set_paused(True)
+    server.nsqd.get_topic("..")
+    server.nsqd.get_topic("gone")
+    server.nsqd.get_topic("e#ephemeral").put(b"x")
+    server.nsqd.delete_topic("gone")
+    again(server)
+    assert set(server.nsqd.topics) == {"t", ".."}
+    topic = server.nsqd.topics["t"]
+    assert topic.is_paused
+    assert {name: channel.is_paused for name, channel in topic.channels.items()} == {"c": True}
+    assert server.nsqd.get_topic("e#ephemeral").depth == 0
+
+
+def test_metadata_is_what_the_original_writes(server: NsqdServer, tmp_path: Path) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    metadata = json.loads((tmp_path / "nsqd.dat").read_text())
+    assert metadata["topics"] == [{"name": "t", "paused": False, "channels": [{"name": "c", "paused": False}]}]
+
+
+def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None:
+    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.05, max_bytes_per_file=4096))
+    with server:
+        publish(server, "t", 0, 500)
+        client = subscribe(server, rdy=10)
+        done = len(consume(client, 400))
+        client.send(b"RDY 0\n")
+        until(lambda: server.nsqd.topics["t"].channels["c"].clients and next(iter(server.nsqd.clients)).rdy == 0)
+        done += len(consume(client, server.nsqd.topics["t"].channels["c"].in_flight_count))
+        path = server.nsqd.topics["t"].log.folder / "checkpoint"
+        until(lambda: json.loads(path.read_text().splitlines()[0])["channels"]["c"][1:] == [[[done, 500]], []])
+        kill(server)
+        assert consume(subscribe(server), 500 - done) == list(range(done, 500))
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_emptied_and_deleted_stays_so(server: NsqdServer, again: Any) -> None:
+    topic = server.nsqd.get_topic("t")
+    channel = topic.get_channel("c")
+    topic.get_channel("d")
+    publish(server, "t", 0, 50)
+    channel.empty()
+    topic.delete_channel("d")
+    publish(server, "t", 50, 1)
+    server.nsqd.get_topic("other").put(b"x")
+    server.nsqd.delete_topic("other")
+    again(server)
+    assert set(server.nsqd.topics) == {"t"}
+    assert set(server.nsqd.topics["t"].channels) == {"c"}
+    assert consume(subscribe(server), 1) == [50]
+    assert server.nsqd.get_topic("other").depth == 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 40, b'{"end": "x"}'])
+def test_without_a_checkpoint_everything_comes_again(server: NsqdServer, damage: bytes) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    publish(server, "t", 0, 50)
+    path = server.nsqd.topics["t"].log.folder / "checkpoint"
+    server.kill()
+    path.write_bytes(damage)
+    server.start()
+    assert consume(subscribe(server), 50) == list(range(50))
+
+
+def test_data_path_is_for_one_nsqd(server: NsqdServer, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match="in use"):
+        Nsqd(NsqdOptions(data_path=str(tmp_path))).start()
+    with pytest.raises(DataPathError, match="not a folder"):
+        Nsqd(NsqdOptions(data_path=str(tmp_path / "missing"))).start()
+
+
+def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
+    server: NsqdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = WireClient(server.tcp_address)
+    client.publish("t", b"1")
+
+    def fail(*arguments: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nsq_fast.broker.journal.os.pwrite", fail)
+        answer = client.command(b"PUB t\n\0\0\0\x012")
+        over_http = [ask(server.http_address, "POST", f"/{route}?topic=t", b"2") for route in ("pub", "mpub")]
+    assert answer == b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
+    assert [(reply.status, reply.json) for reply in over_http] == [(503, {"message": "EXITING"})] * 2
+    assert server.nsqd.error is not None
+    WireClient(server.tcp_address).publish("t", b"3")
+    assert consume(subscribe(server), 2) == [1, 3]
+
+
+@pytest.mark.parametrize(("sync_every", "expected"), [(1, 5), (3, 1), (2500, 0)])
+def test_messages_are_synced_before_ok_whenever_sync_every_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync_every: int, expected: int
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_every=sync_every, sync_timeout=60.0)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t")
+        synced: list[int] = []
+        monkeypatch.setattr("nsq_fast.broker.nsqd.os.fsync", synced.append)
+        client = WireClient(server.tcp_address)
+        for n in range(5):
+            client.publish("t", b"%d" % n)
+        assert len(synced) == expected
+
+
+def open_files(folder: Path) -> int:
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sum(link.startswith(str(folder)) and link.endswith(".log") for link in links)
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_there_may_be_more_topics_than_files_may_be_open(
+    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Any
+) -> None:
+    monkeypatch.setattr(OPEN_FILES, "most", 3)
+    names = [f"t{number}" for number in range(10)]
+    for _ in range(2):
+        for name in names:
+            server.nsqd.get_topic(name).get_channel("c")
+            publish(server, name, 0, 30)  # more than memory has room for
+        assert open_files(tmp_path) <= 3
+        again(server)
+    for name in names:
+        assert server.nsqd.get_topic(name).get_channel("c").depth == 60
+        client = WireClient(server.tcp_address)
+        client.subscribe(name, "c", 60)
+        assert sorted(consume(client, 60)) == sorted([*range(30)] * 2)
+        client.close()
+    assert open_files(tmp_path) <= 3
+
+
+def test_a_topic_without_a_data_path_takes_no_file_for_a_few_messages() -> None:
+    def nameless() -> int:
+        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return sum(link.endswith("(deleted)") for link in links)
+
+    server = NsqdServer(NsqdOptions(mem_queue_size=20, preserve_order=True))
+    server.start()
+    before = nameless()
+    for number in range(10):
+        server.nsqd.get_topic(f"few{number}").put_many([b"x"] * 30)
+    assert nameless() == before
+    topic = server.nsqd.get_topic("t")
+    for number in range(300):
+        topic.put_many([b"%d" % number, b"x" * 200])
+    assert nameless() == before + 1
+    client = subscribe(server, rdy=2500)
+    bodies = [client.message().body for _ in range(600)]
+    assert bodies[::2] == [b"%d" % number for number in range(300)]
+    assert set(bodies[1::2]) == {b"x" * 200}
+    client.close()
+    server.kill()
+
+
+def test_topics_that_are_made_in_great_numbers_come_back_before_they_are_named_in_nsqd_dat(
+    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.broker.nsqd._MANY_TOPICS", 3)
+    monkeypatch.setattr("nsq_fast.broker.nsqd._SAVE_SHARE", 1e-9)
+    for number in range(20):
+        server.nsqd.get_topic(f"t{number}").get_channel("c")
+        publish(server, f"t{number}", 0, 1)
+    assert b'"t19"' not in (tmp_path / "nsqd.dat").read_bytes()  # it is not written for each
+    server.nsqd.get_topic("t5").get_channel("c").set_paused(True)
+    assert b'"t19"' in (tmp_path / "nsqd.dat").read_bytes()
+    server.nsqd.get_topic("t20").get_channel("c")
+    publish(server, "t20", 0, 1)
+    kill(server)
+    depths = {name: topic.channels["c"].depth for name, topic in server.nsqd.topics.items()}
+    assert depths == {f"t{number}": 1 for number in range(21)}
+    assert server.nsqd.get_topic("t5").get_channel("c").is_paused
+
+
+def test_a_log_that_cannot_be_synced_at_the_end_keeps_no_other_from_it(
+    server: NsqdServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"t{number}" for number in range(300)]
+    for name in names:
+        server.nsqd.get_topic(name).get_channel("c")
+        publish(server, name, 0, 1)
+    fsync, synced = os.fsync, []
+
+    def fails_once(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if "t7/" in path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced.append(path)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    server.stop()
+    monkeypatch.undo()
+    assert sum(path.endswith(".log") for path in synced) == len(names) - 1
+    assert caplog.text.count("failed to write to") == 1
+    server.start()
+    assert {server.nsqd.get_topic(name).get_channel("c").depth for name in names} == {1}
+
+
+class Watched(Store):
+    """Calls ``on_save`` with the name of each topic whose checkpoint is to be saved."""
+
+    on_save: Callable[[str], object] = staticmethod(lambda name: None)
+
+    def save_checkpoint(self, topic: Topic) -> None:
+        Watched.on_save(topic.name)
+        super().save_checkpoint(topic)
+
+
+@pytest.fixture
+def often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nsqd]:
+    """An nsqd that writes checkpoints again and again, and gives way after each topic."""
+    monkeypatch.setattr("nsq_fast.broker.nsqd.Store", Watched)
+    monkeypatch.setattr("nsq_fast.broker.nsqd._TURN", 0.0)
+    nsqd = Nsqd(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.01))
+    nsqd.start()
+    yield nsqd
+    nsqd.kill()
+
+
+def test_a_topic_that_is_deleted_while_checkpoints_are_written_does_not_come_back(
+    often: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        often.get_topic(name)
+    saved: list[str] = []
+
+    def on_save(name: str) -> None:
+        saved.append(name)
+        if name == "a" and "b" in often.topics:
+            often.delete_topic("b")
+
+    for topic in often.topics.values():
+        topic.put(b"x")
+    monkeypatch.setattr(Watched, "on_save", on_save)
+    until(lambda: {"a", "c"} <= set(saved))
+    often.close()
+    again = Nsqd(NsqdOptions(data_path=str(tmp_path)))
+    again.start()
+    assert set(again.topics) == {"a", "c"}
+    again.kill()
+
+
+# Damaged files in a data path: a file is read up to the damage, the rest is said once and kept.
+
+
+HEAD = 36
+
+RECORD = 24 + 4 + 35
+
+"""Bytes of a message of one byte that was published alone, with what a batch begins with."""
+
+
+def write_log(folder: Path, count: int, file_size: int = 1 << 20) -> list[Path]:
+    """A log of messages that are their numbers, each published alone; its files."""
+    log, ids = Journal(folder, file_size), SnowflakeIds(1)
+    for n in range(count):
+        log.append(encode_frames(ids.take(1), [b"%020d" % n], 1))
+    log.close()
+    return sorted(folder.glob("*.log"))
+
+
+def read_all(log: Journal) -> list[int]:
+    numbers: list[int] = []
+    position = Position(0, 0)
+    while position.sequence < log.end.sequence:
+        messages, position = log.read(position, 3)
+        assert all(message.sequence == int(message.body) for message in messages)
+        numbers += [message.sequence for message in messages]
+    return numbers
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
+def test_any_byte_that_has_changed_ends_what_can_be_read(tmp_path: Path, flip: int) -> None:
+    [path] = write_log(tmp_path / "log", 4)
+    whole = path.read_bytes()
+    size = (len(whole) - HEAD) // 4
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= flip
+        path.write_bytes(data)
+        log = Journal(path.parent, 1 << 20)
+        expected = list(range((at - HEAD) // size)) if at >= HEAD else []
+        assert read_all(log) == expected
+        log.start_at(4)  # as a checkpoint says
+        log.append(encode_frames(SnowflakeIds(1).take(1), [b"%020d" % 4], 1))
+        assert read_all(log) == [*expected, 4]
+        assert log.count(0, 5) == len(expected) + 1
+        log.close()
+        rest = HEAD + len(expected) * size if at >= HEAD else 0
+        assert path.with_name(path.name + ".bad").read_bytes() == data[rest:]
+        log = Journal(path.parent, 1 << 20)
+        assert read_all(log) == [*expected, 4]
+        log.close()
+
+
+def test_damage_in_some_files_keeps_the_numbers_of_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = write_log(tmp_path / "log", 400, 4096)
+    firsts = [int(path.stem) for path in paths]
+    size = (paths[0].stat().st_size - HEAD) // firsts[1]
+    damage(paths[0], HEAD, b"\x7f\xff\xff\xff")
+    damage(paths[1], HEAD + size * 10, b"\xff" * size * 3)
+    paths[3].unlink()
+    os.truncate(paths[5], HEAD + size * 2 + 5)
+    lost = {
+        *range(firsts[1]), *range(firsts[1] + 10, firsts[2]), *range(firsts[3], firsts[4]),
+        *range(firsts[5] + 2, firsts[6]),
+    }  # fmt: skip
+    log = Journal(tmp_path / "log", 4096)
+    assert log.end.sequence == 400
+    numbers = read_all(log)
+    assert numbers == sorted(set(range(400)) - lost)
+    assert log.count(0, log.end.sequence) == len(numbers)
+    for n in lost:
+        behind = log.read(log.seek(n), 1)[0]
+        assert [message.sequence for message in behind] == [number for number in numbers if number > n][:1]
+    assert {path.name for path in (tmp_path / "log").glob("*.bad")} == {f"{paths[n].name}.bad" for n in (0, 1, 5)}
+    assert len([error for error in count_errors(caplog) if "is damaged" in error]) == 3
+
+
+def damage(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def count_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+class Client:
+    """A client of a channel without a connection."""
+
+    id = 1
+
+    def __init__(self) -> None:
+        from nsq_fast.broker.queue import InFlight
+
+        self.in_flight = InFlight(self, 60.0)
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def drain(nsqd: Nsqd, topic: str, channel: str) -> list[bytes]:
+    """Consume and finish everything."""
+    consumer = Client()
+    queue = nsqd.topics[topic].channels[channel]
+    queue.add_client(consumer)  # type: ignore[arg-type]
+    bodies = []
+    while frames := queue.deliver(consumer, 100):  # type: ignore[arg-type]
+        for frame in frames:
+            bodies.append(frame[34:])
+            queue.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
+    assert (queue.depth, queue.in_flight_count) == (0, 0)
+    return bodies
+
+
+UNFINISHED = {b"1", b"3", b"4", b"5", b"6", b"7"}
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data path with a topic and a channel, of whose messages 0 to 7 all but 0 and 2 are unfinished."""
+    monkeypatch.setattr("nsq_fast.broker.journal.os.fsync", lambda fd: None)  # takes time, proves nothing here
+    with in_nsqd(tmp_path) as nsqd:
+        topic = nsqd.get_topic("t")
+        channel = topic.get_channel("c")
+        for n in range(8):
+            topic.put(b"%d" % n)
+        consumer = Client()
+        channel.add_client(consumer)  # type: ignore[arg-type]
+        for frame in channel.deliver(consumer, 3):  # type: ignore[arg-type]
+            if frame[34:] != b"1":
+                channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
+    return tmp_path
+
+
+class in_nsqd:
+    """An nsqd on a data path, for the time of a ``with``; it must start within a second or so."""
+
+    def __init__(self, path: Path, *, preserve_order: bool = True) -> None:
+        self.nsqd = Nsqd(
+            NsqdOptions(data_path=str(path), sync_timeout=60.0, mem_queue_size=2, preserve_order=preserve_order)
+        )
+
+    def __enter__(self) -> Nsqd:
+        with Timeout(10):
+            self.nsqd.start()
+        return self.nsqd
+
+    def __exit__(self, *_: object) -> None:
+        self.nsqd.close()
+
+
+def files_of(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def put_back(path: Path, files: dict[Path, bytes]) -> None:
+    for file in path.rglob("*"):
+        if file.is_file() and file not in files:
+            file.unlink()
+    for file, data in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+def whole_of(at: int) -> set[bytes]:
+    """The unfinished messages that are before a byte of the log."""
+    return {body for body in UNFINISHED if HEAD + RECORD * (int(body) + 1) <= at}
+
+
+@pytest.mark.parametrize("name", ["log", "checkpoint", "nsqd.dat"])
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_an_nsqd_starts_and_serves_with_any_byte_of_a_file_damaged(
+    prepared: Path, caplog: pytest.LogCaptureFixture, name: str, how: str
+) -> None:
+    files = files_of(prepared)
+    [victim] = [file for file in files if file.name == name or file.suffix == f".{name}"]
+    for at in range(len(files[victim])):
+        put_back(prepared, files)
+        data = bytearray(files[victim])
+        data[at] ^= 0x80
+        victim.write_bytes(data if how == "flip" else data[:at])
+        caplog.clear()
+        with in_nsqd(prepared) as nsqd:
+            topic = nsqd.get_topic("t")
+            topic.put(b"new")
+            bodies = drain(nsqd, "t", "c")
+        assert (whole_of(at) if name == "log" else UNFINISHED) | {b"new"} <= set(bodies), at
+        assert count_errors(caplog) or name == "nsqd.dat", at  # a name that is another one is no damage
+        with in_nsqd(prepared) as nsqd:
+            assert drain(nsqd, "t", "c") == []
+
+
+@pytest.mark.parametrize("name", ["log", "checkpoint", "nsqd.dat"])
+def test_an_nsqd_starts_and_serves_without_a_file(prepared: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    [victim] = [file for file in files_of(prepared) if file.name == name or file.suffix == f".{name}"]
+    victim.unlink()
+    with in_nsqd(prepared) as nsqd:
+        nsqd.get_topic("t").put(b"new")
+        bodies = drain(nsqd, "t", "c")
+    assert (set() if name == "log" else UNFINISHED) | {b"new"} <= set(bodies)
+    assert count_errors(caplog)
+
+
+@pytest.fixture
+def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data path with a channel that has delivered and finished what was in memory, while others waited on disk."""
+    monkeypatch.setattr("nsq_fast.broker.journal.os.fsync", lambda fd: None)  # takes time, proves nothing here
+    monkeypatch.setattr("nsq_fast.broker.channel.random.getrandbits", lambda bits: 1)  # from memory
+    with in_nsqd(tmp_path, preserve_order=False) as nsqd:
+        topic = nsqd.get_topic("t")
+        channel = topic.get_channel("c")
+        consumer = Client()
+        channel.add_client(consumer)  # type: ignore[arg-type]
+        for n in range(3):
+            topic.put(b"%d" % n)
+        for n in range(3, 9, 2):
+            for frame in channel.deliver(consumer, 2):  # type: ignore[arg-type]
+                channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
+            topic.put(b"%d" % n)
+            topic.put(b"%d" % (n + 1))
+        assert (len(channel.memory), len(channel.backend)) == (2, 1)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["log", "checkpoint"])
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_damage_costs_no_more_where_messages_came_in_turns(turns: Path, name: str, how: str) -> None:
+    files = files_of(turns)
+    [victim] = [file for file in files if file.name == name or file.suffix == f".{name}"]
+    for at in range(len(files[victim])):
+        put_back(turns, files)
+        data = bytearray(files[victim])
+        data[at] ^= 0x80
+        victim.write_bytes(data if how == "flip" else data[:at])
+        with in_nsqd(turns, preserve_order=False) as nsqd:
+            nsqd.get_topic("t").put(b"new")
+            bodies = drain(nsqd, "t", "c")
+        whole = {b"2", b"7", b"8"}
+        if name == "log":
+            whole = {body for body in whole if HEAD + RECORD * (int(body) + 1) <= at}
+        assert whole | {b"new"} <= set(bodies), (at, bodies)
+        with in_nsqd(turns, preserve_order=False) as nsqd:
+            assert drain(nsqd, "t", "c") == []
+
+
+def test_new_messages_do_not_get_the_numbers_of_lost_ones(prepared: Path) -> None:
+    [path] = prepared.rglob("*.log")
+    os.truncate(path, HEAD + RECORD * 2)
+    nsqd = Nsqd(NsqdOptions(data_path=str(prepared), sync_timeout=60.0))
+    nsqd.start()
+    nsqd.get_topic("t").put(b"new")
+    nsqd.kill()  # before any checkpoint: the old one names the lost messages
+    with in_nsqd(prepared) as nsqd:
+        assert set(drain(nsqd, "t", "c")) == {b"1", b"new"}
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(nsqds=1, lookupd=False, data_path=tmp_path, mem_queue_size=10)
+    broker.start()
+    yield broker
+    broker.kill()
+
+
+def test_a_record_of_two_gigabytes_stops_nothing(process: BrokerProcess, tmp_path: Path) -> None:
+    client = WireClient(process.nsqd.tcp)
+    client.subscribe("t", "c", 1)
+    for n in range(50):
+        client.publish("t", b"%d" % n)
+    client.message()
+    process.kill()
+    [path] = tmp_path.rglob("*.log")
+    damage(path, HEAD + 5 * RECORD + 4, b"\x7f\xff\xff\xff")
+    process.start()
+    client = WireClient(process.nsqd.tcp)
+    client.subscribe("t", "c", 100)
+    assert {client.message().body for _ in range(5)} == {b"%d" % n for n in range(5)}
+    pid = process.pid
+    process.stop()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_file_that_is_written_in_part_does_not_replace_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old", sync=False)
+    write = os.write
+    left = [4]
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        written = write(fd, bytes(data)[: left[0]])
+        left[0] -= written
+        return written
+
+    monkeypatch.setattr("nsq_fast.broker.journal.os.write", nearly_full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new content", sync=False)
+    assert path.read_bytes() == b"old"
+    left[0] = 100
+    replace_file(path, b"new content", sync=False)
+    assert path.read_bytes() == b"new content"
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let every write fail; call the result to make room again."""
+    patch = pytest.MonkeyPatch()
+
+    def fail(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    patch.setattr("nsq_fast.broker.journal.os.write", fail)
+    patch.setattr("nsq_fast.broker.journal.os.pwrite", fail)
+    return patch.undo
+
+
+def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t").get_channel("c")
+        make_room = full_disk(monkeypatch)
+        try:
+            server.nsqd.get_topic("u").get_channel("d")
+            WireClient(server.tcp_address).command(b"PUB t\n\0\0\0\x01x")
+            until(lambda: server.nsqd.error is not None)
+        finally:
+            make_room()
+        until(lambda: server.nsqd.error is None)
+        until(lambda: b'"u"' in (tmp_path / "nsqd.dat").read_bytes())
+        server.kill()
+    assert len([error for error in count_errors(caplog) if "No space" in error]) == 1
+    with in_nsqd(tmp_path) as nsqd:
+        assert set(nsqd.topics["u"].channels) == {"d"}
+
+
+def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
+    server.start()
+    for name in "tu":
+        server.nsqd.get_topic(name).get_channel("c")
+        server.nsqd.get_topic(name).put(b"x")
+    make_room = full_disk(monkeypatch)
+    try:
+        server.stop()
+    finally:
+        make_room()
+    with in_nsqd(tmp_path) as nsqd:
+        assert [drain(nsqd, name, "c") for name in "tu"] == [[b"x"], [b"x"]]
+
+
+# Data folders that the version before (0.2) has written start: nothing in them is lost, or comes again for nothing.
+#
+# ``older_data.json`` has their files as they were: of an nsqd after its end, of one after SIGKILL, and of a cluster
+# of two nodes after its end. The files of a topic are small, so that each has several; what is deferred is so until
+# 2074.
+
+
+FOLDERS = json.loads((Path(__file__).parent.parent / "data" / "older_data.json").read_text())
+
+OPTIONS = {"max_bytes_per_file": 4096, "mem_queue_size": 10, "queue_scan_interval": 0.01}
+
+
+def write(folder: str, path: Path) -> Path:
+    for name, content in FOLDERS[folder].items():
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(zlib.decompress(base64.b64decode(content)))
+    return path
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NsqdServer]:
+    with NsqdServer(NsqdOptions(data_path=str(write(request.param, tmp_path)), **OPTIONS)) as server:
+        yield server
+
+
+def consume_old(server: NsqdServer, topic: str, channel: str, count: int) -> list[tuple[bytes, int]]:
+    client = WireClient(server.tcp_address)
+    client.subscribe(topic, channel, 50)
+    frames = [client.message() for _ in range(count)]
+    client.close()
+    return sorted((frame.body[:3], frame.attempts) for frame in frames)
+
+
+def test_what_was_not_finished_is_there(restarted: NsqdServer) -> None:
+    assert {name: sorted(topic.channels) for name, topic in restarted.nsqd.topics.items()} == {
+        "orders": ["a", "b"],
+        "held": [],
+    }
+    a, b = (restarted.nsqd.topics["orders"].channels[name] for name in "ab")
+    assert (a.is_paused, b.is_paused) == (False, True)
+    assert (len(a.deferred), len(b.deferred)) == (2, 1)  # 007 by REQ, 500 by DPUB
+    tried = {9, 200}  # they were in flight
+    expected = [(b"%03d" % n, 2 if n in tried else 1) for n in [9, *range(200, 250)]]
+    assert consume_old(restarted, "orders", "a", 51) == expected
+    assert (a.depth, b.depth) == (0, 250)
+    b.set_paused(False)
+    assert consume_old(restarted, "orders", "b", 250) == [(b"%03d" % n, 1) for n in range(250)]
+
+
+def test_what_a_topic_held_back_is_there(restarted: NsqdServer) -> None:
+    assert restarted.nsqd.topics["held"].depth == 5
+    assert consume_old(restarted, "held", "new", 5) == [(b"%03d" % n, 1) for n in range(5)]
+
+
+def test_what_comes_then_is_behind_it_and_survives(restarted: NsqdServer) -> None:
+    client = WireClient(restarted.tcp_address)
+    client.publish("orders", b"600")
+    client.close()
+    restarted.restart()
+    assert consume_old(restarted, "orders", "a", 52)[-1] == (b"600", 1)
+    until(lambda: restarted.nsqd.topics["orders"].channels["a"].in_flight_count == 0)
+    restarted.stop()
+    restarted.start()
+    a = restarted.nsqd.topics["orders"].channels["a"]
+    assert (a.depth, len(a.deferred)) == (0, 2)
+
+
+def test_a_cluster_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = write("cluster", tmp_path)
+    for expected in ([*range(20, 40)], []):
+        with RedesignedCluster(2, 1, data_path=path, readiness=0.0, takeover_delay=0.02) as cluster:
+            for number in range(2):
+                partition = cluster.partition("orders", number)
+                assert (partition.meta.ordered, partition.meta.ext, len(partition.replicas)) == (True, True, 2)
+                assert len(partition.in_sync) == 2
+                consumer = Consumer(
+                    cluster.leader_of("orders", number), f"SUB_ORDERED orders ch {number}", extend_support=True
+                )
+                for n in expected:
+                    frame = consumer.receive()
+                    assert frame.body[13:] == b"%d" % n  # behind the ext field and the detail header
+                    consumer.finish(frame)
+                consumer.close()
+                until(lambda channel=partition.channels["ch"]: channel.depth == 0)
+
+
+# A message that waits for long does not hold what came later on the disk, and is not lost for that.
+
+
+BATCH = 500
+
+BODY = bytes(2000)
+
+MOST = 1 << 20
+
+"""Bytes on disk that nsqd stays below in this test."""
+
+
+@pytest.fixture
+def log_server(tmp_path: Path) -> Iterator[NsqdServer]:
+    options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02, max_bytes_per_file=1 << 22, max_req_timeout=36e3)
+    log_server = NsqdServer(options)
+    log_server.start()
+    log_server.nsqd.get_topic("t").get_channel("c")
+    yield log_server
+    log_server.kill()
+
+
+def publish_raw(log_server: NsqdServer, *commands: bytes) -> None:
+    client = WireClient(log_server.tcp_address)
+    for command in commands:
+        assert client.command(command) == b"OK"
+    client.close()
+
+
+def pass_through(log_server: NsqdServer, batches: int = 10) -> None:
+    """Publish and finish 10 MB."""
+    topic = log_server.nsqd.get_topic("t")
+    held = topic.channels["c"].in_flight_count
+    consumer = Consumer(log_server, "SUB t c", rdy=BATCH)
+    for _ in range(batches):
+        topic.put_many([BODY] * BATCH)
+        for _ in range(BATCH):
+            frame = consumer.receive()
+            assert frame.data[26:] == BODY
+            consumer.finish(frame)
+    until(lambda: log_server.nsqd.get_topic("t").channels["c"].in_flight_count == held)
+    consumer.close()
+
+
+def on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def settle(folder: Path, tried: int) -> None:
+    """Wait until a checkpoint says that only ``tried`` messages are not finished, and the disk holds only those."""
+
+    def is_settled() -> bool:
+        content = json.loads(next(folder.rglob("checkpoint")).read_text().splitlines()[0])
+        ((next_one, fresh, of_channel),) = content["channels"].values()
+        return (next_one, fresh, len(of_channel)) == (content["end"], [], tried) and on_disk(folder) < MOST
+
+    until(is_settled)
+
+
+def deferred(log_server: NsqdServer) -> int:
+    return len(log_server.nsqd.get_topic("t").channels["c"].deferred)
+
+
+@pytest.mark.parametrize("again", ["stop", "kill"])
+def test_a_message_deferred_by_an_hour_holds_nothing_else(log_server: NsqdServer, tmp_path: Path, again: str) -> None:
+    publish_raw(log_server, b"DPUB t 3600000\n" + sized(b"much later"))
+    consumer = Consumer(log_server, "SUB t c", rdy=1)
+    publish_raw(log_server, b"PUB t\n" + sized(b"put back"))
+    consumer.requeue(consumer.receive(), 3_600_000)
+    until(lambda: deferred(log_server) == 2)
+    consumer.close()
+    for _ in range(2):
+        pass_through(log_server)
+        settle(tmp_path, 2)
+        assert deferred(log_server) == 2
+        getattr(log_server, again)()
+        log_server.start()
+        assert deferred(log_server) == 2
+    heap = sorted(log_server.nsqd.get_topic("t").channels["c"].deferred, key=lambda message: message.sequence)
+    assert [(message.body, message.attempts) for message in heap] == [(b"much later", 0), (b"put back", 1)]
+    assert all(3000 < message.due - time.time() <= 3600 for message in heap)
+
+
+@pytest.mark.parametrize("again", ["stop", "kill"])
+def test_it_comes_when_it_is_due(log_server: NsqdServer, tmp_path: Path, again: str) -> None:
+    publish_raw(log_server, b"DPUB t 3600000\n" + sized(b"later"))
+    pass_through(log_server)
+    settle(tmp_path, 1)
+    getattr(log_server, again)()
+    log_server.start()
+    (message,) = log_server.nsqd.get_topic("t").channels["c"].deferred
+    log_server.nsqd.get_topic("t").channels["c"].deferred.pop_due(message.due)
+    message.due = 0.0
+    log_server.nsqd.get_topic("t").channels["c"].put_back([message])
+    consumer = Consumer(log_server, "SUB t c")
+    frame = consumer.receive()
+    assert frame.data[26:] == b"later"
+    consumer.finish(frame)
+    settle(tmp_path, 0)
+    assert next(tmp_path.rglob("kept")).stat().st_size == 4  # of nothing
+    consumer.close()
+    getattr(log_server, again)()
+    log_server.start()
+    assert log_server.nsqd.get_topic("t").channels["c"].depth == 0
+    assert deferred(log_server) == 0
+
+
+def test_a_message_that_is_touched_holds_nothing_else(log_server: NsqdServer, tmp_path: Path) -> None:
+    slow = Consumer(log_server, "SUB t c", rdy=1)
+    publish_raw(log_server, b"PUB t\n" + sized(b"slow"))
+    held = slow.receive()
+    slow.send(b"RDY 0\n")
+    pass_through(log_server)
+    settle(tmp_path, 1)
+    log_server.kill()
+    log_server.start()
+    consumer = Consumer(log_server, "SUB t c")
+    frame = consumer.receive()
+    assert (frame.id, frame.data[26:]) == (held.id, b"slow")
+    assert frame.attempts == 2
+    consumer.close()
+    slow.close()
+
+
+def test_without_a_checkpoint_every_kept_message_comes_again(log_server: NsqdServer, tmp_path: Path) -> None:
+    publish_raw(log_server, b"DPUB t 3600000\n" + sized(b"later"))
+    pass_through(log_server)
+    settle(tmp_path, 1)
+    log_server.stop()
+    next(tmp_path.rglob("checkpoint")).unlink()
+    log_server.start()
+    consumer = Consumer(log_server, "SUB t c", rdy=BATCH)
+    until(lambda: log_server.nsqd.get_topic("t").channels["c"].depth == 0)
+    assert b"later" in {consumer.receive().data[26:] for _ in range(consumer_has(log_server))}
+    consumer.close()
+
+
+def consumer_has(log_server: NsqdServer) -> int:
+    return log_server.nsqd.get_topic("t").channels["c"].in_flight_count
+
+
+def test_a_kept_file_that_is_damaged_is_said(
+    log_server: NsqdServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish_raw(log_server, b"DPUB t 3600000\n" + sized(b"later"))
+    pass_through(log_server)
+    settle(tmp_path, 1)
+    log_server.stop()
+    kept = next(tmp_path.rglob("kept"))
+    kept.write_bytes(kept.read_bytes()[:-1])
+    log_server.start()
+    assert "kept cannot be read: its checksum is wrong; the messages in it are lost; the file is kept as" in caplog.text
+    assert deferred(log_server) == 0

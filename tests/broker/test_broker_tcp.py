@@ -1,0 +1,514 @@
+"""The TCP protocol at its edges: refusals, misbehaving clients, TLS and compression; the same on a real nsqd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import ssl
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import snappy
+import trustme
+from gevent import Timeout, socket
+from gevent.event import Event
+from gevent.ssl import SSLContext
+from support.http import ask
+from support.waiting import WAIT, until
+from support.wire import ERROR, WireClient
+
+from nsq_fast.broker.net import Faults, Listener, bind
+
+# Every refusal of the TCP protocol, with its text, and whether the connection lives on; same on a real nsqd.
+
+
+SUB = b"SUB t c\n"
+
+NO_ID = b"0123456789abcdef"
+
+
+def body(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+def mpub(*bodies: bytes) -> bytes:
+    inner = struct.pack(">i", len(bodies)) + b"".join(map(body, bodies))
+    return b"MPUB t\n" + body(inner)
+
+
+def identify(**fields: Any) -> bytes:
+    return b"IDENTIFY\n" + body(json.dumps(fields).encode())
+
+
+FATAL = {
+    "unknown": (b"HELLO\n", "E_INVALID invalid command HELLO"),
+    "identify twice after sub": (SUB + identify(), "E_INVALID cannot IDENTIFY in current state"),
+    "identify huge": (b"IDENTIFY\n" + struct.pack(">i", 6000000), "E_BAD_BODY IDENTIFY body too big 6000000 > 5242880"),
+    "heartbeat high": (
+        identify(heartbeat_interval=60001),
+        "E_BAD_BODY IDENTIFY heartbeat interval (60001) is invalid",
+    ),
+    "buffer size high": (
+        identify(output_buffer_size=65537),
+        "E_BAD_BODY IDENTIFY output buffer size (65537) is invalid",
+    ),
+    "buffer timeout high": (
+        identify(output_buffer_timeout=30001),
+        "E_BAD_BODY IDENTIFY output buffer timeout (30001) is invalid",
+    ),
+    "sample rate": (identify(sample_rate=100), "E_BAD_BODY IDENTIFY sample rate (100) is invalid"),
+    "msg timeout high": (identify(msg_timeout=900001), "E_BAD_BODY IDENTIFY msg timeout (900001) is invalid"),
+    "two compressions": (
+        identify(feature_negotiation=True, snappy=True, deflate=True),
+        "E_IDENTIFY_FAILED cannot enable both deflate and snappy compression",
+    ),
+    "auth disabled": (b"AUTH\n" + body(b"secret"), "E_AUTH_DISABLED AUTH disabled"),
+    "sub twice": (SUB + SUB, "E_INVALID cannot SUB in current state"),
+    "sub quoted": (b'SUB "\t\xff\xc3\xa9 c\n', 'E_BAD_TOPIC SUB topic name "\\"\\t\\xffé" is not valid'),
+    "sub long": (
+        b"SUB " + b"t" * 65 + b" c\n",
+        f'E_BAD_TOPIC SUB topic name "{"t" * 65}" is not valid',
+    ),
+    "sub no heartbeat": (
+        identify(heartbeat_interval=-1) + SUB,
+        "E_INVALID cannot SUB with heartbeats disabled",
+    ),
+    "rdy early": (b"RDY 1\n", "E_INVALID cannot RDY in current state"),
+    "rdy high": (SUB + b"RDY 2501\n", "E_INVALID RDY count 2501 out of range 0-2500"),
+    "fin long": (SUB + b"FIN " + NO_ID + b"0\n", "E_INVALID invalid message ID"),
+    "req delay": (SUB + b"REQ " + NO_ID + b" x\n", "E_INVALID REQ could not parse timeout x"),
+    "cls twice": (SUB + b"CLS\nCLS\n", "E_INVALID cannot CLS in current state"),
+    "sub params": (b"SUB t\n", "E_INVALID SUB insufficient number of parameters"),
+    "rdy word": (SUB + b"RDY x\n", "E_INVALID RDY could not parse count x"),
+    "fin params": (SUB + b"FIN\n", "E_INVALID FIN insufficient number of params"),
+    "cls early": (b"CLS\n", "E_INVALID cannot CLS in current state"),
+    "pub params": (b"PUB\n", "E_INVALID PUB insufficient number of parameters"),
+    "mpub params": (b"MPUB\n", "E_INVALID MPUB insufficient number of parameters"),
+    "dpub params": (b"DPUB t\n", "E_INVALID DPUB insufficient number of parameters"),
+    "pub big": (b"PUB t\n" + struct.pack(">i", 1048577), "E_BAD_MESSAGE PUB message too big 1048577 > 1048576"),
+    "mpub big": (b"MPUB t\n" + struct.pack(">i", 5242881), "E_BAD_BODY MPUB body too big 5242881 > 5242880"),
+    "mpub count": (
+        b"MPUB t\n" + body(struct.pack(">i", 1048576) + b"x" * 10),
+        "E_BAD_BODY MPUB invalid message count 1048576",
+    ),
+    "mpub empty message": (mpub(b"a", b""), "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+    "dpub far": (b"DPUB t 3600001\n", "E_INVALID DPUB timeout 3600001 out of range 0-3600000"),
+}
+
+
+def last_error(client: WireClient) -> str:
+    """Read replies until the connection ends; the last one is an error."""
+    frame = client.frame()
+    while frame.type != ERROR:
+        frame = client.frame()
+    return frame.data.decode()
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_fatal_error(address: Any, name: str) -> None:
+    commands, expected = FATAL[name]
+    client = WireClient(address)
+    client.send(commands)
+    assert last_error(client) == expected
+    with Timeout(WAIT, AssertionError("not closed")):
+        assert client.reader.read(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (b"FIN " + NO_ID + b"\n", b"E_FIN_FAILED FIN " + NO_ID + b" failed ID not in flight"),
+        (b"FIN " + NO_ID + b"\r\n", b"E_FIN_FAILED FIN " + NO_ID + b" failed ID not in flight"),
+        (b"REQ " + NO_ID + b" 0\n", b"E_REQ_FAILED REQ " + NO_ID + b" failed ID not in flight"),
+        (b"TOUCH " + NO_ID + b"\n", b"E_TOUCH_FAILED TOUCH " + NO_ID + b" failed ID not in flight"),
+    ],
+)
+def test_answers_to_what_is_not_in_flight_are_not_fatal(address: Any, command: bytes, expected: bytes) -> None:
+    client = WireClient(address)
+    assert client.command(SUB) == b"OK"
+    client.send(command)
+    assert client.frame() == (ERROR, expected)
+    client.publish("t", b"still there")
+
+
+def test_answers_of_another_client_are_not_fatal(address: Any) -> None:
+    owner, other = WireClient(address), WireClient(address)
+    owner.subscribe("t", "c")
+    owner.publish("t", b"body")
+    id = next(frame.id for frame in iter(owner.frame, None) if frame.data != b"OK")
+    assert other.command(SUB) == b"OK"
+    other.send(b"FIN " + id + b"\n")
+    assert other.frame() == (ERROR, b"E_FIN_FAILED FIN " + id + b" failed client does not own message")
+
+
+def test_line_that_never_ends_is_dropped_without_a_word(address: Any) -> None:
+    client = WireClient(address)
+    client.send(b"PUB " + b"t" * 20000)
+    with Timeout(WAIT, AssertionError("not closed")), contextlib.suppress(ConnectionError):
+        assert client.reader.read(1) == b""
+
+
+def test_surplus_parameters_and_carriage_returns_are_ignored(address: Any) -> None:
+    client = WireClient(address)
+    assert client.command(b"PUB t 0 x\r\n" + body(b"x")) == b"OK"
+    assert client.command(b"SUB t c 0\r\n") == b"OK"
+    client.send(b"RDY 1 2 3\r\n")
+    assert client.message().body == b"x"
+
+
+def test_rdy_after_cls_is_ignored(address: Any) -> None:
+    client = WireClient(address)
+    client.subscribe("t", "c", rdy=0)
+    assert client.command(b"CLS\n") == b"CLOSE_WAIT"
+    client.send(b"RDY 99999\n")
+    client.publish("t", b"x")
+    with Timeout(0.3, False):
+        raise AssertionError(client.frame())
+
+
+def test_mpub_of_a_message_that_is_too_big(start_nsqd: Any) -> None:
+    client = WireClient(start_nsqd(max_msg_size=100).tcp_address)
+    assert client.command(mpub(b"x" * 100)) == b"OK"
+    client.send(mpub(b"x" * 101))
+    assert last_error(client) == "E_BAD_MESSAGE MPUB message too big 101 > 100"
+
+
+def test_max_channel_consumers(start_nsqd: Any) -> None:
+    address = start_nsqd(max_channel_consumers=1).tcp_address
+    first = WireClient(address)
+    first.subscribe("t", "c")
+    second = WireClient(address)
+    second.send(SUB)
+    assert last_error(second) == "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
+    first.close()
+
+
+def test_unknown_commands_of_any_bytes(embedded: Any) -> None:
+    client = WireClient(embedded().tcp_address)
+    client.send(b"\xff\x00 \n")
+    assert client.frame() == (ERROR, b"E_INVALID invalid command \xff\x00")
+
+
+# Clients that misbehave, and silent ones.
+
+
+SEED = 20240607
+
+WORDS = [
+    b"IDENTIFY\n", b"\0\0\0\2{}", b"SUB t c\n", b"RDY 5\n", b"FIN ", b"0123456789abcdef", b"\n", b"REQ ", b" 0\n",
+    b"TOUCH ", b"CLS\n", b"NOP\n", b"PUB t\n", b"\0\0\0\1x", b"MPUB t\n", b"\0\0\0\x0a\0\0\0\2\0\0\0\1a\0\0\0\1b",
+    b"DPUB t 0\n", b"AUTH\n", b"\xff\xff\xff\xff", b"\r\n", b" ", b"\0", b"PUB t#ephemeral\n",
+]  # fmt: skip
+
+
+def talk(address: Any, data: bytes) -> None:
+    """Send, half-close, and read what comes until the server closes."""
+    with contextlib.closing(socket.create_connection(address, timeout=5)) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(b"  V2" + data)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(65536):
+            pass
+
+
+def test_garbage_ends_in_an_error_or_an_end(embedded: Any) -> None:
+    server = embedded()
+    rng = random.Random(SEED)
+    for _ in range(150):
+        talk(server.tcp_address, b"".join(rng.choices(WORDS, k=rng.randrange(1, 12))))
+        talk(server.tcp_address, rng.randbytes(rng.randrange(1, 200)))
+    WireClient(server.tcp_address).publish("still", b"there")
+
+
+def test_connection_that_ends_at_any_place(embedded: Any) -> None:
+    server = embedded()
+    script = b"IDENTIFY\n\0\0\0\2{}SUB t c\nRDY 5\nPUB t\n\0\0\0\4bodyMPUB t\n\0\0\0\x0d\0\0\0\1\0\0\0\5abcdeCLS\n"
+    for end in range(len(script)):
+        talk(server.tcp_address, script[:end])
+    until(lambda: not server.nsqd.clients)
+    assert server.nsqd.topics["t"].channels["c"].clients == {}
+
+
+@pytest.mark.parametrize("magic", [b"", b" ", b"  V", b"GET / HTTP/1.1\r\n\r\n"])
+def test_other_protocols(address: Any, magic: bytes) -> None:
+    with contextlib.closing(socket.create_connection(address, timeout=5)) as sock:
+        sock.sendall(magic)
+        with contextlib.suppress(OSError):  # the server may have reset the connection by now
+            sock.shutdown(socket.SHUT_WR)
+        reply = b""
+        with contextlib.suppress(ConnectionError):
+            while data := sock.recv(1000):
+                reply += data
+        assert reply in (b"", struct.pack(">ii", 18, 1) + b"E_BAD_PROTOCOL")
+
+
+def test_client_that_never_reads_is_dropped_and_its_messages_come_back(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    deaf = WireClient(server.tcp_address, heartbeat_interval=1000, msg_timeout=1000)
+    deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.subscribe("t", "c", rdy=100)
+    publisher = WireClient(server.tcp_address)
+    for _ in range(40):
+        publisher.publish("t", b"x" * 1_000_000)
+    for _ in range(30):
+        with contextlib.suppress(ConnectionError):
+            deaf.send(b"NOP\n")
+        publisher.send(b"NOP\n")
+        with Timeout(0.1, False):
+            publisher.frame()
+
+    def clients() -> int:
+        return len(
+            ask(server.http_address, "GET", "/stats?format=json&topic=t").json["topics"][0]["channels"][0]["clients"]
+        )
+
+    until(lambda: clients() == 0)
+    hungry = WireClient(server.tcp_address)
+    hungry.subscribe("t", "c", rdy=10)
+    bodies = [len(hungry.message().body) for _ in range(40)]
+    assert bodies == [1_000_000] * 40
+
+
+def test_client_that_publishes_and_never_reads_is_not_listened_to_for_ever(embedded: Any) -> None:
+    server = embedded()
+    sock = socket.create_connection(server.tcp_address, timeout=1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.sendall(b"  V2")
+
+    def flood() -> None:
+        for _ in range(3000):
+            sock.sendall(b"PUB t\n\0\0\0\1x" * 1000)
+
+    with pytest.raises(TimeoutError):
+        flood()
+    WireClient(server.tcp_address).publish("t", b"others go on")
+
+
+class Served:
+    """A server that reads once from each connection: ``reads`` has what came, in the order of its coming."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.reads: list[bytes] = []
+        self.may_end = Event()
+        self.faults = Faults()
+        self.listener = Listener("test", bind("127.0.0.1:0"), self._handle, self.faults)
+        self.listener.start()
+
+    def _handle(self, sock: Any, _address: Any) -> None:
+        self.begun += 1
+        self.reads.append(sock.recv(100))
+        self.may_end.wait()
+
+    def connect(self, count: int) -> list[Any]:
+        """Connections that it has accepted."""
+        opened = [socket.create_connection(self.listener.address, timeout=WAIT) for _ in range(count)]
+        until(lambda: self.faults.accepted == count)
+        return opened
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served()
+    yield server
+    server.may_end.set()
+    server.listener.stop()
+
+
+def test_a_connection_is_served_from_its_first_bytes_on(served: Served) -> None:
+    silent, speaking, closing = served.connect(3)
+    assert served.begun == 0
+    speaking.sendall(b"hello")
+    until(lambda: served.reads == [b"hello"])
+    closing.close()
+    until(lambda: served.reads == [b"hello", b""])
+    assert served.begun == 2
+    silent.close()
+    speaking.close()
+
+
+# TLS, snappy and deflate from the client's side, by hand; the same on a real nsqd.
+
+
+COMPRESSIBLE = b"nsq " * 20000
+
+
+class Layered:
+    """A client whose stream has the layers that IDENTIFY asked for."""
+
+    def __init__(self, address: Any, context: SSLContext | None = None, **fields: Any) -> None:
+        self.sock: Any = socket.create_connection(address)
+        self.compress: Any = lambda data: data
+        self.decompress: Any = lambda data: data
+        self.buffer = b""
+        body = json.dumps({"feature_negotiation": True, "tls_v1": context is not None, **fields}).encode()
+        self.send(b"  V2IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+        self.info = json.loads(self.frame())
+        if context is not None:
+            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+            assert self.frame() == b"OK"
+        if fields.get("snappy"):
+            self._compressed(snappy.StreamCompressor().add_chunk, snappy.StreamDecompressor().decompress)
+        if fields.get("deflate"):
+            compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+            self._compressed(
+                lambda data: compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH),
+                zlib.decompressobj(-15).decompress,
+            )
+
+    def _compressed(self, compress: Any, decompress: Any) -> None:
+        self.compress, self.decompress = compress, decompress
+        # The first bytes inside the layer may have come with the last ones outside.
+        self.buffer = decompress(self.buffer) if self.buffer else b""
+        assert self.frame() == b"OK"
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(self.compress(data))
+
+    def read(self, count: int) -> bytes:
+        while len(self.buffer) < count:
+            data = self.sock.recv(65536)
+            if not data:
+                raise EOFError
+            self.buffer += self.decompress(data)
+        data, self.buffer = self.buffer[:count], self.buffer[count:]
+        return data
+
+    def frame(self) -> bytes:
+        return self.read(struct.unpack(">i4x", self.read(8))[0] - 4)
+
+    def ask(self, data: bytes) -> bytes:
+        self.send(data)
+        return self.frame()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
+    """Options of an nsqd with a certificate for localhost."""
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    return {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+
+
+@pytest.fixture
+def context(authority: trustme.CA) -> SSLContext:
+    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(context)
+    return context
+
+
+def exchange(client: Layered) -> None:
+    """Publish and consume, small and large."""
+    assert client.ask(b"SUB t c\n") == b"OK"
+    client.send(b"RDY 10\n")
+    for body in (b"small", COMPRESSIBLE):
+        client.send(b"PUB t\n" + struct.pack(">i", len(body)) + body)
+        frames = [client.frame(), client.frame()]
+        frames.remove(b"OK")
+        assert frames[0][26:] == body
+        client.send(b"FIN " + frames[0][10:26] + b"\n")
+    client.send(b"PUB t\n\0\0\0\1x" * 300)
+    assert [client.frame() for _ in range(310)].count(b"OK") == 300
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "snappy": {"snappy": True},
+    "deflate": {"deflate": True},
+    "deflate 1": {"deflate": True, "deflate_level": 1},
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_compression(address: Any, layers: dict[str, Any]) -> None:
+    client = Layered(address, **layers)
+    assert {name: client.info[name] for name in layers} == layers
+    exchange(client)
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_tls(start_nsqd: Any, tls: Any, context: SSLContext, layers: dict[str, Any]) -> None:
+    client = Layered(start_nsqd(**tls).tcp_address, context, **layers)
+    assert client.info["tls_v1"] is True
+    exchange(client)
+
+
+def test_tls_below_the_lowest_version_is_refused(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
+    server = start_nsqd(**tls, tls_min_version="tls1.3")
+    assert Layered(server.tcp_address, context).info["tls_v1"] is True
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(OSError):  # noqa: PT011
+        exchange(Layered(server.tcp_address, context))
+
+
+def test_deflate_level_is_capped(address: Any) -> None:
+    assert Layered(address, deflate=True, deflate_level=9).info["deflate_level"] == 6
+
+
+def test_layers_that_are_not_offered_are_not_put_on(start_nsqd: Any) -> None:
+    client = Layered(start_nsqd(deflate=False).tcp_address, deflate=False)
+    assert client.info["deflate"] is False
+    plain = Layered(start_nsqd(snappy=False).tcp_address)
+    assert plain.info["tls_v1"] is False
+
+
+def test_required_tls(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
+    address = start_nsqd(**tls, tls_required="true").tcp_address
+    refused = Layered(address)
+    assert refused.ask(b"SUB t c\n") == b"E_INVALID cannot SUB in current state (TLS required)"
+    exchange(Layered(address, context))
+
+
+def test_required_client_certificate(
+    start_nsqd: Any, tls: Any, context: SSLContext, authority: trustme.CA, tmp_path: Path
+) -> None:
+    options = {**tls, "tls_client_auth_policy": "require-verify", "tls_root_ca_file": str(tmp_path / "ca.pem")}
+    address = start_nsqd(**options).tcp_address
+    with pytest.raises((OSError, EOFError)):
+        Layered(address, context)
+    authority.issue_cert("client@example.org", common_name="client").configure_cert(context)
+    exchange(Layered(address, context))
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_server_ends_a_layered_connection(
+    start_nsqd: Any, tls: Any, context: SSLContext, layers: dict[str, Any]
+) -> None:
+    server = start_nsqd(**tls)
+    client = Layered(server.tcp_address, context, **layers)
+    assert client.ask(b"SUB t c\n") == b"OK"
+    ask(server.http_address, "POST", "/channel/delete?topic=t&channel=c")
+    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
+        client.frame()
+
+
+@pytest.mark.parametrize("layer", ["snappy", "deflate"])
+def test_a_broken_stream_ends_the_connection(address: Any, layer: str) -> None:
+    client = Layered(address, **{layer: True})
+    client.sock.sendall(b"\xff\xfe this is neither " * 20)
+    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
+        client.frame()
+
+
+def test_a_handshake_that_is_none_ends_the_connection(start_nsqd: Any, tls: Any) -> None:
+    client = Layered(start_nsqd(**tls).tcp_address, tls_v1=True)
+    client.sock.sendall(b"PUB t\n\0\0\0\1x")
+    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
+        client.read(1000)
+
+
+def test_what_inflates_is_read_in_pieces(embedded: Any) -> None:
+    client = Layered(embedded(max_msg_size=64 * 1024 * 1024, max_body_size=64 * 1024 * 1024).tcp_address, deflate=True)
+    bomb = b"\0" * (32 * 1024 * 1024)
+    assert client.ask(b"PUB t\n" + struct.pack(">i", len(bomb)) + bomb) == b"OK"
