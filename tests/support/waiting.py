@@ -60,9 +60,9 @@ def until(probe: Callable[[], T], timeout: float = WAIT, every: float = 0.005, a
     return result
 
 
-def block_until(probe: Callable[[], object], what: str = "") -> None:
-    """Block the process, hub included, until the result of ``probe`` is true."""
-    deadline = time.monotonic() + WAIT
+def block_until(probe: Callable[[], object], what: str = "", wait: float = WAIT) -> None:
+    """Block the process, hub included, until the result of ``probe`` is true, for ``wait`` seconds at most."""
+    deadline = time.monotonic() + wait
     while not probe():
-        assert time.monotonic() < deadline, f"not so within {WAIT} s: {what or probe}"
+        assert time.monotonic() < deadline, f"not so within {wait} s: {what or probe}"
         time.sleep(0.002)  # sleep: blocks, as an ordinary library does
