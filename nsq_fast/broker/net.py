@@ -271,10 +271,13 @@ class FaultyLink:
 
     def _connect(self, client: Any) -> Any:
         try:
-            return socket.create_connection(self.target)
+            server = socket.create_connection(self.target)
+            for sock in (client, server):  # or the system adds up to 40 ms, which no delay was asked for
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             client.close()
             return None
+        return server
 
     def _pump(self, source: Any, sink: Any, pair: tuple[Any, Any]) -> None:
         with suppress(OSError):

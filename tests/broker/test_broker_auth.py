@@ -13,15 +13,18 @@ import gevent
 import msgspec
 import pytest
 from gevent import Timeout, sleep, socket
+from gevent.event import Event
+from gevent.server import StreamServer
 from support.http import ask, exchange, parse
-from support.waiting import WAIT
+from support.waiting import WAIT, promptly
 from support.wire import WireClient
 
 from nsq_fast.broker import Faults, LookupdServer, NsqdServer
 from nsq_fast.broker.auth import AuthState, query_auth
 from nsq_fast.broker.http import HttpFace, Request, Router
-from nsq_fast.broker.net import bind, reset
+from nsq_fast.broker.net import FaultyLink, bind, reset
 from nsq_fast.errors import AuthFailed, ConfigError
+from nsq_fast.names import Address
 
 # Auth servers are asked as the original asks them, and their answers are checked before they count.
 
@@ -385,3 +388,26 @@ def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
         refused.recv(1)
     assert ask(nsqd.http_address, "GET", "/ping").body == b"OK"
     client.close()
+
+
+def test_a_link_adds_no_delay_of_its_own() -> None:
+    def answer_pairs(sock: Any, _: object) -> None:
+        while sock.recv(1):
+            half.set()
+            if sock.recv(1):
+                sock.sendall(b"!")
+
+    half = Event()
+    server = StreamServer(("127.0.0.1", 0), answer_pairs)
+    server.start()
+    link = FaultyLink(Address(*server.address))
+    with promptly(), socket.create_connection(link.address) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(1000):  # with the system's delays it takes 40 s
+            half.clear()
+            sock.sendall(b"a")
+            assert half.wait(WAIT)
+            sock.sendall(b"b")
+            assert sock.recv(1) == b"!"
+    link.close()
+    server.stop()
