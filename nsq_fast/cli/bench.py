@@ -23,6 +23,7 @@ from nsq_fast.bench.suite import Plan, in_turns, judge, plans
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 
 from . import console, options
 from .options import Security, security_options
@@ -255,7 +256,7 @@ def _versions(clients: Sequence[Client]) -> dict[str, str]:
 
 
 def _show(scenario: Scenario, title: str, cores: int) -> None:
-    rounds = console.counted(scenario.settings.rounds, "round")
+    rounds = counted(scenario.settings.rounds, "round")
     _print_table(f"{title}: {scenario.server}, {rounds}", header(scenario), rows_of(scenario, cores))
     for result in scenario.clients:
         if result.failure:
@@ -430,7 +431,7 @@ def compare_command(
 
 
 def _show_changes(changes: Sequence[Change], relative_to: str, compared: int) -> None:
-    title = f"{console.counted(compared, 'figure')} compared" + (f", relative to {relative_to}" if relative_to else "")
+    title = f"{counted(compared, 'figure')} compared" + (f", relative to {relative_to}" if relative_to else "")
     if not changes:
         click.echo(f"{title}: nothing changed by more than the spread of the rounds")
         return
