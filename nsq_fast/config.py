@@ -318,7 +318,7 @@ class ConnectionConfig(Config, frozen=True):
     sample_rate: int = option(0, "percentage of messages to receive; 0: all", unit="%", minimum=0, maximum=99)
     msg_timeout: float | None = option(
         None,
-        "nsqd requeues a message unanswered for so long; None: its default",
+        "nsqd requeues a message that was not responded to for so long; None: its default",
         unit="s",
         minimum=1.0,
         maximum=900.0,

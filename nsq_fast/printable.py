@@ -1,4 +1,6 @@
-"""What a peer said, made safe to show: on one line, without control characters, of bounded length."""
+"""Words for people: what a peer said, made safe to show (on one line, without control characters, of bounded length);
+and a number with its noun.
+"""
 
 from __future__ import annotations
 
@@ -17,3 +19,8 @@ def printable(said: str | bytes, limit: int = MAX_LENGTH) -> str:
         text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     left_out = len(said) - len(shown)
     return f"{text}... ({left_out} more)" if left_out else text
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """``1 message``, ``2,000 messages``; ``plural`` where an s does not make it: ``2 queries``."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

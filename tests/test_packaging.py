@@ -91,6 +91,18 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_the_sdist_has_every_file_of_the_repository(sdist: Path) -> None:
+    """But those of git and of CI: the documentation, the examples and the tests are whole."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("there is no repository")
+    kept = {name for name in git(ROOT, "ls-files").splitlines() if not name.startswith(".") and (ROOT / name).exists()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert kept - names == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_wheel_runs_the_demo_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=PROCESS)
     python = tmp_path / "venv" / "bin" / "python"

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 
 from nsq_fast import Message
 from nsq_fast.cli import main
@@ -39,17 +40,50 @@ def test_changes_without_a_release_have_names_that_say_their_kind_and_are_short(
         assert len(text) < 1000, path.name
 
 
-def test_actions_of_others_are_pinned_by_hash_and_nothing_is_allowed_unless_it_is_said() -> None:
-    files = [*(ROOT / ".github").glob("*/*.yml"), *(ROOT / ".github").glob("actions/*/*.yml")]
-    if not files:
+def workflows() -> list[Path]:
+    found = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    if not found:
         pytest.skip("an sdist has no workflows")
+    return found
+
+
+def test_actions_of_others_are_pinned_by_hash_and_nothing_is_allowed_unless_it_is_said() -> None:
+    files = [*workflows(), *(ROOT / ".github").glob("actions/*/*.yml"), DOCS / "testing.md"]
     used = [each for path in files for each in re.findall(r"uses: (.*)", path.read_text())]
     assert len(used) > 20
     assert [
         each for each in used if not each.startswith("./") and not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each)
     ] == []
-    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        assert "\npermissions: {}\n" in path.read_text(), path.name
+    for path in workflows():
+        assert yaml.safe_load(path.read_text())["permissions"] == {}, path.name
+
+
+def test_a_workflow_installs_what_it_tests_and_tools_by_hash() -> None:
+    """What a release is made with is known to the byte, and is no code that runs while it is installed."""
+    steps = [
+        step["run"]
+        for path in workflows()
+        for job in yaml.safe_load(path.read_text())["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    installs = re.findall(r"pip install (.*)", "\n".join(steps))
+    tools = "--require-hashes --only-binary :all: -r .github/tools.txt"
+    assert installs.count(tools) == 2
+    assert [each for each in installs if each != tools and not each.startswith(("-e ", "dist/"))] == []
+
+
+def test_the_lock_of_the_tools_has_hashes_and_names_no_registry() -> None:
+    workflows()
+    wanted, locked = ((ROOT / ".github" / name).read_text() for name in ("tools.in", "tools.txt"))
+    blocks = re.split(r"^(?=[a-z])", locked, flags=re.M)[1:]
+    for block in blocks:
+        assert re.match(r"[\w.-]+==\S+( ; .*)? \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+", block), block
+    names = {block.partition("==")[0] for block in blocks}
+    assert names >= {each.lower() for each in re.findall(r"^([\w-]+)", wanted, re.M)}
+    assert "://" not in locked
+    (needs,) = re.findall(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert set(re.findall(r'"([^"]+)"', needs)) <= set(wanted.splitlines())
 
 
 @pytest.mark.parametrize("name", ENTRIES)

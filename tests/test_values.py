@@ -32,7 +32,7 @@ from nsq_fast.names import (
     parse_address,
     parse_addresses,
 )
-from nsq_fast.printable import MAX_LENGTH, printable
+from nsq_fast.printable import MAX_LENGTH, counted, printable
 from nsq_fast.protocol import ExponentialBackoff
 
 # Names and addresses
@@ -210,6 +210,11 @@ def test_whatever_is_said_is_shown_on_one_line_of_bounded_length(said: str | byt
     shown = printable(said)
     assert shown.isprintable()
     assert len(shown) <= 10 * MAX_LENGTH + 30
+
+
+def test_a_number_stands_with_the_form_of_its_noun() -> None:
+    assert [counted(number, "row") for number in (0, 1, 2, 2000)] == ["0 rows", "1 row", "2 rows", "2,000 rows"]
+    assert [counted(number, "publish", "publishes") for number in (1, 2)] == ["1 publish", "2 publishes"]
 
 
 def test_errors_show_what_a_server_said_safely_and_keep_it_as_it_came() -> None:

@@ -57,9 +57,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     Instead of a handler, iterate: ``async for message in consumer``. Asking for the next message finishes the one
     before. A message at which the loop is left early is requeued, unless it was responded to.
 
-    When the task that is within ``async with`` is cancelled, by Ctrl-C too, so are the handlers: what is held is
-    requeued and the consumer closed, within a second. A handler that is cancelled with its loop has its message
-    requeued.
+    When the task that is within ``async with`` is cancelled, by Ctrl-C too, so are the handlers, which have half a
+    second to clean up; what is held is requeued, and the consumer is closed within a second after that. A handler that
+    is cancelled with its loop has its message requeued.
 
     Each message has a context of its own (``contextvars``), which begins as that in which the consumer was started.
     Several handlers may share a task.

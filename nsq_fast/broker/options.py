@@ -49,12 +49,12 @@ class NsqdOptions(Config, frozen=True):
         0, "HTTP port for clients, from nsqlookupd; 0: the real one", minimum=0, maximum=65535
     )
     lookupd_tcp_addresses: tuple[str, ...] = option((), "nsqlookupds to register with")
-    node_id: int = option(DEFAULT_NODE_ID, "worker part of message ids", minimum=0, maximum=1023)
+    node_id: int = option(DEFAULT_NODE_ID, "number of this nsqd in the ids of its messages", minimum=0, maximum=1023)
     version: str = option(VERSION, "version reported to clients")
 
-    auth_http_addresses: tuple[str, ...] = option((), "auth servers; any makes AUTH required")
-    auth_http_request_method: str = option("get", "how auth servers are asked")
-    http_client_connect_timeout: float = option(2.0, "limit to reach an auth server", unit="s", minimum=0.001)
+    auth_http_addresses: tuple[str, ...] = option((), "auth servers; with one or more, AUTH is required")
+    auth_http_request_method: str = option("get", "HTTP method of requests to auth servers")
+    http_client_connect_timeout: float = option(2.0, "limit to connect to an auth server", unit="s", minimum=0.001)
     http_client_request_timeout: float = option(5.0, "limit for an auth server's answer", unit="s", minimum=0.001)
 
     topology_region: str = option("", "region of this nsqd")
@@ -64,10 +64,12 @@ class NsqdOptions(Config, frozen=True):
         None, "folder for metadata and messages that survive a restart; None: nothing survives", kind=str
     )
     mem_queue_size: int = option(
-        10_000, "messages a channel keeps in memory; the others wait on disk, and come in turns with those", minimum=0
+        10_000,
+        "messages that a channel keeps in memory; further ones wait on disk, and both are delivered in turns",
+        minimum=0,
     )
     preserve_order: bool = option(
-        False, "deliver the messages on disk behind those in memory, in order, which nsqd does not do"
+        False, "deliver the messages on disk after those in memory, in order; nsqd does not do that"
     )
     max_bytes_per_file: int = option(
         100 * 1024 * 1024, "size of a log segment on disk", unit="bytes", minimum=4096, maximum=2**40
@@ -78,17 +80,21 @@ class NsqdOptions(Config, frozen=True):
     queue_scan_interval: float = option(0.1, "time between two scans for timeouts", unit="s", minimum=0.001)
     queue_scan_refresh_interval: float = option(
         5.0,
-        "time after which the list of channels to scan is made again, if none came or went",
+        "time after which the list of channels to scan is renewed if no channel was created or deleted",
         unit="s",
         minimum=0.001,
     )
     queue_scan_selection_count: int = option(20, "channels that are scanned in each interval", minimum=1)
-    queue_scan_worker_pool_max: int = option(4, "channels that are scanned before others have their turn", minimum=1)
+    queue_scan_worker_pool_max: int = option(4, "channels that are scanned before other work has its turn", minimum=1)
     queue_scan_dirty_percent: float = option(
-        0.25, "share of scanned channels with something to do above which others are scanned at once", minimum=0.0
+        0.25, "share of channels with something to do; above it, more channels are scanned at once", minimum=0.0
     )
-    msg_timeout: float = option(60.0, "a message unanswered for so long is requeued", unit="s", minimum=0.001)
-    max_msg_timeout: float = option(900.0, "longest timeout a client may have or reach by TOUCH", unit="s", minimum=0.1)
+    msg_timeout: float = option(
+        60.0, "a message that was not responded to for so long is requeued", unit="s", minimum=0.001
+    )
+    max_msg_timeout: float = option(
+        900.0, "longest message timeout that a client may ask for or reach by TOUCH", unit="s", minimum=0.1
+    )
     max_msg_size: int = option(1024 * 1024, "largest body of a message", unit="bytes", minimum=1, maximum=2**31 - 64)
     max_body_size: int = option(
         5 * 1024 * 1024, "largest body of a command", unit="bytes", minimum=5, maximum=2**31 - 64
@@ -109,21 +115,23 @@ class NsqdOptions(Config, frozen=True):
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
         (), "which quantiles of the time from publish to FIN are shown, above 0 and up to 1; needs nsq-fast[e2e]"
     )
-    e2e_processing_latency_window_time: float = option(600.0, "how long a latency counts", unit="s", minimum=0.001)
+    e2e_processing_latency_window_time: float = option(
+        600.0, "how long a latency is included in the quantiles", unit="s", minimum=0.001
+    )
 
     statsd_address: str = option("", "host:port of a statsd to push to over UDP")
     statsd_prefix: str = option("nsq.%s", "prefix of statsd keys; %s is the host and port")
     statsd_interval: float = option(60.0, "time between pushes to statsd", unit="s", minimum=0.01)
-    statsd_mem_stats: bool = option(True, "push memory figures to statsd too")
+    statsd_mem_stats: bool = option(True, "also push memory figures to statsd")
     statsd_udp_packet_size: int = option(508, "largest statsd packet", unit="bytes", minimum=64)
-    statsd_exclude_ephemeral: bool = option(False, "keep ephemeral topics and channels out of statsd")
+    statsd_exclude_ephemeral: bool = option(False, "do not push ephemeral topics and channels to statsd")
 
     tls_cert: str = option("", "certificate file")
     tls_key: str = option("", "key file")
     tls_client_auth_policy: str = option(
-        "", "what is asked of client certificates: require, require-verify, or nothing"
+        "", "require or require-verify: clients need a certificate, which is verified; empty: they need none"
     )
-    tls_root_ca_file: str = option("", "authorities that client certificates are checked with")
+    tls_root_ca_file: str = option("", "CA certificates that client certificates are checked with")
     tls_required: str = option(
         "false", "whether clients must use TLS: false, true, or tcp-https, which leaves plain HTTP open"
     )
@@ -152,7 +160,9 @@ class LookupdOptions(Config, frozen=True):
     tcp_address: str = option("127.0.0.1:0", "where nsqds connect")
     http_address: str = option("127.0.0.1:0", "where HTTP is served")
     broadcast_address: str = option("127.0.0.1", "address of this nsqlookupd")
-    inactive_producer_timeout: float = option(300.0, "an nsqd silent for so long is left out", unit="s", minimum=0.01)
+    inactive_producer_timeout: float = option(
+        300.0, "an nsqd that was silent for so long is no longer named", unit="s", minimum=0.01
+    )
     tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0.0)
     version: str = option(VERSION, "version reported to clients")
 
@@ -233,18 +243,20 @@ TIMINGS: Mapping[str, Mapping[str, float]] = {
 class ClusterOptions(Config, frozen=True):
     """How the cluster as a whole behaves."""
 
-    timings: str = option("fast", "how long the cluster takes for what it does: fast, or real, as three real nodes do")
-    move_step: float = option(0.012, "what each of the three stages of a move of a leader takes", unit="s", minimum=0.0)
-    takeover_delay: float = option(0.5, "how long after its death others lead what a node led", unit="s", minimum=0.0)
+    timings: str = option("fast", "how long the cluster takes to react: fast, or real, as long as three real nodes")
+    move_step: float = option(0.012, "time of each of the three stages of a move of a leader", unit="s", minimum=0.0)
+    takeover_delay: float = option(
+        0.5, "time after the death of a node until others lead its partitions", unit="s", minimum=0.0
+    )
     migrate_delay: float = option(
-        2.0, "how long after its death another node gets the replicas that a node had", unit="s", minimum=0.0
+        2.0, "time after the death of a node until another one gets its replicas", unit="s", minimum=0.0
     )
     readiness: float = option(
         0.2, "longest time until a new partition has a leader, and until the cluster is stable", unit="s", minimum=0.0
     )
     writable_delay: float = option(
         0.0,
-        "longest time from the death of its leader until a partition takes publishes; 0: when another one leads",
+        "longest time from the death of a leader until its partition takes publishes; 0: as soon as another node leads",
         unit="s",
         minimum=0.0,
     )
@@ -253,9 +265,10 @@ class ClusterOptions(Config, frozen=True):
     )
     kind: bool = option(
         False,
-        "be ready at once, take publishes while one replica is in sync, and let messages pass those with other tags",
+        "be ready at once, take publishes while one replica is in sync, and deliver messages past those with other"
+        " tags",
     )
-    allow_write_with_nochannels: bool = option(False, "let lookups for writing show partitions without a channel")
+    allow_write_with_nochannels: bool = option(False, "let lookups for writing name partitions without a channel")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,10 +33,10 @@ class _Admin(click.Group):
 
 @click.group("admin", cls=_Admin, short_help="Create, delete, empty, pause; move leaders, set offsets.")
 def command() -> None:
-    """Administer topics and channels, found by nsqlookupd.
+    """Administer topics and channels; nsqlookupd says where they are.
 
-    What is done to a topic or a channel is done on each of its nsqds, or partitions, or on one partition. The exit code
-    is 1 when a server refuses.
+    A change of a topic or channel is made on all of its nsqds or partitions, or on the one that --partition names. The
+    exit code is 1 when a server refuses.
     """
 
 
@@ -105,12 +105,14 @@ def _of_either(name: str, help: str, *parts: Decorated) -> Subcommand:
 
 @_of_either(
     "create",
-    "Create TOPIC, or CHANNEL of it. An nsqd of the original creates a topic with its first message, and then has all"
-    " channels that its nsqlookupds know.",
-    click.option("--partitions", type=click.IntRange(1, 1023), help="Of a redesigned topic; 1 if not given."),
-    click.option("--replicas", type=click.IntRange(1, 9), help="Of each partition; 1 if not given."),
-    click.option("--ordered", is_flag=True, help="A redesigned topic that is consumed in order."),
-    click.option("--extend", is_flag=True, help="A redesigned topic whose messages have headers."),
+    "Create TOPIC, or CHANNEL of it. An nsqd of the original NSQ creates a topic with its first message, and all"
+    " channels that its nsqlookupds know with it.",
+    click.option(
+        "--partitions", type=click.IntRange(1, 1023), help="Partitions of a redesigned topic; 1 if not given."
+    ),
+    click.option("--replicas", type=click.IntRange(1, 9), help="Replicas of each partition; 1 if not given."),
+    click.option("--ordered", is_flag=True, help="Make a redesigned topic that is consumed in order."),
+    click.option("--extend", is_flag=True, help="Make a redesigned topic whose messages have headers."),
 )
 def _create(
     lookup: Lookup,
@@ -141,7 +143,7 @@ def _create(
     return None
 
 
-@_of_either("delete", "Delete TOPIC with its channels, or CHANNEL of it; messages that wait are lost.")
+@_of_either("delete", "Delete TOPIC with its channels, or CHANNEL of it. Messages that wait there are lost.")
 def _delete(lookup: Lookup, topic: str, channel: str | None) -> Sequence[PartitionResult] | None:
     if lookup.is_redesigned and not channel:
         lookup.tell_leader("delete", topic, partition="**")
@@ -168,9 +170,9 @@ def _on_each(name: str, help: str) -> None:
         return [place.call(name, topic, channel) for place in places]
 
 
-_on_each("empty", "Drop the messages that wait in CHANNEL; without one, those in TOPIC that no channel has got.")
-_on_each("pause", "Stop delivery of CHANNEL; without one, from TOPIC to all its channels.")
-_on_each("unpause", "Go on with delivery of CHANNEL, or of TOPIC.")
+_on_each("empty", "Drop the messages that wait in CHANNEL. Without CHANNEL: those in TOPIC that no channel has got.")
+_on_each("pause", "Stop delivery of CHANNEL. Without CHANNEL: delivery from TOPIC to all its channels.")
+_on_each("unpause", "Start the delivery that `pause` stopped.")
 
 
 # --- on a redesigned cluster -----------------------------------------------------------------------------------------
@@ -181,19 +183,19 @@ def _of_channel(name: str, help: str, *arguments: Decorated) -> Subcommand:
     return _subcommand(name, help, _TOPIC, _CHANNEL, *arguments, _PARTITION)
 
 
-@_of_channel("skip", "Count what waits and what comes as done, undelivered: the channel loses those messages.")
+@_of_channel("skip", "Skip the messages that wait and those that come. They count as finished: the channel loses them.")
 def _skip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
     return lookup.skip(**where)
 
 
-@_of_channel("unskip", "Deliver what comes from now on.")
+@_of_channel("unskip", "End `skip`: deliver the messages that come from now on.")
 def _unskip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
     return lookup.unskip(**where)
 
 
 @_of_channel(
     "set-offset",
-    "Let the channel go on at POSITION: end, offset:BYTES, count:MESSAGES, or timestamp:SECONDS.",
+    "Continue CHANNEL at POSITION. It is end, offset:BYTES, count:MESSAGES, or timestamp:SECONDS.",
     click.argument("position", metavar="POSITION"),
 )
 def _set_offset(
@@ -204,7 +206,7 @@ def _set_offset(
 
 @_of_channel(
     "set-order",
-    "Deliver in order, one message at a time (on), or not (off).",
+    "Deliver CHANNEL in order (on), or not (off). In order, each partition delivers one message at a time.",
     click.argument("order", type=click.Choice(["on", "off"])),
 )
 def _set_order(
@@ -215,7 +217,7 @@ def _set_order(
 
 @_of_channel(
     "rate-limit",
-    "Let each partition deliver at most so many kilobytes a second.",
+    "Limit how much each partition delivers to CHANNEL: KILOBYTES a second.",
     click.argument("kilobytes", type=click.IntRange(min=1)),
 )
 def _rate_limit(
@@ -229,7 +231,7 @@ _THIS_PARTITION = click.argument("partition", type=click.IntRange(min=0))
 
 @_subcommand(
     "expand",
-    "Give TOPIC more partitions. Keys go to other partitions from then on.",
+    "Expand TOPIC to PARTITIONS partitions. From then on keys go to other partitions.",
     _TOPIC,
     click.argument("partitions", type=click.IntRange(min=1)),
 )
@@ -239,7 +241,7 @@ def _expand(lookup: Lookup, topic: str, partitions: int) -> None:
 
 @_subcommand(
     "move-leader",
-    "Let NODE, a distributed_id as lookup shows it, lead PARTITION of TOPIC.",
+    "Make NODE the leader of PARTITION. It is a distributed_id, as nsqlookupd lists them.",
     _TOPIC,
     _THIS_PARTITION,
     click.argument("node"),
@@ -250,7 +252,7 @@ def _move_leader(lookup: Lookup, topic: str, partition: int, node: str) -> None:
 
 @_subcommand(
     "move-replica",
-    "Let NODE have what ORIGIN has of PARTITION of TOPIC; both are distributed_ids.",
+    "Move the replica of PARTITION from ORIGIN to NODE. Both are distributed_ids, as nsqlookupd lists them.",
     _TOPIC,
     _THIS_PARTITION,
     click.argument("origin"),
@@ -262,7 +264,7 @@ def _move_replica(lookup: Lookup, topic: str, partition: int, origin: str, node:
 
 @_subcommand(
     "cluster",
-    "Say whether the cluster is stable, and how much its nodes have to do. The exit code is 1 while it is not.",
+    "Show whether the cluster is stable, and its nodes' load. The exit code is 1 while it is not stable.",
 )
 def _cluster(lookup: Lookup) -> None:
     stats = lookup.stats()

@@ -23,6 +23,7 @@ from nsq_fast.bench.suite import Plan, in_turns, judge, plans
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 
 from . import console, options
 from .options import Security, security_options
@@ -37,14 +38,22 @@ _SETTINGS: dict[str, tuple[Any, Any, str]] = {
     "max_in_flight": (_ONE, 2500, "Messages a consumer holds."),
     "connections": (_ONE, 1, "Connections of a consumer, to several loopback addresses of the nsqd."),
     "partitions": (_ONE, 4, "Partitions of the topic."),
-    "concurrency": (_ONE, 1, "Callers of a publish, handlers of a consumer, messages on their way in a roundtrip."),
+    "concurrency": (
+        _ONE,
+        1,
+        "Callers that publish at once, handlers of a consumer, or messages on their way in a roundtrip.",
+    ),
     "batch": (_ONE, 200, "Messages in an MPUB."),
     "handler_sleep": (options.duration, 0.0, "How long each handler sleeps."),
-    "linger": (options.duration, 0.001, "What the client with linger waits for more to publish."),
-    "settle": (options.duration, 0.5, "Time before an open loop, or before an idle client is measured."),
-    "mode": (click.Choice(MODES), "single", "How."),
-    "rate": (_RATE, 0.0, "Open loop: messages/s, whatever becomes of them."),
-    "compression": (click.Choice(COMPRESSIONS[1:]), None, "Compressed connections."),
+    "linger": (options.duration, 0.001, "How long the client with linger waits for more publishes."),
+    "settle": (
+        options.duration,
+        0.5,
+        "Time to settle before an open loop begins, or before an idle client is measured.",
+    ),
+    "mode": (click.Choice(MODES), "single", "One publish at a time, many callers at once, or batches."),
+    "rate": (_RATE, 0.0, "Open loop: publish so many messages/s, however fast they are handled."),
+    "compression": (click.Choice(COMPRESSIONS[1:]), None, "Compress the connections."),
 }
 """Option of a scenario -> its type, its default, its help."""
 
@@ -57,48 +66,50 @@ _TAKEN = {
     "idle": ("duration", "rounds", "max_in_flight", "connections", "settle"),
 }
 _ABOUT = {
-    "consume": "Consume a backlog, one FIN a message; with --rate, what is published meanwhile.",
+    "consume": "Consume a backlog, with one FIN for each message; with --rate, messages that are published meanwhile.",
     "publish": "Publish one at a time, from many callers, or in batches.",
     "roundtrip": "Publish and consume in one process: latency from publish to handler.",
-    "ordered": "Consume a topic with partitions in order; on the embedded cluster, or with --lookupd.",
+    "ordered": "Consume a topic with partitions in order, on the embedded cluster or on the one of --lookupd.",
     "idle": "Hold connections on which nothing happens: CPU and memory.",
 }
 
 
 @click.group("bench", short_help="Compare clients on one server; reports.")
 def command() -> None:
-    """Measure clients and servers of NSQ: each client in a process of its own, in turns, several rounds.
+    """Measure clients and servers of NSQ. Each client has its own process; they take turns, in several rounds.
 
-    Only ratios within one run mean anything: machines differ, and are noisy.
+    Only ratios within one run mean anything: machines differ, and other programs disturb them.
 
-    With --tls, servers that the command starts get a certificate of their own; for given ones there are the --tls
-    options and --auth-secret-file of the other commands, with which the clients of nsq_fast are measured.
+    With --tls, servers that the command starts get their own certificate. For servers of yours, give the --tls options
+    and --auth-secret-file as for the other commands; only clients of nsq_fast are measured with these.
     """
 
 
 def _where(function: Callable[..., None]) -> Callable[..., None]:
     """The options that say against what, with which clients, and where the result goes."""
     decorators = (
-        click.option("--embedded", is_flag=True, help="Against the embedded broker (the default)."),
+        click.option("--embedded", is_flag=True, help="Measure on the embedded broker (the default)."),
         options.nsqd_tcp_option,
         options.lookupd_http_option,
         security_options,
-        click.option("--servers", type=options.FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
+        click.option("--servers", type=options.FOLDER, metavar="DIR", help="Folder with the nsqd binary to start."),
         click.option(
             "--client",
             "wanted",
             multiple=True,
             type=click.Choice(names()),
             metavar="NAME",
-            help=f"A client (repeatable): {', '.join(names())}. Default: all.",
+            help=f"A client to measure (repeatable): {', '.join(names())}. Default: all.",
         ),
         click.option("--peer-python", metavar="PATH", help="An interpreter with gnsq, pynsq, ansq or asyncnsq."),
-        click.option("--syscalls", "wants_syscalls", is_flag=True, help="Count system calls too, with perf or strace."),
+        click.option(
+            "--syscalls", "wants_syscalls", is_flag=True, help="Also count system calls, with perf or strace."
+        ),
         click.option(
             "--instructions",
             "wants_instructions",
             is_flag=True,
-            help="Count instructions of clients that goals compare too, with valgrind; this takes minutes.",
+            help="Also count the instructions of clients that goals compare, with valgrind; this takes minutes.",
         ),
         options.output_file("--json", "target", help="Write the run to this file."),
     )
@@ -245,7 +256,7 @@ def _versions(clients: Sequence[Client]) -> dict[str, str]:
 
 
 def _show(scenario: Scenario, title: str, cores: int) -> None:
-    rounds = console.counted(scenario.settings.rounds, "round")
+    rounds = counted(scenario.settings.rounds, "round")
     _print_table(f"{title}: {scenario.server}, {rounds}", header(scenario), rows_of(scenario, cores))
     for result in scenario.clients:
         if result.failure:
@@ -259,13 +270,13 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
 
 @click.command("suite", short_help="Run the whole comparison.")
 @_where
-@options.seconds("--duration", default=1.5, help="Of a client's round.")
+@options.seconds("--duration", default=1.5, help="How long a client works in a round.")
 @options.number("--rounds", default=3, help="How many rounds.")
 @options.seconds(
-    "--patience", default=60.0, help="Time for more rounds of a scenario, while a ratio of the goals is not settled."
+    "--patience", default=60.0, help="Time for more rounds of a scenario, while a ratio of the goals is uncertain."
 )
-@click.option("--short", is_flag=True, help="Only the scenarios that tell most.")
-@click.option("--only", multiple=True, metavar="NAME", help="Only this scenario (repeatable).")
+@click.option("--short", is_flag=True, help="Run only the most important scenarios.")
+@click.option("--only", multiple=True, metavar="NAME", help="Run only this scenario (repeatable).")
 def _suite(
     embedded: bool,
     nsqds: Sequence[Address],
@@ -279,7 +290,7 @@ def _suite(
     target: Path | None,
     **others: Any,
 ) -> None:
-    """Run all scenarios, and hold the result against the goals of the project."""
+    """Run all scenarios, and compare the result with the goals of the project."""
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
     if not todo:
         raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
@@ -320,21 +331,23 @@ def _kept(todo: Sequence[Plan], unfit: Sequence[Plan], reason: str) -> list[Plan
 _KINDS = ("consume", "publish", "both")
 
 
-@click.command("scale", short_help="Many processes on many nsqds.")
-@click.option("--servers", type=options.FOLDER, metavar="DIR", help="Start the nsqd binary of this folder.")
+@click.command("scale", short_help="Measure many processes on many nsqds.")
+@click.option("--servers", type=options.FOLDER, metavar="DIR", help="Folder with the nsqd binary to start.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
     multiple=True,
     default=(1, 2, 4),
     show_default=True,
-    help="How many at once (repeatable).",
+    help="How many processes at once (repeatable).",
 )
-@options.number("--nsqds", default=1, most=64, help="How many are started.")
+@options.number("--nsqds", default=1, most=64, help="How many nsqds to start.")
 @options.number("--connections", default=1, most=1000, help="Connections of a process to each nsqd.")
-@click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Repeatable; default: all.")
+@click.option(
+    "--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="What to measure (repeatable). Default: all."
+)
 @options.number("--size", default=200, help="Bytes in a message.")
-@options.seconds("--duration", default=2.0, help="Of one process alone.")
+@options.seconds("--duration", default=2.0, help="How long one process alone works.")
 @options.output_file("--json", "target", help="Write the run to this file.")
 def scale_command(
     servers: Path | None,
@@ -371,7 +384,7 @@ def scale_command(
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command("compare", short_help="What changed between two runs.")
+@click.command("compare", short_help="Show what changed between two runs.")
 @click.argument("before", type=_EXISTING)
 @click.argument("after", type=_EXISTING)
 @click.option("--client", "clients", multiple=True, help="A client to compare (repeatable); default: all.")
@@ -379,8 +392,14 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--relative-to", default="", metavar="CLIENT", help="Divide by this client's figures, each in its own run."
 )
-@click.option("--threshold", type=click.FloatRange(0), default=THRESHOLD, show_default=True, help="Smallest change.")
-@click.option("--all", "everything", is_flag=True, help="Show what did not change too.")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0),
+    default=THRESHOLD,
+    show_default=True,
+    help="Smallest change to show, as a share.",
+)
+@click.option("--all", "everything", is_flag=True, help="Also show what did not change.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 def compare_command(
     before: Path,
@@ -412,7 +431,7 @@ def compare_command(
 
 
 def _show_changes(changes: Sequence[Change], relative_to: str, compared: int) -> None:
-    title = f"{console.counted(compared, 'figure')} compared" + (f", relative to {relative_to}" if relative_to else "")
+    title = f"{counted(compared, 'figure')} compared" + (f", relative to {relative_to}" if relative_to else "")
     if not changes:
         click.echo(f"{title}: nothing changed by more than the spread of the rounds")
         return
@@ -432,11 +451,11 @@ def _cell(value: Figure, metric: str) -> str:
 
 @click.command("report", short_help="Show a run: HTML, charts, documentation.")
 @click.argument("run_file", metavar="RUN", type=_EXISTING)
-@options.output_file("--html", "html_file", help="Write a report that stands alone.")
+@options.output_file("--html", "html_file", help="Write the report as one HTML file.")
 @click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
 @options.output_file("--docs", "docs_file", help="Write the page of the documentation.")
 @click.option("--readme", type=_EXISTING, metavar="FILE", help="Put the figures between the marks of this file.")
-@click.option("--tuning", type=_EXISTING, metavar="FILE", help="The same for the page about tuning.")
+@click.option("--tuning", type=_EXISTING, metavar="FILE", help="The same in the page about tuning.")
 def report_command(
     run_file: Path,
     html_file: Path | None,
@@ -445,7 +464,7 @@ def report_command(
     readme: Path | None,
     tuning: Path | None,
 ) -> None:
-    """Write what the file RUN of a run shows, in the forms that are asked for."""
+    """Show the run that the file RUN has, in the forms that the options ask for."""
     if not (html_file or svg_folder or docs_file or readme or tuning):
         raise click.UsageError("say what to write: --html, --svg, --docs, --readme or --tuning")
     run = load(run_file)

@@ -93,11 +93,11 @@ _NOT_REDESIGNED = (
 def _server_options(nsqd: dict[str, str], lookupd: dict[str, str]) -> Callable[..., Any]:
     """A decorator that adds the options of ``_group``; ``nsqd``, ``lookupd``: where they listen by default."""
     decorators = (
-        options.number("--nsqds", default=1, least=0, most=64, help="How many nsqds; 0: none."),
+        options.number("--nsqds", default=1, least=0, most=64, help="How many nsqds to run; 0: none."),
         click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd."),
         click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ."),
-        options.number("--nodes", default=3, most=64, help="nsqds of the cluster."),
-        options.number("--lookupds", default=1, most=16, help="nsqlookupds of the cluster."),
+        options.number("--nodes", default=3, most=64, help="How many nsqds the cluster has."),
+        options.number("--lookupds", default=1, most=16, help="How many nsqlookupds the cluster has."),
         _flags(ClusterOptions, _CLUSTER_FLAGS, {}),
         _flags(LookupdOptions, ("tcp_address", "http_address"), lookupd, _LISTEN),
         _flags(LookupdOptions, _LOOKUPD_FLAGS, {}),
@@ -144,7 +144,7 @@ def _topic(text: str) -> tuple[str, str]:
 )
 @click.option(
     "--topic", "topics", type=_topic, multiple=True, metavar="TOPIC[/CHANNEL]",
-    help="Make a topic, and a channel, before the program starts (repeatable).",
+    help="Create a topic, and a channel of it, before the program starts (repeatable).",
 )  # fmt: skip
 @_server_options(_FREE, _FREE)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -152,15 +152,15 @@ def _topic(text: str) -> tuple[str, str]:
 def with_broker_command(
     context: click.Context, /, program: tuple[str, ...], topics: Sequence[tuple[str, str]], **servers: Any
 ) -> None:
-    """Run PROGRAM, with its arguments, on the servers of `nsq-fast broker`, which end when it ends.
+    """Run PROGRAM, with its arguments, on the servers of `nsq-fast broker`, which stop when it ends.
 
-    They listen on free ports, or where the options say: a program that has an address of its own on this machine in its
-    source runs unchanged with, say, --tcp-address 127.0.0.1:4150. Others read the addresses, with commas between them,
-    from NSQ_LOOKUPD_HTTP_ADDRESSES, NSQD_TCP_ADDRESSES and NSQD_HTTP_ADDRESSES, as the other commands do. Handlers
-    that `nsq-fast run` runs use these servers and no others, whatever addresses they declare.
+    The servers listen on free ports, or where the options say. A program whose source has a fixed address on this
+    machine runs unchanged with that address: --tcp-address 127.0.0.1:4150. Other programs read the addresses,
+    with commas between them, from NSQ_LOOKUPD_HTTP_ADDRESSES, NSQD_TCP_ADDRESSES and NSQD_HTTP_ADDRESSES, as the other
+    commands do. Handlers under `nsq-fast run` use these servers and no others, whatever addresses they declare.
 
-    The exit code is PROGRAM's; 128 and more when a signal ended it, 127 when there is no such program. SIGTERM is
-    passed on to it; Ctrl-C reaches it as it is.
+    The exit code is that of PROGRAM; 128 and more when a signal ended it, 127 when there is no such program. SIGTERM is
+    passed on to PROGRAM; Ctrl-C reaches it directly.
     """
     with _running(_group(context, **servers)) as group:
         _make_topics(group, topics)
@@ -307,13 +307,23 @@ def _shown(servers: dict[str, Any], redesigned: bool) -> str:
     return "\n".join([*lines, "Ctrl-C ends it."])
 
 
+_FLAGS_OF = {
+    "nsqd": "`nsq-fast broker --help` describes the flags, except -config, -log-level and -log-prefix.",
+    "nsqlookupd": "The flags: -tcp-address, -http-address, -broadcast-address, -inactive-producer-timeout,"
+    " -tombstone-lifetime, -config, -log-level and -log-prefix.",
+}
+
+
 def _as_the_original(name: str) -> click.Command:
     """The command of one server, with the flags that the original has."""
 
     @click.command(
         name,
         short_help=f"The embedded {name}, with the original's flags and log.",
-        help=f"Run {name} as the original is run: its flags (-flag=value), --config FILE, --version, its log lines.",
+        help=(
+            f"Run the embedded {name} with the command line of the original: the same flags (-flag=value), --config"
+            f" FILE, --version, and the same log lines.\n\n{_FLAGS_OF[name]}"
+        ),
         context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     )
     @click.argument("flags", nargs=-1, type=click.UNPROCESSED)

@@ -51,11 +51,6 @@ def warnings_shown(quiet: bool = False) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 message``, ``2,000 messages``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def grid(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],

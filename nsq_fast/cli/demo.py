@@ -29,6 +29,7 @@ from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 
 from . import console, options
 from .jobs import (
@@ -164,7 +165,7 @@ def _run_main_job(job_options: JobOptions, place: AbstractContextManager[_Server
         left = None if stop.is_set() else servers.left(job.topics)
         servers.delete(job.topics)
     results |= {"left_on_server": left, "server": servers.name}
-    what = f"{console.counted(job_options.topics, 'topic')}, {servers.name}"
+    what = f"{counted(job_options.topics, 'topic')}, {servers.name}"
     return _part(results, job, what, quiet, is_good=not left)
 
 
@@ -186,7 +187,7 @@ def _run_ordered_job(
 def _part(results: Results, job: MainJob | OrderedJob, what: str, quiet: bool, is_good: bool) -> _Part:
     """Show what came of a job, and judge it."""
     if not quiet:
-        messages = console.counted(job.ledger.size, "message")
+        messages = counted(job.ledger.size, "message")
         _print_rows(f"{messages} of {BODY_SIZE} bytes, {what}", results, _NOTES)
     if results["ended"] == "interrupted":
         return _Part(results, INTERRUPTED)

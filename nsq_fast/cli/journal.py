@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from rich.box import SIMPLE_HEAD
 
+from nsq_fast.printable import counted
+
 from . import console, options
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def adopt(
     if heir.about.channel != orphan.about.channel:
         _fail(f"{folder} is of channel {orphan.about.channel}, and {heir.id} of channel {heir.about.channel}")
     heir.journal.ask_to_adopt(orphan.id)
-    click.echo(f"{orphan.rows} rows of {orphan.id} are read by the query of {heir.id} when it is started again")
+    click.echo(f"the query of {heir.id} reads {counted(orphan.rows, 'row')} of {orphan.id} when it is started again")
 
 
 def _open(journal: str, endpoint: str | None, region: str | None) -> Storage:

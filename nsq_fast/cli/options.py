@@ -36,11 +36,11 @@ from nsq_fast.names import (
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _GROUP = (
-    ("--tls", {"is_flag": True, "help": "Talk TLS to nsqd; the other --tls options say so too."}),
-    ("--tls-ca", {"type": _FILE, "metavar": "FILE", "help": "Who may sign certificates.  [default: the system's]"}),
+    ("--tls", {"is_flag": True, "help": "Use TLS to nsqd; each other --tls option implies it."}),
+    ("--tls-ca", {"type": _FILE, "metavar": "FILE", "help": "CA certificates to trust.  [default: the system's]"}),
     ("--tls-cert", {"type": _FILE, "metavar": "FILE", "help": "The certificate of this client."}),
-    ("--tls-key", {"type": _FILE, "metavar": "FILE", "help": "Its key, where it is not in the same file."}),
-    ("--tls-server-name", {"metavar": "NAME", "help": "The name in the servers' certificates.  [default: the host]"}),
+    ("--tls-key", {"type": _FILE, "metavar": "FILE", "help": "Its key, if it is not in the same file."}),
+    ("--tls-server-name", {"metavar": "NAME", "help": "Host name in the servers' certificates.  [default: the host]"}),
     ("--auth-secret-file", {"type": _FILE, "metavar": "FILE", "help": "The secret for nsqds that ask for AUTH."}),
 )  # fmt: skip
 

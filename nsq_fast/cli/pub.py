@@ -19,10 +19,11 @@ from nsq_fast.client.http import Endpoint
 from nsq_fast.config import ProducerConfig
 from nsq_fast.errors import BodyInvalid, NsqError
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 from nsq_fast.producer import Producer
 
 from . import options
-from .console import counted, warnings_shown
+from .console import warnings_shown
 from .options import INTERRUPTED, Security, security_options, stop_signals
 
 

@@ -54,7 +54,10 @@ def _metavar(declared: Option) -> str:
 @click.option("--config", type=click.Path(), metavar="FILE", help="A TOML file; also NSQ_FAST_CONFIG.")
 @_worker_options()
 @click.option(
-    "--consumer-opt", metavar="NAME=VALUE", multiple=True, help="Any option of Consumer, for all (repeatable)."
+    "--consumer-opt",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any option of Consumer, for all consumers (repeatable).",
 )
 @click.option(
     "--app-dir", type=click.Path(file_okay=False, exists=True), default=".", help="Where APP is imported from."
@@ -65,14 +68,14 @@ def command(
 ) -> None:
     """Run the consumers that APP, a `module` or `module:attribute`, declares.
 
-    APP's functions are declared with nsq_fast.worker.subscribe; an attribute may also be a Consumer, a list, or a
-    function that returns them. SIGTERM and SIGINT drain, a second one ends at once, SIGHUP replaces the processes one
-    by one.
+    A module declares them with nsq_fast.worker.subscribe; an attribute may also be a Consumer, a list of these, or a
+    function that returns them. SIGTERM and SIGINT drain the processes, a second one ends them at once, SIGHUP replaces
+    them one by one.
 
-    Each option may also stand in the environment, as NSQ_FAST_PROCESSES, or in the file, below [worker]; options of
-    consumers in the environment, below [consumer] or below [subscription."topic/channel"]. A flag counts before the
-    environment, that before the file, and that before what the program says. The exit code is 0, 2 for a wrong
-    configuration, 78 when APP cannot be run, 128 and more after a second signal.
+    Each option may also be set in the environment, as NSQ_FAST_PROCESSES, or in the file, below [worker]. Options of
+    consumers may be set in the environment, below [consumer] or below [subscription."topic/channel"]. A flag counts
+    before the environment, the environment before the file, and the file before the program. The exit code is 0, 2 for
+    a wrong configuration, 78 when APP cannot be run, 128 and more after a second signal.
     """
     reader = SettingsReader()
     try:

@@ -150,10 +150,10 @@ _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/
 @options.nsqd_http_option
 @options.lookupd_http_option
 @security_options
-@click.option("--topic", type=options.topic, metavar="TOPIC", help="This topic only.")
-@click.option("--channel", type=options.channel, metavar="CHANNEL", help="This channel only; needs --topic.")
+@click.option("--topic", type=options.topic, metavar="TOPIC", help="Show this topic only.")
+@click.option("--channel", type=options.channel, metavar="CHANNEL", help="Show this channel only; needs --topic.")
 @options.seconds("-i", "--interval", default=2.0, help="Time between refreshes.")
-@click.option("-c", "--count", type=click.IntRange(min=0), default=0, help="End after so many tables; 0: never.")
+@click.option("-c", "--count", type=click.IntRange(min=0), default=0, help="End after this many tables; 0: never.")
 @click.option("--once", is_flag=True, help="The same as --count 1.")
 @click.option("--json", "as_json", is_flag=True, help="Print each table as one line of JSON.")
 def command(
@@ -167,15 +167,15 @@ def command(
     as_json: bool,
     security: Security,
 ) -> None:
-    """Show what nsqds say of their topics and channels, added up. Ctrl-C ends it.
+    """Show the topics and channels of the nsqds, added up over all of them, until Ctrl-C.
 
-    Total depth is mem + disk; in flight (inflt) and deferred (def) come on top. Requeued (req), timed out (t-o) and
-    msgs count from nsqd's start; msgs/s since the table before.
+    Total depth is mem + disk, without the messages in flight (inflt) and the deferred ones (def). Requeued (req), timed
+    out (t-o) and msgs are counted since nsqd started; msgs/s since the table before.
 
-    Stalled says why nothing is done of what waits: the channel is paused, no client is there, or all are at RDY 0
-    (they are in backoff, or asked to pause). From the second table on also for how long nothing was finished: what
-    was delivered is unanswered, or is requeued again and again, or the nsqd has not pushed what clients asked for. Why
-    clients do so only they can say: consumer.progress(), /readyz of a worker, nsq_fast_consumer_stalled.
+    Stalled says why waiting messages are not handled: the channel is paused, it has no client, or all clients are at
+    RDY 0 (in backoff, or paused). From the second table on it also says for how long no message was finished: messages
+    that were delivered are unanswered, or are requeued again and again, or nsqd has not pushed what clients asked for.
+    Why clients do so, only they can say: consumer.progress(), /readyz of a worker, nsq_fast_consumer_stalled.
     """
     if channel and not topic:
         raise click.UsageError("--channel needs --topic")

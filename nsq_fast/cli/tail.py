@@ -21,6 +21,7 @@ from nsq_fast.client.http import Endpoint
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 
 from . import options
 from .console import warnings_shown
@@ -105,7 +106,7 @@ def _missed(place: _Place, security: Security) -> str | None:
             continue
         # A new channel of a redesigned topic begins at the end (youzan/nsq: nsqd/diskqueue_reader.go).
         waiting = 0 if is_redesigned else row["depth"]
-        return f"its {waiting:,} waiting messages" if waiting else "what is published meanwhile"
+        return f"its {counted(waiting, 'waiting message')}" if waiting else "what is published meanwhile"
     return None
 
 

@@ -14,6 +14,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from nsq_fast.printable import counted
+
 from . import console, options
 
 if TYPE_CHECKING:
@@ -221,7 +223,7 @@ def _print_json(figures: Figures) -> None:
 
 
 def _print_table(figures: Figures, html_file: Path | None) -> None:
-    title = f"{figures.records:,} trace records, {figures.publishes:,} of publishes"
+    title = f"{counted(figures.records, 'trace record')}, {figures.publishes:,} of publishes"
     counts = {**figures.totals, "problems": figures.problems}
     output = console.output()
     output.print(console.notes(title, [(name.replace("_", " "), f"{counts[name]:,}", _SHOWN[name]) for name in _SHOWN]))

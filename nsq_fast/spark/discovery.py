@@ -21,6 +21,7 @@ from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
 from nsq_fast.log_events import SPARK_LOOKUP_FAILED, SPARK_WAITS
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
 from nsq_fast.protocol.topology import Nsqd as KnownNsqd
@@ -237,7 +238,8 @@ class TopicFinder:
         if self._found:
             self._reminder.over(key)
         else:
-            self._reminder.warn(key, f"{key}: none of the {len(names)} topics matches it; they are looked for again")
+            there = f"{'is' if len(names) == 1 else 'are'} {counted(len(names), 'topic')}"
+            self._reminder.warn(key, f"{key}: there {there}, and none matches it; they are looked for again")
 
 
 def known_topics(options: SourceOptions, timeout: float = TIMEOUT) -> set[str]:

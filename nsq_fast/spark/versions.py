@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import SPARK_ERROR
+from nsq_fast.printable import counted
 
 from .pace import Reminder
 
@@ -137,8 +138,8 @@ class LeftOver:
         if rows:
             self._reminder.warn(
                 self._key,
-                f"{self._key}: {rows} rows are left for the next one. With the trigger availableNow PySpark before 4.2"
-                " runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out",
+                f"{self._key} leaves {counted(rows, 'row')} for the next one. With the trigger availableNow PySpark"
+                " before 4.2 runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out",
             )
         else:
             self._reminder.over(self._key)

@@ -198,6 +198,8 @@ def test_tail_refuses_to_take_the_backlog_of_a_topic_without_channels(
     nsqd, http = str(broker.nsqd.tcp), str(broker.nsqd.http)
     flags = ["--nsqd", nsqd, "--nsqd-http", http] if through == "--nsqd" else [through, str(broker.lookupd.http)]
     pub(topic, b"one\ntwo\n", "--nsqd", nsqd)
+    if through == "--lookupd":  # to which the nsqd says a moment later that it has the topic
+        until(lambda: run("lookup", topic, *flags).exit_code == 0)
     refused = run("tail", topic, "-n", "2", *flags)
     assert refused.exit_code == 1
     assert len(refused.output.splitlines()) == 1

@@ -95,14 +95,12 @@ def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: 
     """As of a terminal's Ctrl-C, which both get."""
     (tmp_path / "program.py").write_text(
         "import os, signal, urllib.request\n"
-        "def end(*_):\n"
-        "    url = f\"http://{os.environ['NSQD_HTTP_ADDRESSES']}/ping\"\n"
-        "    print(urllib.request.urlopen(url).read().decode(), flush=True)\n"
-        "    raise SystemExit(5)\n"
-        "signal.signal(signal.SIGINT, end)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"  # one that comes before the wait is waited for
         "open('ready', 'w').close()\n"
-        "while True:\n"
-        "    signal.pause()\n"
+        "signal.sigwait([signal.SIGINT])\n"
+        "url = f\"http://{os.environ['NSQD_HTTP_ADDRESSES']}/ping\"\n"
+        "print(urllib.request.urlopen(url).read().decode(), flush=True)\n"
+        "raise SystemExit(5)\n"
     )
     command = [*OURS, "with-broker", sys.executable, "program.py"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -94,14 +94,14 @@ def test_a_kill_between_the_commits_of_both_folders_is_made_good(
 
 def test_orphans_may_be_refused(server: Server, tmp_path: Path) -> None:
     old, _ = dead(server, tmp_path / "j")
-    with pytest.raises(JournalError, match=rf"{old.offset['j']} \({ROWS} rows.*orphans=adopt"):  # type: ignore[index]
+    with pytest.raises(JournalError, match=rf"{old.offset['j']} \({ROWS:,} rows.*orphans=adopt"):  # type: ignore[index]
         Query(tmp_path / "j", {**server.options, "orphans": "refuse"})
 
 
 def test_orphans_may_be_warned_of(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old, _ = dead(server, tmp_path / "j")
     query = Query(tmp_path / "j", {**server.options, "orphans": "warn"})
-    assert f"{old.offset['j']} ({ROWS} rows, the oldest" in caplog.text  # type: ignore[index]
+    assert f"{old.offset['j']} ({ROWS:,} rows, the oldest" in caplog.text  # type: ignore[index]
     assert not query.plan()
 
 
@@ -188,7 +188,7 @@ def test_adopt_gives_rows_to_a_query_that_has_begun(server: Server, tmp_path: Pa
     heir, bodies, old = later(server, tmp_path)
     found = told(heir, tmp_path, old)
     assert found.exit_code == 0, found.output
-    assert f"{ROWS} rows of {old} are read by the query" in found.output
+    assert f"reads {ROWS:,} rows of {old} when it is started again" in found.output
     assert not heir.plan()  # it runs
     heir.start()
     heir.batch()

@@ -505,7 +505,7 @@ def test_one_bad_topic_stops_the_others_of_the_batch(
     for number in range(2):
         cluster.create_topic(f"{topic}{number}", 1, 1, ordered=True, channels=["check"])
     rows = batch(body=numbered(2), topic=[f"{topic}0", f"{topic}1"], partition=pa.array([0, 1], pa.int8()))
-    with pytest.raises(RowInvalid, match="row 1 of Arrow batch 0: partition=1: the topic has 1 partitions"):
+    with pytest.raises(RowInvalid, match="row 1 of Arrow batch 0: partition=1: the topic has 1 partition"):
         write([rows], **redesigned)
     assert all_bodies(cluster, f"{topic}0", 1) == []
 

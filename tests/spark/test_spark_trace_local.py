@@ -202,7 +202,7 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
 def test_a_report_of_a_publish_alone_and_without_order(tmp_path: Path) -> None:
     only = local_figures(logged(tmp_path, [json.dumps(PUBLISH)]))
     assert (only.records, only.unconsumed, only.groups, only.channels) == (1, {"t": 1}, [], [])
-    assert "1 publishes to t, and no delivery was recorded" in html(only)
+    assert "1 publish to t, and no delivery was recorded" in html(only)
     lines = random_lines(5, 3000)
     assert local_figures(logged(tmp_path, lines), TraceSettings(order="ids")).totals["violations"] > 0
     assert local_figures(logged(tmp_path, lines), TraceSettings(order="off")).totals["violations"] == 0

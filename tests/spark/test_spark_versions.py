@@ -49,8 +49,8 @@ def test_the_replayable_reader_knows_itself_where_it_is(topic: Topic, caplog: py
         at, found = end, found + batch
         end = reader.latestOffset()
     assert sorted(found) == bodies
-    assert [each for each in caplog.messages if "rows are left" in each] == [
-        f"topic {topic.name}: the limit of a batch: 4 rows are left for the next one. With the trigger availableNow"
+    assert [each for each in caplog.messages if "the limit of a batch leaves" in each] == [
+        f"topic {topic.name}: the limit of a batch leaves 4 rows for the next one. With the trigger availableNow"
         " PySpark before 4.2 runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out"
     ]
     more = topic.fill(8, label="more")
@@ -76,7 +76,7 @@ def test_the_journal_knows_where_its_reader_was(
     assert (first["j"], first["batch"]) == (start["j"], 1)
     found = run(reader, start, first)
     assert len(found) == 6
-    assert f"topic {TOPIC}: the limit of a batch: 4 rows are left for the next one." in caplog.text
+    assert f"topic {TOPIC}: the limit of a batch leaves 4 rows for the next one." in caplog.text
     restarted = JournalStreamReader(options)
     assert run(restarted, start, first) == found  # run again, as after a kill
     restarted = JournalStreamReader(options)

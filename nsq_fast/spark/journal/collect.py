@@ -32,6 +32,7 @@ from nsq_fast._frame import Columns, join_columns
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
+from nsq_fast.printable import counted
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import SourceOptions
 
@@ -223,9 +224,9 @@ class Collector:
     def _refuse(self, connection: JournalConnection, work: Work) -> None:
         """It is too late to keep these messages: the server gives them to another consumer, or has done so."""
         logger.warning(
-            "slot %s: %s messages came too late to be kept",
+            "slot %s: %s came too late to be kept",
             self.slot.name,
-            len(work.ids) // MESSAGE_ID_SIZE,
+            counted(len(work.ids) // MESSAGE_ID_SIZE, "message"),
             extra=SPARK_MESSAGES_LATE,
         )
         self._quota.is_over = True
@@ -795,10 +796,10 @@ class Peek:
                     break
             else:
                 logger.warning(
-                    "slot %s: %s of %s messages were seen",
+                    "slot %s: saw %s of %s",
                     slot.name,
                     len(self._seen),
-                    slot.rows,
+                    counted(slot.rows, "message"),
                     extra=SPARK_READ_PARTIAL,
                 )
 

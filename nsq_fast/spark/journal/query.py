@@ -13,6 +13,7 @@ import msgspec
 
 from nsq_fast.errors import ConfigError, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
 from nsq_fast.log_events import SPARK_ORPHANS
+from nsq_fast.printable import counted
 from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage
@@ -325,7 +326,7 @@ class Orphan(NamedTuple):
 
     def __str__(self) -> str:
         age = "" if self.oldest is None else f", the oldest {max(time.time() - self.oldest, 0.0):.0f} s old"
-        return f"{self.journal.path} ({self.rows} rows{age})"
+        return f"{self.journal.path} ({counted(self.rows, 'row')}{age})"
 
 
 class Adopted(NamedTuple):

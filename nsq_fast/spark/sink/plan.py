@@ -34,6 +34,7 @@ from nsq_fast.columns import ColumnProducer, TopicLayout
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, RowInvalid
 from nsq_fast.names import check_topic, is_valid_name
+from nsq_fast.printable import counted
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 from nsq_fast.spark.options import SinkOptions
@@ -208,7 +209,7 @@ def _check_partitioned(rows: Rows, layout: TopicLayout) -> None:
         why = "defer_ms={}: servers with partitions cannot delay a publish; leave it null"
         rows.refuse_where(pc.greater(defer, 0), why, defer)
     if partition is not None and layout.partition_num:
-        why = f"partition={{}}: the topic has {layout.partition_num} partitions"
+        why = f"partition={{}}: the topic has {counted(layout.partition_num, 'partition')}"
         rows.refuse_where(pc.greater_equal(partition, layout.partition_num), why, partition)
     if key is not None and not layout.partition_num:
         why = "key={}: the number of partitions is unknown without lookupd_http_addresses"

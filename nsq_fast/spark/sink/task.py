@@ -27,6 +27,7 @@ from nsq_fast.columns import ColumnProducer, StoredRows
 from nsq_fast.config import Config
 from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN
+from nsq_fast.printable import counted
 from nsq_fast.protocol.publishing import Receipt
 from nsq_fast.spark.options import SinkOptions, as_texts
 from nsq_fast.spark.versions import WriterCommitMessage
@@ -169,7 +170,8 @@ class TaskWriter:
         self._on_way.clear()
         stored = sum(self._places.values())
         unknown = sum(sent.rows for sent, cause in failed if getattr(cause, "possibly_stored", False))
-        tail = f"; of this task {stored} rows are stored{f', {unknown} may be' if unknown else ''}"
+        maybe = f", {unknown:,} may be" if unknown else ""
+        tail = f"; of this task {counted(stored, 'row')} {'is' if stored == 1 else 'are'} stored{maybe}"
         first: BaseException = error
         if failed and not isinstance(error, RowInvalid):
             sent, first = failed[0]
@@ -227,10 +229,10 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
 
         tasks = frame.mapInArrow(publish, "rows long").collect()
         logger.info(
-            "batch-%d: %d rows by %d tasks",
+            "batch-%d: %s by %s",
             batch,
-            sum(task.rows for task in tasks),
-            len(tasks),
+            counted(sum(task.rows for task in tasks), "row"),
+            counted(len(tasks), "task"),
             extra=SPARK_BATCH_WRITTEN,
         )
 
@@ -394,7 +396,7 @@ class WriteReport:
         for (topic, _), rows in self.places.items():
             topics[topic] += rows
         shares = ", ".join(f"{topic}: {rows}" for topic, rows in sorted(topics.items()))
-        return f"{self.rows} rows by {self.tasks} tasks{f' ({shares})' if shares else ''}"
+        return f"{counted(self.rows, 'row')} by {counted(self.tasks, 'task')}{f' ({shares})' if shares else ''}"
 
 
 def receipts_as_batch(topic: str, receipts: Sequence[Receipt]) -> pa.RecordBatch:

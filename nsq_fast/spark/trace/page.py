@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq_fast.page import STYLE as PAGE_STYLE
 from nsq_fast.page import WORST, Bar, Line, Piece, bars, by_share, document, element, over_time, table
+from nsq_fast.printable import counted
 
 from .schema import FAULTS, SHARES, Channel, Figures, TraceGroup
 
@@ -89,8 +90,9 @@ def html(figures: Figures) -> str:
 def _about(figures: Figures) -> str:
     begin, end = (_moment(each) for each in (figures.begin_ns, figures.end_ns))
     return escape(
-        f"{begin} to {end} UTC, {duration(figures.end_ns - figures.begin_ns)}. {figures.records:,} records of"
-        f" {figures.publishes:,} publishes and {figures.records - figures.publishes:,} deliveries."
+        f"{begin} to {end} UTC, {duration(figures.end_ns - figures.begin_ns)}. {counted(figures.records, 'record')} of"
+        f" {counted(figures.publishes, 'publish', 'publishes')} and"
+        f" {counted(figures.records - figures.publishes, 'delivery', 'deliveries')}."
         f" Windows of {duration(figures.window_ns)}, lost after {duration(figures.grace_ns)}."
     )
 
@@ -99,8 +101,10 @@ def _conclusion(figures: Figures) -> str:
     """What became of the messages, in a sentence; and how long the worst group took."""
     totals = figures.totals
     found = [f"{count(totals[kind])} {words}" for kind, words in _CONCLUSIONS.items() if totals[kind]]
-    pending = f" {count(totals['pending'])} are pending." if totals["pending"] else ""
-    of_all = f"{count(totals['messages'])} message{'' if totals['messages'] == 1 else 's'}"
+    pending = (
+        f" {count(totals['pending'])} {'is' if totals['pending'] == 1 else 'are'} pending." if totals["pending"] else ""
+    )
+    of_all = counted(totals["messages"], "message")
     if not totals["messages"]:
         lines = ["No message can be judged: the logs have no publish with a channel."]
     elif found:
@@ -149,12 +153,15 @@ def _tiles(figures: Figures) -> str:
 def _notes(figures: Figures) -> Iterator[str]:
     for topic, publishes in figures.unconsumed.items():
         yield _note(
-            f"{publishes:,} publishes to {topic}, and no delivery was recorded: nothing of it is counted below."
+            f"{counted(publishes, 'publish', 'publishes')} to {topic}, and no delivery was recorded: nothing of it is"
+            " counted below."
         )
     if figures.unpublished:
-        yield _note(f"{figures.unpublished:,} messages were delivered without a record of their producer.")
+        yield _note(f"Deliveries of {counted(figures.unpublished, 'message')} have no record of their producer.")
     if figures.late:
-        yield _note(f"{figures.late:,} messages had a delivery after the stream had decided on them; see table late.")
+        yield _note(
+            f"{counted(figures.late, 'message')} had a delivery after the stream had decided on them; see table late."
+        )
     if figures.group_count > len(figures.groups):
         yield _note(f"{len(figures.groups):,} of {figures.group_count:,} rows are shown, those with faults first.")
 
