@@ -27,13 +27,18 @@ logger: logging.Logger = logging.getLogger("nsq_fast.broker.channel")
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Numbers as ranges of (first, one after the last)."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = (ranges[-1][0], number + 1)
+    return joined((number, number + 1) for number in numbers)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch as one. None of them overlap."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and found[-1][1] == first:
+            found[-1] = (found[-1][0], end)
         else:
-            ranges.append((number, number + 1))
-    return ranges
+            found.append((first, end))
+    return found
 
 
 _READ_AHEAD = 2000

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsq_fast.broker.channel import Channel, ranges_of
+from nsq_fast.broker.channel import Channel, joined
 from nsq_fast.broker.journal import Journal, check, checked, read_file, replace_file
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
@@ -141,15 +141,25 @@ def decode_kept(content: bytes) -> dict[int, bytes]:
 
 def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
     unread = channel.backend.unread()
-    fresh: list[int] = []
+    # Nearly all follow each other. The loop stands still meanwhile: of a million that wait, to make ranges on the way
+    # takes a quarter of the time that a list of their numbers takes.
+    fresh: list[tuple[int, int]] = []
+    first = stop = 0
     tried: list[tuple[int, int, float]] = []
-    for message in (*channel.in_memory(), *channel.messages_in_flight()):
+    for message in itertools.chain(channel.in_memory(), channel.messages_in_flight()):
+        sequence = message.sequence
         if message.attempts or message.due:
-            tried.append((message.sequence, message.attempts, message.due))
+            tried.append((sequence, message.attempts, message.due))
+        elif sequence == stop:
+            stop += 1
         else:
-            fresh.append(message.sequence)
+            if first < stop:
+                fresh.append((first, stop))
+            first, stop = sequence, sequence + 1
+    if first < stop:
+        fresh.append((first, stop))
     next = unread.pop()[0] if unread and unread[-1][1] == end else end
-    return ChannelCheckpoint(next, sorted([*ranges_of(fresh), *unread]), tried)
+    return ChannelCheckpoint(next, joined([*fresh, *unread]), tried)
 
 
 def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
