@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from time import monotonic
 
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import frame
 from support.waiting import promptly
 
 from nsq_fast import Consumer
@@ -68,65 +66,6 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
         consumer.close(timeout=30)  # it waits for nothing that has expired
     assert expired_of[consumer] == list(range(11))
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
-
-
-def test_no_handler_gets_a_message_whose_time_is_over(servers, watched):
-    server = servers(QUICK)
-    gate, handled = Event(), []
-    consumer = watched(lambda c, m: (handled.append(int(m.id, 16)), gate.wait()), server)
-    conn = server.connection()
-    conn.push(1, 2, 3)
-    conn.wait_for(lambda: expired_of[consumer] == [1, 2, 3])
-    assert consumer.stats().unstarted == 0
-    conn.push(4)
-    gate.set()
-    conn.wait_for(lambda: handled == [1, 4])
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1, 4])
-    assert not conn.answered(b"REQ")
-    assert consumer.stats().totals.expired == 3
-
-
-def ordered_frame(number):
-    return frame(2, struct.pack(">qH", 1, 1) + b"%016x" % number + struct.pack(">QI", 100 * number, 100) + b"body")
-
-
-@pytest.mark.parametrize("kind", ["shared pool", "batches", "ordered", "iterated", "kept"])
-def test_none_of_the_other_ways_to_handle_gets_one_either(servers, kind):
-    """Unless ``drop_expired=False`` says so."""
-    version = {"version": "0.3.7-HA.1.9.9"} if kind == "ordered" else {}
-    server = servers(QUICK | version, {b"SUB_ORDERED": frame(0, b"OK")})
-    gate, handled, expired = Event(), [], []
-
-    def handle(consumer, given):
-        handled.extend(int(message.id, 16) for message in (given if kind == "batches" else [given]))
-        gate.wait()
-
-    options = {
-        "shared pool": {"message_handler": handle, "concurrency": 1},
-        "batches": {"batch_handler": handle, "batch_size": 1},
-        "ordered": {"message_handler": handle, "ordered": True, "partitions": [0]},
-        "iterated": {},
-        "kept": {"message_handler": handle, "drop_expired": False},
-    }[kind]
-    consumer = Consumer("t", "c", str(server.address), max_in_flight=10, **options)
-    consumer.on_expired.connect(lambda c, message: expired.append(int(message.id, 16)), weak=False)
-    if kind == "iterated":
-        gevent.spawn(lambda: [handle(consumer, message) for message in consumer])
-    else:
-        consumer.start(block=False)
-    conn = server.connection()
-
-    def push(*numbers):
-        conn.send(b"".join(map(ordered_frame, numbers))) if kind == "ordered" else conn.push(*numbers)
-
-    push(1, 2, 3)
-    conn.wait_for(lambda: expired == [1, 2, 3])
-    gate.set()
-    kept = [1, 2, 3] if kind == "kept" else [1]
-    conn.wait_for(lambda: conn.answered(b"FIN") == kept)
-    push(4)
-    conn.wait_for(lambda: handled == [*kept, 4])
-    consumer.close(drain=False)
 
 
 def test_touch_moves_the_deadline(servers, watched):
