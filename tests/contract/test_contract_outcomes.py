@@ -14,7 +14,7 @@ from support.held_publishes import OK, PublishNsqd
 from support.waiting import WAIT
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
-from nsq_fast.errors import NotRunning, PublishFailed, PublishTimeout
+from nsq_fast.errors import ConnectionLost, NotRunning, PublishFailed, PublishTimeout
 
 CALLERS = 8
 BODIES = [b"%d" % number for number in range(CALLERS)]
@@ -58,6 +58,8 @@ def test_each_has_an_error_of_its_own_when_the_connection_is_lost(face: Face) ->
         joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
         errors = (await joined.ends()).values()
         assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert all(isinstance(error.__cause__, ConnectionLost) for error in errors)
+        assert all("may have been stored" in str(error) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
         assert joined.stats("unknown", "held") == (CALLERS, 0)
 
@@ -78,6 +80,7 @@ def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face) -> 
     async def then(joined: Joined) -> None:
         errors = (await joined.ends()).values()
         assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
+        assert all(isinstance(error, TimeoutError) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
         assert joined.stats("unknown", "held") == (CALLERS, CALLERS)
         joined.nsqd.reply(-1)  # it was sent once more: a new connection to a server that is silent may work

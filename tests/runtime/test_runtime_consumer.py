@@ -148,19 +148,6 @@ def test_auth_is_told(servers):
     assert told == [(server.address, "me")]
 
 
-def test_stats_tell_what_happened(nsqd, consume):
-    consumer = consume(lambda consumer, message: message.body == b"keep" and message.enable_async())
-    conn = nsqd.connection()
-    conn.push(1, 2)
-    conn.push(3, body=b"keep")
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2])
-    stats = consumer.stats()
-    assert (stats.totals.received, stats.totals.finished, stats.in_flight) == (3, 2, 1)
-    assert stats.connections[0].address == nsqd.address
-    assert (stats.connections[0].rdy, stats.max_in_flight, stats.is_running) == (10, 10, True)
-    assert (consumer.total_ready_count, consumer.total_in_flight) == (10, 1)
-
-
 # Signals of single messages: heard once, when the answer is queued, however the message was answered
 
 

@@ -128,6 +128,7 @@ def test_every_method_fails_in_another_thread_and_does_no_harm(kind: type, objec
             continue  # it logs why it could not close
         assert isinstance(error, WrongThread), (name, error)
         assert "'another'" in str(error)
+        assert "nsq_fast.threads" in str(error)
         assert "run_callback_threadsafe" in str(error)
     for name in SETTERS.get(kind, ()):
         assert isinstance(elsewhere(lambda name=name: setattr(thing, name, 1)), WrongThread), name

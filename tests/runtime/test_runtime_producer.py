@@ -34,80 +34,6 @@ def results_of(results):
     return [result.successful() for result in results]
 
 
-# Arguments
-
-
-@pytest.mark.parametrize(
-    ("topic", "body", "error"),
-    [
-        ("bad topic!", b"x", errors.NameInvalid),
-        ("", b"x", errors.NameInvalid),
-        ("t" * 65, b"x", errors.NameInvalid),
-        (b"t", b"x", errors.NameInvalid),
-        (["t"], b"x", errors.NameInvalid),
-        ("t", "text", TypeError),
-        ("t", None, TypeError),
-        ("t", 5, TypeError),
-        ("t", b"", errors.BodyInvalid),
-        ("t", memoryview(b""), errors.BodyInvalid),
-        ("t", b"x" * 101, errors.BodyInvalid),
-        ("t", bytearray(101), errors.BodyInvalid),
-    ],
-)
-@pytest.mark.parametrize("linger", [0.0, 0.01])
-def test_a_rejected_publish_harms_nobody(publishing, topic, body, error, linger):
-    server, sender = publishing(max_msg_size=100, linger=linger)
-    for call in (
-        lambda: sender.publish(topic, body),
-        lambda: sender.multipublish(topic, [b"x", body]),
-        lambda: sender.publish_nowait(topic, body),
-        lambda: sender.publish(topic, body, raise_error=False),
-    ):
-        with pytest.raises(error):
-            call()
-    assert sender.publish("t", b"good") == b"OK"
-    assert server.bodies == [b"good"]
-    assert sender.stats()["held"] == 0
-
-
-def test_errors_of_arguments_name_them(publishing):
-    _, sender = publishing()
-    with pytest.raises(TypeError, match="body must be bytes, bytearray or memoryview, not str; encode it first"):
-        sender.publish("t", "text")
-    with pytest.raises(TypeError, match=r"bodies\[1\]: body must be bytes"):
-        sender.multipublish("t", [b"x", "text"])
-    with pytest.raises(errors.BodyInvalid, match="bodies is empty"):
-        sender.multipublish("t", [])
-    for bodies in ("text", b"bytes", 5, None):
-        with pytest.raises(TypeError, match="bodies must be an iterable"):
-            sender.multipublish("t", bodies)
-    for timeout in (0, -1, "5", True, float("nan")):
-        for publish, body in ((sender.publish, b"x"), (sender.multipublish, [b"x"])):
-            with pytest.raises(errors.ConfigError, match="timeout="):
-                publish("t", body, timeout=timeout)
-    for defer in (-1, 1.5, "5", True, 2**63):
-        with pytest.raises(errors.ConfigError, match="defer="):
-            sender.publish("t", b"x", defer=defer)
-
-
-@pytest.mark.parametrize(
-    ("addresses", "options", "text"),
-    [
-        ([], {}, "nowhere to publish to"),
-        ("127.0.0.1", {"lingr": 1}, "did you mean 'linger'"),
-        ("127.0.0.1:x", {}, "invalid port"),
-        ("127.0.0.1", {"max_pending": 0}, "max_pending"),
-        ("127.0.0.1", {"attempt_timeout": 0}, "attempt_timeout=0"),
-        ("127.0.0.1", {"body_compression": "zip"}, "body_compression='zip': must be one of gzip, snappy, lz4, or None"),
-        ("127.0.0.1", {"key_strategy": "md5"}, "key_strategy='md5': must be one of murmur3, hashcode"),
-        ("127.0.0.1", {"key_strategy": 5}, "key_strategy=5"),
-    ],
-)
-def test_construction_checks_addresses_and_options(addresses, options, text):
-    with pytest.raises(ValueError, match=text):
-        Producer(addresses, **options)
-
-
 # What goes over the wire
 
 
@@ -251,28 +177,6 @@ def test_deferred_publishes_and_batches_do_not_linger(publishing):
     assert sender.publish("t", b"x", defer=10) == b"OK"
     assert sender.multipublish("t", [b"y", b"z"]) == b"OK"
     assert names(server.commands) == ["DPUB", "MPUB"]
-
-
-@pytest.mark.parametrize("options", [{"linger": 0.01}, {"coalesce": True}])
-def test_one_bad_message_fails_alone(publishing, options):
-    def answer(peer, command):
-        if b"bad" in command.bodies:
-            refuse(peer, b"E_BAD_MESSAGE no")
-        stored.extend(command.bodies)
-        peer.ok()
-
-    stored = []
-    _, sender = publishing(answer, retry_unknown_outcome=False, **options)
-    bodies = numbers(20)
-    bodies[7] = b"bad"
-    results = [sender.publish_nowait("t", body) for body in bodies]
-    assert results_of(results) == [body != b"bad" for body in bodies]
-    error = results[7].exception
-    assert isinstance(error, errors.PublishFailed)
-    assert isinstance(error.__cause__, errors.BadMessage)
-    assert not error.possibly_stored
-    assert sorted(stored) == sorted(body for body in bodies if body != b"bad")
-    assert sender.stats()["held"] == sender.stats()["pending"] == 0
 
 
 def test_a_batch_is_tried_again_without_those_whose_time_is_over(publishing):
@@ -453,17 +357,6 @@ def test_want_of_memory_while_a_command_is_made_does_not_wedge_its_partition():
 
 
 # Closing
-
-
-def test_close_waits_for_replies(publishing):
-    def answer(peer, command):
-        gevent.sleep(0.002)  # sleep: a server that takes its time
-        peer.ok()
-
-    _, sender = publishing(answer, linger=0.5)
-    results = [sender.publish_nowait(f"t{number % 3}", b"%d" % number) for number in range(20)]
-    sender.close()
-    assert [result.get(block=False) for result in results] == [b"OK"] * 20
 
 
 def test_close_gives_up_after_its_timeout_and_tells_the_truth(publishing, no_unseen_errors):

@@ -11,7 +11,7 @@ import pytest
 from gevent.event import Event
 from support.http import ask
 from support.ports import free_address
-from support.publishing import EndOfPeer, agree, refuse, stay_mute
+from support.publishing import agree, refuse, stay_mute
 from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Producer, errors
@@ -103,50 +103,6 @@ def test_attempts_are_limited_and_counted(publishing):
         sender.publish("t", b"x")
     assert (caught.value.attempts, caught.value.possibly_stored) == (3, True)
     assert len(server.commands) == 3
-
-
-# Unknown outcomes and deadlines
-
-
-@pytest.fixture
-def breaking():
-    """An answer that resets the connection when the first publish has come."""
-    broken = []
-
-    def answer(peer, command):
-        if not broken:
-            broken.append(peer)
-            peer.reset()
-            raise EndOfPeer
-        peer.ok()
-
-    return answer
-
-
-def test_a_publish_that_was_pending_when_the_connection_broke_is_sent_again(publishing, breaking):
-    server, sender = publishing(breaking)
-    assert sender.publish("t", b"x") == b"OK"
-    assert server.bodies == [b"x", b"x"]
-
-
-def test_it_is_not_when_duplicates_are_unwanted(publishing, breaking):
-    server, sender = publishing(breaking, retry_unknown_outcome=False)
-    with pytest.raises(errors.PublishFailed, match="may have been stored") as caught:
-        sender.publish("t", b"x")
-    assert caught.value.possibly_stored
-    assert isinstance(caught.value.__cause__, errors.ConnectionLost)
-    assert sender.publish("t", b"y") == b"OK"
-    assert server.bodies == [b"x", b"y"]
-
-
-def test_a_server_that_never_replies_costs_one_deadline(publishing):
-    _, sender = publishing(stay_mute)
-    begun = monotonic()
-    with promptly(), pytest.raises(errors.PublishTimeout) as caught:
-        sender.publish("t", b"x", timeout=0.1)
-    assert monotonic() - begun >= 0.1
-    assert caught.value.possibly_stored
-    assert isinstance(caught.value, TimeoutError)
 
 
 # No nsqd, no room
