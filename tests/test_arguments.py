@@ -134,7 +134,7 @@ PUBLISH: list[tuple[str, Callable[[Producer], object]]] = [
     ("topic", lambda p: p.publish_nowait("", b"x")),
     ("topic", lambda p: p.multipublish(b"t", Unstartable())),  # type: ignore[call-overload]
     ("body", lambda p: p.publish("t", None)),  # type: ignore[call-overload]
-    ("body", lambda p: p.publish("t", "x")),  # type: ignore[call-overload]
+    ("body must be bytes, bytearray or memoryview, not str; encode it first", lambda p: p.publish("t", "x")),  # type: ignore[call-overload]
     ("body", lambda p: p.publish("t", b"")),
     ("body", lambda p: p.publish_nowait("t", ["x"])),  # type: ignore[arg-type]
     ("defer", lambda p: p.publish("t", b"x", defer=-1)),
@@ -145,7 +145,10 @@ PUBLISH: list[tuple[str, Callable[[Producer], object]]] = [
     ("timeout", lambda p: p.multipublish("t", [b"x"], timeout="1")),  # type: ignore[call-overload]
     ("timeout", lambda p: p.close(timeout=-1)),
     ("bodies", lambda p: p.multipublish("t", None)),  # type: ignore[call-overload]
-    ("bodies", lambda p: p.multipublish("t", b"bytes")),  # type: ignore[arg-type]
+    *(
+        ("bodies must be an iterable", lambda p, bodies=bodies: p.multipublish("t", bodies))
+        for bodies in (b"x", "x", 5)
+    ),
     ("bodies", lambda p: p.multipublish("t", [])),
     (r"bodies\[1\]", lambda p: p.multipublish("t", [b"x", None])),  # type: ignore[list-item]
     (r"bodies\[0\]", lambda p: p.multipublish("t", iter([b""]))),

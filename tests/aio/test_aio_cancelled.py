@@ -1,4 +1,4 @@
-"""The task of a consumer is cancelled, or Ctrl-C comes: handlers are cancelled, and what is held is requeued."""
+"""The task of a consumer is cancelled, or Ctrl-C comes: its handlers are, too. And tasks that await a publish."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,15 +15,22 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from support.contract import AsyncioFace, Joined, joined
+from support.held_publishes import OK, PublishNsqd
 from support.loops import LOOPS, NewLoop, run, until_async
+from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message
-from nsq_fast.aio import Consumer
+from nsq_fast.aio import Consumer, Producer
+from nsq_fast.errors import NoNsqd
 
-WAIT = 30.0
 FILLED = 10
+
+
 SLOW = 25.0
 """Seconds that handlers take: less than ``close`` waits by default, and far more than a cancelled consumer may."""
+
+
 SOON = 8.0
 """Seconds that mean: it was not waited for handlers. A second, and what this machine may be late."""
 
@@ -253,3 +261,181 @@ def test_ctrl_c_ends_a_program_whose_handler_is_slow(filled: str) -> None:
         assert time.monotonic() - began < SOON
         assert program.stdout.read() == "interrupted\n"
     assert asyncio.run(taken_again(filled)) == {b"%d" % number for number in range(10)}
+
+
+def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
+    async def main() -> None:
+        async with Consumer("t", "c", filled, max_in_flight=1) as consumer, Producer(filled) as producer:
+            consumer.stats()
+            before = asyncio.all_tasks()
+            for _ in range(100):
+                for join in (consumer.join, producer.join):
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(join(), 0.001)
+            await until_async(lambda: asyncio.all_tasks() <= before)
+
+    asyncio.run(main())
+
+
+def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(filled: str) -> None:
+    count = 0
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            inner = asyncio.ensure_future(asyncio.sleep(WAIT))  # sleep: what is cancelled
+            inner.cancel()
+            await inner
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 10, "requeue_delay": 0, "max_backoff_duration": 0}
+        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == FILLED)
+            assert consumer.is_running
+
+    asyncio.run(main())
+
+
+# Publishes
+
+
+TASKS = 20
+
+
+BODIES = [b"%d" % number for number in range(TASKS)]
+
+
+FACE = AsyncioFace("asyncio", asyncio.new_event_loop)
+
+
+async def possibly_stored(ending: Any) -> bool:
+    """What the cancelled publish says that is awaited."""
+    try:
+        await ending
+    except asyncio.CancelledError as error:
+        found: Any = error
+        while not hasattr(found, "possibly_stored"):  # 3.10 raises it anew
+            found = found.__context__
+        stored: bool = found.possibly_stored
+        return stored
+    raise AssertionError("it was not cancelled")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone(is_lost: bool) -> None:
+    async def then(joined: Joined) -> None:
+        nsqd, answered = joined.nsqd, 0
+        if is_lost:
+            answered = len(nsqd.commands)
+            nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+            await until_async(lambda: len(nsqd.commands) > answered)
+        cancelled = joined.jobs.pop(BODIES[3])
+        cancelled.cancel()
+        assert await possibly_stored(cancelled()) is True
+        nsqd.react = lambda sock, _: sock.sendall(OK)
+        for number in range(answered, len(nsqd.commands)):
+            nsqd.reply(number)
+        assert set((await joined.ends()).values()) == {b"OK"}
+        await until_async(lambda: joined.stats("held") == (0,))
+
+    joined(FACE, then, BODIES)
+
+
+def test_one_that_is_cancelled_before_it_was_sent_is_not_sent() -> None:
+    async def main() -> None:
+        with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+            async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 1) as producer:
+                tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
+                await until_async(lambda: producer.stats()["waiting"] == TASKS)
+                cancelled = tasks.pop(3)
+                cancelled.cancel()
+                assert await possibly_stored(cancelled) is False
+                tasks.append(asyncio.create_task(producer.publish("t", b"last")))
+                assert await asyncio.gather(*tasks) == TASKS * [b"OK"]
+            assert nsqd.bodies == [sorted([b"last", *(body for body in BODIES if body != BODIES[3])])]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_publish_that_was_sent_says_so_however_often_it_is_cancelled(nsqd_process: Any, times: int) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            await producer.publish("t", b"first")
+            nsqd_process.freeze()
+            raised: list[asyncio.CancelledError] = []
+
+            async def publish() -> None:
+                try:
+                    await producer.publish("t", b"2")
+                except asyncio.CancelledError as error:
+                    raised.append(error)
+
+            task = asyncio.create_task(publish())
+            while not producer.stats()["pending"]:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)  # sleep: it is sent
+            for _ in range(times):
+                task.cancel()
+            await task
+            nsqd_process.thaw()
+            assert raised[0].possibly_stored is True  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is of Python 3.11")
+def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
+    async def main() -> None:
+        async with Producer("127.0.0.1:1") as producer:
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.05):
+                    await producer.publish("t", b"x")
+            assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
+            with pytest.raises(NoNsqd):
+                await producer.publish("t", b"x", timeout=0.05)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_task_gets_what_it_is_cancelled_with(nsqd_process: Any, new_loop: NewLoop) -> None:
+    errors: list[Any] = []
+
+    async def main() -> None:
+        async with Producer(nsqd_process.address, linger=60.0) as producer:
+            producer.publish_nowait("t", b"the topic is known from now on")
+
+            async def publish() -> None:
+                try:
+                    await producer.publish("t", b"x")
+                except asyncio.CancelledError as error:
+                    errors.append(error)
+                    raise
+
+            tasks = [asyncio.ensure_future(publish()) for _ in range(2)]
+            await asyncio.sleep(0)
+            tasks[0].cancel("for a reason")
+            tasks[1].cancel()
+            await asyncio.wait(tasks)
+            assert all(task.cancelled() for task in tasks)
+            assert producer.stats()["pending"] == 1
+
+    run(main(), new_loop)
+    assert [error.args for error in errors] == [("for a reason",), ()]
+    assert [error.possibly_stored for error in errors] == [False, False]
+
+
+def test_one_that_was_cancelled_and_confirmed_in_the_same_moment_ends_once(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            tasks = [asyncio.ensure_future(producer.publish("t", b"x")) for _ in range(TASKS)]
+            first = asyncio.ensure_future(producer.publish("t", b"first"))
+            first.add_done_callback(lambda _: [task.cancel() for task in tasks])
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(each == b"OK" or isinstance(each, asyncio.CancelledError) for each in found)
+            assert await producer.publish("t", b"later") == b"OK"
+            assert producer.stats()["pending"] == producer.stats()["held"] == 0
+
+    asyncio.run(main())

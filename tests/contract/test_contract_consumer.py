@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import defaultdict, deque
 from contextlib import aclosing
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.contract import BODIES, FACES, Face, Topic
-from support.scripted_nsqd import ScriptedNsqd
+from support.scripted_nsqd import ScriptedNsqd, frame, message_frame
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
@@ -301,6 +302,84 @@ def test_a_response_that_is_lost_with_its_connection_makes_room_for_another_mess
             await face.until(lambda: nsqd.connections[1].rdy == 1 and consumer.stats().orphaned == 0)
 
     face.run(main())
+
+
+def ordered_frame(number: int) -> bytes:
+    """A message of an ordered partition, with its place there."""
+    place = struct.pack(">QI", 100 * number, 100)
+    return frame(2, struct.pack(">qH", 1, 1) + b"%016x" % number + place + b"body")
+
+
+@pytest.mark.parametrize("way", ["one by one", "shared pool", "batches", "ordered", "iterated", "at a thread", "kept"])
+def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> None:
+    """It expired while it waited for the handler of another one. Unless ``drop_expired=False`` says so."""
+    if way == "kept" and face.name == "threads":
+        pytest.xfail("native threads drop what has expired whatever drop_expired says (handler_threads.py, _begins)")
+    if way == "at a thread" and face.name != "gevent":
+        pytest.skip("of gevent alone")
+    handled: list[int] = []
+    expired: list[int] = []
+    over: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        handled.append(int(message.id, 16))
+        while not over:
+            await face.sleep(0.001)  # sleep: looks again and again
+
+    async def handle_batch(consumer: Any, messages: list[Message]) -> None:
+        for message in messages:
+            await handle(consumer, message)
+
+    options: dict[str, Any] = {
+        "one by one": {"message_handler": handle},
+        "shared pool": {"message_handler": handle, "concurrency": 1},
+        "batches": {"batch_handler": handle_batch, "batch_size": 1},
+        "ordered": {"message_handler": handle, "ordered": True, "partitions": [0]},
+        "iterated": {},
+        "at a thread": {"message_handler": handle, "concurrency": 3, "handler_threads": 1},
+        "kept": {"message_handler": handle, "drop_expired": False},
+    }[way]
+
+    async def main(server: ScriptedNsqd) -> None:
+        async with face.client("Consumer", "t", "c", str(server.address), max_in_flight=10, **options) as consumer:
+            try:
+                await check(server, consumer)
+            finally:
+                over.append(1)
+
+    async def check(server: ScriptedNsqd, consumer: Any) -> None:
+        async def iterate() -> None:
+            async with aclosing(face.messages(consumer)) as messages:
+                async for message in messages:
+                    await handle(consumer, message)
+
+        def push(*numbers: int) -> None:
+            server.connections[0].send(b"".join(map(ordered_frame if way == "ordered" else message_frame, numbers)))
+
+        consumer.on_expired.connect(lambda _, message: expired.append(int(message.id, 16)), weak=False)
+        join = await face.begin(iterate) if way == "iterated" else None
+        await face.until(lambda: is_ready(server, 1))
+        (connection,) = server.connections
+        await face.do(lambda: push(1, 2, 3))
+        await face.until(lambda: expired == [1, 2, 3])
+        kept = [1, 2, 3] if way == "kept" else [1]
+        assert consumer.stats().unstarted == len(kept) - 1
+        over.append(1)
+        await face.until(lambda: connection.answered(b"FIN") == kept)
+        await face.do(lambda: push(4))
+        await face.until(lambda: handled == [*kept, 4])
+        assert consumer.stats().totals.expired == 3
+        await face(consumer.close())
+        if join is not None:
+            await join()
+        assert not connection.answered(b"REQ")
+
+    version = {"version": "0.3.7-HA.1.9.9"} if way == "ordered" else {}
+    server = ScriptedNsqd({"msg_timeout": 300, **version}, {b"SUB_ORDERED": frame(0, b"OK")})
+    try:
+        face.run(main(server))
+    finally:
+        server.stop()
 
 
 @settings(max_examples=15)

@@ -13,7 +13,8 @@ from support.contract import Face, Joined, joined
 from support.held_publishes import OK, PublishNsqd
 from support.waiting import WAIT
 
-from nsq_fast.errors import NotRunning, PublishFailed, PublishTimeout
+from nsq_fast.broker.redesigned.cluster import RedesignedCluster
+from nsq_fast.errors import ConnectionLost, NotRunning, PublishFailed, PublishTimeout
 
 CALLERS = 8
 BODIES = [b"%d" % number for number in range(CALLERS)]
@@ -57,6 +58,8 @@ def test_each_has_an_error_of_its_own_when_the_connection_is_lost(face: Face) ->
         joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
         errors = (await joined.ends()).values()
         assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert all(isinstance(error.__cause__, ConnectionLost) for error in errors)
+        assert all("may have been stored" in str(error) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
         assert joined.stats("unknown", "held") == (CALLERS, 0)
 
@@ -95,6 +98,7 @@ def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face) -> 
     async def then(joined: Joined) -> None:
         errors = (await joined.ends()).values()
         assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
+        assert all(isinstance(error, TimeoutError) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
         assert joined.stats("unknown", "held") == (CALLERS, CALLERS)
         joined.nsqd.reply(-1)  # it was sent once more: a new connection to a server that is silent may work
@@ -111,6 +115,48 @@ def test_each_hears_that_the_producer_was_closed(face: Face) -> None:
         assert "closed" in str(errors[0])
 
     joined(face, then, BODIES)
+
+
+def test_a_server_that_does_not_reply_keeps_no_publish_back(face: Face) -> None:
+    async def main() -> None:
+        with PublishNsqd() as nsqd:
+            async with face.client("Producer", nsqd.address) as producer:
+                joined = Joined(face, nsqd, producer)
+                for number in range(1, 21):  # each when all before it are there
+                    await joined.begin(b"%d" % number)
+                    await face.until(lambda number=number: sum(map(len, nsqd.bodies)) == number)  # type: ignore[misc]
+                for number in range(len(nsqd.commands)):
+                    nsqd.reply(number)
+                assert set((await joined.ends()).values()) == {b"OK"}
+
+    face.run(main())
+
+
+def test_none_is_lost_while_the_leaders_of_partitions_move(face: Face) -> None:
+    bodies = [[b"%d-%d" % (number, each) for each in range(25)] for number in range(12)]
+    ends: dict[bytes, Any] = {}
+
+    async def main(cluster: RedesignedCluster) -> None:
+        options = {"lookupd_http_addresses": [str(each.http_address) for each in cluster.lookupds]}
+        async with face.client("Producer", lookupd_refresh_interval=0.05, **options) as producer:
+
+            async def publish(number: int) -> None:
+                for body in bodies[number]:
+                    ends[body] = await face(producer.publish("t", body))
+
+            jobs = [await face.begin(lambda number=number: publish(number)) for number in range(12)]  # type: ignore[misc]
+            for number in range(3):
+                await face.until(lambda number=number: len(ends) > 60 * number)  # type: ignore[misc]
+                await face.do(lambda number=number: cluster.move_leader("t", number))  # type: ignore[misc]
+            for join in jobs:
+                await join()
+
+    with RedesignedCluster(nodes=3, kind=True) as cluster:
+        cluster.create_topic("t", 3, 2, ordered=True, channels=["c"])
+        face.run(main(cluster))
+        records = [each for number in range(3) for each in cluster.partition("t", number).log.read(0, 1_000_000)]
+    assert ends == {body: b"OK" for several in bodies for body in several}
+    assert {record.body for record in records} == set(ends)
 
 
 @pytest.mark.parametrize("seed", range(3))

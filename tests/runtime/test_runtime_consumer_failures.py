@@ -21,8 +21,6 @@ from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolde
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, RemoteProtocolError
 from nsq_fast.names import parse_address
-from nsq_fast.protocol.delays import ReconnectDelay
-from nsq_fast.protocol.rdy import Backoff
 
 
 def raising(error):
@@ -319,19 +317,6 @@ def test_after_the_pause_one_message_shows_whether_things_are_better(servers, co
     assert all(each.backoff_level == 0 for each in consumer.stats().connections)
 
 
-def test_a_strategy_of_ones_own_says_how_long_pauses_are(nsqd, consume):
-    strategy = Steps(0.01, 0.02, 600.0)
-    consumer = consume(raising(ValueError()), backoff_strategy=strategy, max_backoff_duration=900, requeue_delay=0)
-    connection = nsqd.connection()
-    for level in (1, 2, 3):
-        connection.push(level, body=b"bad")
-        until(lambda level=level: consumer.stats().backoff_level == level)
-        # What fails within a pause does not count.
-        until(lambda level=level: level == 3 or consumer.stats().backoff_left == 0.0)
-    assert consumer.stats().backoff_left > 500
-    assert {1, 2, 3} <= strategy.levels
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -345,28 +330,6 @@ def test_a_strategy_of_ones_own_says_how_long_pauses_are(nsqd, consume):
 def test_what_is_no_strategy_is_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         Consumer("t", "c", "127.0.0.1", **options)
-
-
-def test_backoff_recovers_in_a_few_steps_after_any_number_of_failures():
-    backoff, now = Backoff(128.0, random=lambda: 0.0), 0.0
-    for _ in range(100_000):
-        backoff.record(False, now)
-        now = backoff.until + 1.0
-    steps = 0
-    while backoff.is_on:
-        backoff.record(True, now)
-        now = max(now, backoff.until) + 1.0
-        steps += 1
-    assert steps <= 10
-
-
-def test_reconnecting_goes_on_after_any_number_of_failures():
-    delay = ReconnectDelay(60.0, random=lambda: 1.0)
-    for _ in range(100_000):
-        last = delay.next(0.0)
-    assert last == 60.0
-    delay.connected(1000.0)
-    assert delay.next(2000.0) < 1.0, "one good connection makes up for any number of bad ones"
 
 
 # Deadlines

@@ -1,8 +1,13 @@
-"""RDY over several connections, and connections that come, go and come back: scripted nsqds and whole ones."""
+"""RDY over several connections; connections that come, go and come back; the end of a consumer or producer."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import socket
+import threading
+from time import monotonic
 from types import SimpleNamespace
 
 import gevent
@@ -10,8 +15,8 @@ import pytest
 from gevent.event import Event
 from support.http import ask
 from support.partitions import topology
-from support.scripted_nsqd import frame
-from support.waiting import holds, promptly, until
+from support.scripted_nsqd import frame, message_frame
+from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed
@@ -199,3 +204,264 @@ def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_l
             producer.publish("young", b"first")
         until(lambda: seen == [b"first"])
     assert caplog.text.count("topic young is known now") == 1
+
+
+# The end: nothing acknowledged is lost, nothing waits longer than it must
+
+
+SERVERS = 6
+SLACK = 8.0
+"""Seconds: a machine that is busy. Before, each server added two."""
+
+
+class Held:
+    """A handler that waits until it is released."""
+
+    def __init__(self, released=None):
+        self.running, self.released = [], released or Event()
+
+    def __call__(self, consumer, message):
+        self.running.append(message)
+        self.released.wait(WAIT)
+
+
+def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd, consume):
+    held = Held()
+    consumer = consume(held)
+    conn = nsqd.connection()
+    conn.push(1, 2, 3)
+    conn.wait_for(lambda: held.running)
+    closer = gevent.spawn(consumer.close)
+    conn.wait_for(lambda: conn.answered(b"REQ") == [2, 3])
+    assert (b"REQ", b"%016x" % 2, b"0") in conn.commands
+    assert not closer.ready()
+    held.released.set()
+    closer.join(WAIT)
+    assert closer.ready()
+    assert conn.answered(b"FIN") == [1]
+    assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
+
+
+@pytest.mark.parametrize("delay", [None, 0.001], ids=["before CLOSE_WAIT", "behind it"])
+def test_a_message_that_was_on_its_way_when_cls_came_goes_back_at_once(servers, consume, delay):
+    """nsqd delivers beside its reader of commands. A close without a timeout would wait for the answer for ever."""
+
+    def cls(conn, command):
+        before = message_frame(7) if delay is None else b""
+        conn.send(before + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+        if delay is not None:
+            gevent.spawn_later(delay, conn.push, 7)
+
+    nsqd, handled = servers(replies={b"CLS": cls}), []
+    consumer = consume(lambda c, m: handled.append(m), nsqd)
+    conn = nsqd.connection()
+    with gevent.Timeout(WAIT):
+        consumer.close(timeout=None)
+    conn.wait_for(lambda: not conn.is_open)
+    assert conn.answered(b"REQ") == [7]
+    assert not handled
+
+
+def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog):
+    kept = []
+    consumer = consume(lambda c, m: (m.enable_async(), kept.append(m)))
+    conn = nsqd.connection()
+    conn.push(1)
+    conn.wait_for(lambda: kept)
+    began = monotonic()
+    with promptly():
+        consumer.close(timeout=0.1)
+    assert monotonic() - began > 0.08
+    assert "1 messages unanswered" in caplog.text
+    with pytest.raises(ConnectionLost):
+        kept[0].finish()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=["greenlet", "thread"])
+def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, consume, drain, options, caplog):
+    held = Held(threading.Event() if options else Event())
+    consumer = consume(held, requeue_unfinished=True, **options)
+    conn = nsqd.connection()
+    conn.push(1, 2)
+    conn.wait_for(lambda: held.running)
+    with promptly():
+        consumer.close(drain=drain, timeout=0.1)
+    conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == [1, 2])
+    assert {command[2] for command in conn.commands if command[0] == b"REQ"} == {b"0"}
+    assert "requeued 1 messages that handlers have not finished" in caplog.text
+    assert conn.answered(b"FIN") == []
+    held.released.set()
+
+
+def test_without_drain_nobody_waits_for_handlers(nsqd, consume):
+    held = Held()
+    consumer = consume(held)
+    conn = nsqd.connection()
+    conn.push(1, 2)
+    conn.wait_for(lambda: held.running)
+    with promptly():
+        consumer.close(drain=False, timeout=None)
+    assert conn.answered(b"REQ") == [2]
+    held.released.set()
+    holds(lambda: conn.answered(b"FIN") == [], 0.01)
+
+
+def test_messages_that_nobody_can_answer_any_more_hold_nothing_up(nsqd, consume):
+    touched = []
+
+    def drop(consumer, message):
+        message.enable_async()
+        message.touch()
+        touched.append(message.id)
+
+    consumer = consume(drop)
+    conn = nsqd.connection()
+    conn.push(1, 2, 3)
+    until(lambda: len(touched) == 3)
+    with promptly():
+        consumer.close()
+    assert sorted(conn.answered(b"REQ")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("word", "timeout"), [(b"IDENTIFY", None), (b"SUB", 0.2), (b"CLS", 0.1)])
+def test_a_server_that_does_not_reply_does_not_hold_the_end_up(servers, consume, word, timeout):
+    mute = servers(replies={word: b""})
+    consumer = consume(ignore, mute, connect_timeout=60.0)
+    mute.wait_for(lambda: mute.connections and (word == b"CLS" or word in mute.connections[0].words()))
+    with promptly():
+        consumer.close(timeout=timeout)
+
+
+def test_closing_is_idempotent_and_told_once_whatever_a_receiver_does(nsqd, publish_nsqd, consume, new_producer):
+    told = []
+
+    def fail(sender):
+        told.append(sender)
+        raise gevent.GreenletExit if len(told) == 1 else RuntimeError("on purpose")
+
+    consumer, producer = consume(ignore), new_producer(publish_nsqd())
+    nsqd.connection()
+    for each in (consumer, producer):
+        each.on_close.connect(fail)
+        for _ in range(3):
+            each.close()
+        assert each.join(0)
+        assert not each.is_running
+    assert told == [consumer, producer]
+
+
+def test_no_greenlet_is_left(nsqd, consume):
+    def names():
+        gc.collect()
+        ours = (each for each in gc.get_objects() if isinstance(each, gevent.Greenlet) and not each.dead)
+        return sorted(each.name for each in ours if "nsq_fast" in each.name)
+
+    before = names()
+    consumer = consume(ignore, concurrency=3)
+    nsqd.connection()
+    assert names() != before
+    consumer.close()
+    until(lambda: names() == before)
+
+
+# Called from where nothing can wait
+
+
+def at_the_signal(close):
+    signal.signal(signal.SIGUSR1, lambda number, frame: close())
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def in_the_main_greenlet(close):
+    at_the_signal(close)
+    kill()
+
+
+def while_the_hub_waits(close):
+    at_the_signal(close)
+    gevent.get_hub().threadpool.apply(kill)
+
+
+def in_a_callback_of_the_loop_that_is_interrupted(close):
+    at_the_signal(close)
+    gevent.get_hub().loop.run_callback(kill)
+
+
+def in_a_callback_of_the_loop(close):
+    gevent.get_hub().loop.run_callback(close)
+
+
+def in_a_timer(close):
+    timer = gevent.get_hub().loop.timer(0.0)
+    fired = Event()
+    timer.start(lambda: (close(), fired.set()))
+    assert fired.wait(WAIT)
+    timer.close()
+
+
+CALLS = [
+    in_the_main_greenlet,
+    while_the_hub_waits,
+    in_a_callback_of_the_loop_that_is_interrupted,
+    in_a_callback_of_the_loop,
+    in_a_timer,
+]
+
+
+@pytest.fixture
+def signals():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_consumer_closes(nsqd, consume, call):
+    held = Held()
+    consumer = consume(held)
+    conn = nsqd.connection()
+    conn.push(1)
+    until(lambda: held.running)
+    call(consumer.close)
+    conn.wait_for(lambda: b"CLS" in conn.words())
+    assert not consumer.join(0.01)  # the handler still runs
+    held.released.set()
+    assert consumer.join(WAIT)
+    assert conn.answered(b"FIN") == [1]
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_producer_closes(publish_nsqd, new_producer, call):
+    answer = Event()
+    producer = new_producer(publish_nsqd(lambda peer, command: answer.wait() and peer.ok()))
+    publishing = gevent.spawn(producer.publish, "t", b"x")
+    until(lambda: producer.stats()["pending"] == 1)
+    call(producer.close)
+    until(lambda: not producer.is_running)
+    assert not producer.join(0.01)  # the publish is pending
+    answer.set()
+    assert producer.join(WAIT)
+    assert publishing.get(timeout=WAIT) == b"OK"
+
+
+def test_a_consumer_of_frozen_servers(real_nsqd):
+    """The timeout holds for all of it, however many servers there are."""
+    servers = [real_nsqd() for _ in range(SERVERS)]
+    addresses = [str(server.tcp_address) for server in servers]
+    for drain, timeout in ((True, 2), (True, 0), (False, 0)):
+        consumer = Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=30)
+        consumer.start(block=False)
+        until(lambda consumer=consumer: sum(each.is_connected for each in consumer.stats().connections) == SERVERS)
+        for server in servers:
+            server.freeze()
+        began = monotonic()
+        consumer.close(drain=drain, timeout=timeout)
+        assert monotonic() - began < timeout + SLACK
+        for server in servers:
+            server.thaw()

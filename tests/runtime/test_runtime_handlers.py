@@ -18,7 +18,6 @@ from typing import Any
 import gevent
 import pytest
 from support.outside_nsqd import Server, handle_many, second_server, server
-from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.processes import FORKING_PYTHON
 from support.waiting import WAIT, until
 
@@ -181,31 +180,6 @@ def test_what_waits_for_a_thread_when_the_consumer_is_closed_is_not_handled(nsqd
     until(gate.is_gone)
     assert gate.most == 1
     assert not gate.running
-
-
-def test_an_ordered_partition_has_one_handler_at_a_time_in_order(consume):
-    nsqds = {number: PartitionNsqd() for number in range(2)}
-    seen, running, most = {0: [], 1: []}, Counter(), Counter()
-
-    def handler(consumer, message):
-        running[message.partition] += 1
-        most[message.partition] = max(most[message.partition], running[message.partition])
-        time.sleep(0.001)  # sleep: long enough for another thread to begin
-        seen[message.partition].append(message.internal_id & ((1 << 50) - 1))
-        running[message.partition] -= 1
-
-    consumer = consume(handler, found=topology(nsqds), ordered=True, handler_threads=4)
-    for count in range(1, 6):
-        for number, each in nsqds.items():
-            push_record(each.subscriber(number), count)
-        for number, each in nsqds.items():
-            connection = each.subscriber(number)
-            connection.wait_for(lambda connection=connection, count=count: len(answers(connection, b"FIN")) == count)
-    assert seen == {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5]}
-    assert set(most.values()) == {1}
-    consumer.close()
-    for each in nsqds.values():
-        each.stop()
 
 
 def test_who_iterates_needs_no_threads(nsqd):

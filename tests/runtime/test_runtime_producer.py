@@ -1,21 +1,31 @@
-"""The producer against an nsqd that answers as each test says: arguments, commands, batches, results, closing."""
+"""The producer against an nsqd that answers as each test says: commands, batches, results, bodies, closing."""
 
 from __future__ import annotations
 
+import logging
+import os
+import pickle
 import subprocess
 import sys
+from urllib.request import Request, urlopen
 
 import gevent
 import pytest
 from gevent import Timeout
 from gevent.event import Event
+from support.partitions import topology
 from support.peers import frame
 from support.ports import free_address
-from support.publishing import refuse, stay_mute
-from support.waiting import PROCESS, WAIT, promptly
+from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
+from support.waiting import PROCESS, WAIT, promptly, until
+from support.wire import WireClient
 
-from nsq_fast import Producer, errors
+from nsq_fast import Producer, Receipt, errors
+from nsq_fast._codec import Message
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.subscription import decompressed
+from nsq_fast.names import Address
+from nsq_fast.protocol.topology import Nsqd, Topology
 
 HEARTBEAT, OK = frame(0, b"_heartbeat_"), frame(0, b"OK")
 
@@ -32,80 +42,6 @@ def results_of(results):
     """Which of them succeeded."""
     gevent.joinall(results, timeout=WAIT)
     return [result.successful() for result in results]
-
-
-# Arguments
-
-
-@pytest.mark.parametrize(
-    ("topic", "body", "error"),
-    [
-        ("bad topic!", b"x", errors.NameInvalid),
-        ("", b"x", errors.NameInvalid),
-        ("t" * 65, b"x", errors.NameInvalid),
-        (b"t", b"x", errors.NameInvalid),
-        (["t"], b"x", errors.NameInvalid),
-        ("t", "text", TypeError),
-        ("t", None, TypeError),
-        ("t", 5, TypeError),
-        ("t", b"", errors.BodyInvalid),
-        ("t", memoryview(b""), errors.BodyInvalid),
-        ("t", b"x" * 101, errors.BodyInvalid),
-        ("t", bytearray(101), errors.BodyInvalid),
-    ],
-)
-@pytest.mark.parametrize("linger", [0.0, 0.01])
-def test_a_rejected_publish_harms_nobody(publishing, topic, body, error, linger):
-    server, sender = publishing(max_msg_size=100, linger=linger)
-    for call in (
-        lambda: sender.publish(topic, body),
-        lambda: sender.multipublish(topic, [b"x", body]),
-        lambda: sender.publish_nowait(topic, body),
-        lambda: sender.publish(topic, body, raise_error=False),
-    ):
-        with pytest.raises(error):
-            call()
-    assert sender.publish("t", b"good") == b"OK"
-    assert server.bodies == [b"good"]
-    assert sender.stats()["held"] == 0
-
-
-def test_errors_of_arguments_name_them(publishing):
-    _, sender = publishing()
-    with pytest.raises(TypeError, match="body must be bytes, bytearray or memoryview, not str; encode it first"):
-        sender.publish("t", "text")
-    with pytest.raises(TypeError, match=r"bodies\[1\]: body must be bytes"):
-        sender.multipublish("t", [b"x", "text"])
-    with pytest.raises(errors.BodyInvalid, match="bodies is empty"):
-        sender.multipublish("t", [])
-    for bodies in ("text", b"bytes", 5, None):
-        with pytest.raises(TypeError, match="bodies must be an iterable"):
-            sender.multipublish("t", bodies)
-    for timeout in (0, -1, "5", True, float("nan")):
-        for publish, body in ((sender.publish, b"x"), (sender.multipublish, [b"x"])):
-            with pytest.raises(errors.ConfigError, match="timeout="):
-                publish("t", body, timeout=timeout)
-    for defer in (-1, 1.5, "5", True, 2**63):
-        with pytest.raises(errors.ConfigError, match="defer="):
-            sender.publish("t", b"x", defer=defer)
-
-
-@pytest.mark.parametrize(
-    ("addresses", "options", "text"),
-    [
-        ([], {}, "nowhere to publish to"),
-        ("127.0.0.1", {"lingr": 1}, "did you mean 'linger'"),
-        ("127.0.0.1:x", {}, "invalid port"),
-        ("127.0.0.1", {"max_pending": 0}, "max_pending"),
-        ("127.0.0.1", {"attempt_timeout": 0}, "attempt_timeout=0"),
-        ("127.0.0.1", {"body_compression": "zip"}, "body_compression='zip': must be one of gzip, snappy, lz4, or None"),
-        ("127.0.0.1", {"key_strategy": "md5"}, "key_strategy='md5': must be one of murmur3, hashcode"),
-        ("127.0.0.1", {"key_strategy": 5}, "key_strategy=5"),
-    ],
-)
-def test_construction_checks_addresses_and_options(addresses, options, text):
-    with pytest.raises(ValueError, match=text):
-        Producer(addresses, **options)
 
 
 # What goes over the wire
@@ -251,28 +187,6 @@ def test_deferred_publishes_and_batches_do_not_linger(publishing):
     assert sender.publish("t", b"x", defer=10) == b"OK"
     assert sender.multipublish("t", [b"y", b"z"]) == b"OK"
     assert names(server.commands) == ["DPUB", "MPUB"]
-
-
-@pytest.mark.parametrize("options", [{"linger": 0.01}, {"coalesce": True}])
-def test_one_bad_message_fails_alone(publishing, options):
-    def answer(peer, command):
-        if b"bad" in command.bodies:
-            refuse(peer, b"E_BAD_MESSAGE no")
-        stored.extend(command.bodies)
-        peer.ok()
-
-    stored = []
-    _, sender = publishing(answer, retry_unknown_outcome=False, **options)
-    bodies = numbers(20)
-    bodies[7] = b"bad"
-    results = [sender.publish_nowait("t", body) for body in bodies]
-    assert results_of(results) == [body != b"bad" for body in bodies]
-    error = results[7].exception
-    assert isinstance(error, errors.PublishFailed)
-    assert isinstance(error.__cause__, errors.BadMessage)
-    assert not error.possibly_stored
-    assert sorted(stored) == sorted(body for body in bodies if body != b"bad")
-    assert sender.stats()["held"] == sender.stats()["pending"] == 0
 
 
 def test_a_batch_is_tried_again_without_those_whose_time_is_over(publishing):
@@ -455,17 +369,6 @@ def test_want_of_memory_while_a_command_is_made_does_not_wedge_its_partition():
 # Closing
 
 
-def test_close_waits_for_replies(publishing):
-    def answer(peer, command):
-        gevent.sleep(0.002)  # sleep: a server that takes its time
-        peer.ok()
-
-    _, sender = publishing(answer, linger=0.5)
-    results = [sender.publish_nowait(f"t{number % 3}", b"%d" % number) for number in range(20)]
-    sender.close()
-    assert [result.get(block=False) for result in results] == [b"OK"] * 20
-
-
 def test_close_gives_up_after_its_timeout_and_tells_the_truth(publishing, no_unseen_errors):
     server, sender = publishing(stay_mute)
     sent = sender.publish_nowait("t", b"x")
@@ -512,3 +415,346 @@ def test_close_while_callers_wait_for_room(publishing, no_unseen_errors):
     with pytest.raises(errors.NotRunning):
         blocked.get(timeout=WAIT)
     no_unseen_errors.clear()
+
+
+# Compressed bodies, a result for each message of a batch, and what publishes to the redesigned NSQ fail with
+
+
+BODY = b"a body that repeats itself, " * 100
+CODECS = {"gzip": "1", "snappy": "2", "lz4": "3"}
+NOISE = os.urandom(3000)
+LONG = 600.0
+"""Seconds: the timeout of publishes that are expected to fail long before it."""
+LARGEST = 10_000
+
+
+@pytest.fixture
+def producer_of(cluster):
+    """A factory of started producers of the cluster."""
+    made = []
+
+    def make(**options):
+        lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
+        made.append(Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close(timeout=1.0)
+
+
+def stored(cluster, topic="t", partitions=1):
+    return [record for number in range(partitions) for record in cluster.partition(topic, number).log.read(0, 10**6)]
+
+
+# Compression
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_compressed_arrives_as_it_was(cluster, producer_of, consume, codec, ordered):
+    cluster.create_topic("t", 1, 1, ext=True, ordered=ordered, channels=["c"])
+    producer = producer_of(body_compression=codec)
+    producer.publish("t", b"first")
+    receipt_of_one = producer.publish("t", BODY, headers={"k": "v"}, trace_id=9)
+    producer.publish("t", b"small")
+    producer.publish("t", NOISE)
+    producer.multipublish("t", [BODY, b"small", BODY * 2], tag="red")
+    pipelined = [producer.publish_nowait("t", BODY) for _ in range(3)]
+    assert [result.get(timeout=WAIT) for result in pipelined] == [b"OK"] * 3
+    records = stored(cluster)
+    sizes = [len(record.body) for record in records]
+    assert sizes[:4:3] == [5, len(NOISE)]  # what is small, or does not become smaller, is sent as it is
+    assert all(size < len(BODY) / 3 for size in (sizes[1], sizes[4], sizes[6], sizes[7]))
+    assert isinstance(receipt_of_one, Receipt)
+    assert (receipt_of_one.internal_id, receipt_of_one.size) == (records[1].internal_id, records[1].size)
+    for record in records:
+        if record.header and b"compress" in record.header:
+            assert b'"nsq.client.compress":"%s"' % CODECS[codec].encode() in record.header
+    seen = []
+    lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
+    consume(
+        lambda consumer, message: seen.append((message.body, dict(message.headers))),
+        topic="t", channel="c", lookupd_http_addresses=lookupds,
+    )  # fmt: skip
+    until(lambda: len(seen) == len(records))
+    bodies = [b"first", BODY, b"small", NOISE, BODY, b"small", BODY * 2, BODY, BODY, BODY]
+    assert sorted(body for body, _ in seen) == sorted(bodies)
+    assert ("v", "9") in [(headers.get("k"), headers.get("##trace_id")) for _, headers in seen]
+
+
+GO_BODY = b"hello, hello, hello, " * 10
+GO_COMPRESSED = {
+    "1": "1f8b08000000000000ffca48cdc9c9d751184614200000ffff4bc0699cd2000000",
+    "2": "d2011868656c6c6f2c20fe0700fe0700fe07001d07",
+    "3": "7f68656c6c6f2c200700a200b600010700d0656c6c6f2c2068656c6c6f2c20",
+}
+"""What youzan's Go client (fc140f84) makes of that body, by the number of the codec."""
+
+
+@pytest.mark.parametrize("number", GO_COMPRESSED)
+def test_what_the_go_client_compressed_is_read(number):
+    header = b'{"nsq.client.compress":"%s","nsq.msg.size":"%d"}' % (number.encode(), len(GO_BODY))
+    message = Message(1, 1, b"i" * 16, bytes.fromhex(GO_COMPRESSED[number]), ext=header)
+    assert decompressed(message, 1000).body == GO_BODY
+
+
+def test_what_cannot_be_compressed_is_sent_as_it_is(leading, publishing, caplog):
+    original, sender = publishing(body_compression="snappy")
+    assert sender.publish("t", BODY) == b"OK"
+    assert original.bodies == [BODY]
+    with caplog.at_level(logging.WARNING):  # a topic without headers
+        nsqd, sender, lookup = leading(body_compression="gzip")
+        sender.publish("t", b"first")
+        sender.publish("t", BODY)
+        sender.multipublish("t", [BODY, BODY])
+    assert nsqd.bodies == [b"first", BODY, BODY, BODY]
+    assert caplog.text.count("bodies are not compressed") == 1
+    lookup.tell(topology({0: nsqd}, extend_support=True))
+    sender.publish("t", BODY, headers={"nsq.client.compress": "2", "nsq.msg.size": "5000"})
+    assert nsqd.bodies[-1] == BODY, "it is compressed already"
+    nsqd.answer = lambda peer, command: peer.frame(0, receipt(1, 0, 0, 2 * (30 + len(BODY))))
+    receipts = sender.multipublish("t", [BODY, BODY], trace_id=[1, 2])
+    assert [each.trace_id for each in receipts] == [1, 2]
+    assert nsqd.bodies[-2:] == [BODY, BODY], "a traced batch"
+
+
+# A result for each message of a batch
+
+
+def test_the_error_of_a_batch_that_was_cut_says_what_became_of_each_message(leading):
+    def answer(peer, command):
+        peer.frame(1, b"E_PUB_FAILED no space") if b"bad" in command.bodies[0] else agree(peer, command)
+
+    _, sender, _ = leading(answer, max_body_size=64, max_publish_attempts=1)
+    with pytest.raises(errors.PublishFailed) as caught:
+        sender.multipublish("t", [b"1" * 20, b"2" * 20, b"bad" * 7, b"4" * 20, b"5" * 20])
+    results = caught.value.results
+    assert [result if result == b"OK" else type(result).__mro__[1] for result in results] == [
+        b"OK", b"OK", errors.PublishRefused, errors.PublishRefused, b"OK",
+    ]  # fmt: skip
+    assert caught.value.possibly_stored
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert len(again.results) == 5
+    assert again.results[2] is again
+
+
+def test_a_batch_of_one_command_fails_as_a_whole(leading):
+    _, sender, _ = leading(lambda peer, command: peer.frame(1, b"E_MPUB_FAILED no space"), max_publish_attempts=1)
+    with pytest.raises(errors.PublishFailed) as caught:
+        sender.multipublish("t", [b"a", b"b", b"c"], raise_error=False).get(timeout=WAIT)
+    assert caught.value.results == [caught.value] * 3
+    with pytest.raises(errors.PublishFailed) as caught:
+        sender.publish("t", b"one")
+    assert caught.value.results is None
+
+
+def test_a_batch_of_which_a_part_was_never_sent_says_that_the_rest_is_stored(leading):
+    def store_one_and_leave(peer, command):
+        peer.ok()
+        nsqd.stop()
+
+    nsqd, sender, lookup = leading(max_body_size=64, publish_timeout=60.0)
+    sender.publish("t", b"first")
+    nsqd.answer = store_one_and_leave
+    result = sender.multipublish("t", [b"1" * 40, b"2" * 40], key="k", timeout=1.0, raise_error=False)
+    with pytest.raises(errors.PublishFailed) as caught:
+        result.get(timeout=WAIT)
+    assert caught.value.possibly_stored
+    assert caught.value.results[0] == b"OK"
+    assert isinstance(caught.value.results[1], errors.NsqError)
+    assert lookup.refreshed
+
+
+# What lookup and servers say
+
+
+def test_a_topic_that_does_not_exist_is_an_error_long_before_the_timeout(cluster, producer_of):
+    def is_stored():
+        try:
+            return producer.publish("absent", b"x", timeout=LONG) == b"OK"
+        except errors.NoNsqd:
+            return False
+
+    producer = producer_of()
+    for arguments in ({}, {"key": "k"}, {"partition": 0}):
+        with pytest.raises(errors.NoNsqd, match=r"topic 'absent' does not exist \(lookup says: Key not found\)"):
+            producer.publish("absent", b"x", timeout=LONG, **arguments)
+    with pytest.raises(errors.NoNsqd, match="create it, or mend the name"):
+        producer.multipublish("absent", [b"x", b"y"], timeout=LONG)
+    assert producer.stats()["held"] == producer.stats()["waiting"] == 0
+    cluster.create_topic("absent", 2, 1, channels=["c"])
+    until(is_stored)
+
+
+UNKNOWN = Topology(problem="TOPIC_NOT_FOUND")
+SOME_NODE = Nsqd(Address("127.0.0.1", 1), version=REDESIGNED)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [((), UNKNOWN), ((SOME_NODE,), Topology()), ((SOME_NODE,), Topology(problem="Topic has no channel"))],
+    ids=["no nsqd is there yet", "lookup says nothing", "it exists"],
+)
+def test_what_may_be_possible_soon_is_waited_for(lookup_producer, monkeypatch, caplog, nodes, said):
+    monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", 0.0)
+    sender, lookup = lookup_producer()
+    result = sender.publish_nowait("t", b"x", timeout=LONG)
+    lookup.listed_nodes = nodes
+    lookup.tell(said, "t")
+    until(lambda: "publishes to topic t wait for an nsqd" in caplog.text)
+    assert not result.ready()
+    lookup.listed_nodes = (SOME_NODE,)
+    lookup.tell(UNKNOWN, "t")
+    with pytest.raises(errors.NoNsqd, match="'t' does not exist"):
+        result.get(timeout=WAIT)
+
+
+def test_a_topic_that_nobody_has_yet_goes_to_original_nsqds_and_no_lack_is_told(lookup_producer, publish_nsqd, caplog):
+    nsqd = publish_nsqd()
+    sender, lookup = lookup_producer()
+    lookup.listed_nodes = (Nsqd(nsqd.address, version="1.3.0"), SOME_NODE)
+    result = sender.publish_nowait("t", b"x", timeout=LONG)
+    lookup.tell(UNKNOWN, "t")
+    assert result.get(timeout=WAIT) == b"OK"
+    assert "wait for an nsqd" not in caplog.text
+    assert sender.stats()["connected"] == [str(nsqd.address)]
+
+
+def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(leading, monkeypatch):
+    def move_once(peer, command):
+        is_first = [each.topic for each in nsqd.commands].count(command.topic) == 1
+        peer.frame(1, b"E_FAILED_ON_NOT_LEADER ") if is_first else peer.ok()
+
+    monkeypatch.setattr("nsq_fast.client.routing.MAX_TOPICS", 10)  # a tenth of that is kept in any case
+    nsqd, sender, lookup = leading(move_once)
+    for topic in ("a", "b"):
+        assert sender.publish(topic, b"x", key="k") == b"OK"
+    for _ in range(3):  # the first answer says nothing: they were used since the one before
+        for topic in set(lookup.added):
+            lookup.tell(lookup.answer, topic)
+    assert len(lookup.added) == 1
+    for topic in ("a", "b"):
+        assert sender.publish(topic, b"y", key="k") == b"OK"
+    assert sorted(lookup.added) == ["a", "b"]
+
+
+def test_a_topic_without_a_channel_is_named_and_waited_for(cluster, producer_of, caplog):
+    cluster.create_topic("bare", 2, 1)
+    producer = producer_of()
+    with caplog.at_level(logging.WARNING):
+        result = producer.publish_nowait("bare", b"x", timeout=LONG)
+        until(lambda: "publishes to topic bare wait for an nsqd: lookup names no partition" in caplog.text)
+    for options in ({"timeout": 0.3}, {"block": False}):
+        with pytest.raises(errors.NoNsqd, match="Topic has no channel, should init at least one"):
+            producer.publish("bare", b"x", **options)
+    assert not result.ready()
+    for number in range(2):
+        cluster.partition("bare", number).channel("c")
+    assert result.get(timeout=WAIT) == b"OK"
+
+
+@pytest.mark.parametrize("arguments", [{"key": "k"}, {}], ids=["key", "no key"])
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (b"E_FAILED_ON_NOT_LEADER ", errors.NotLeader),
+        (b"E_FAILED_ON_NOT_WRITABLE ", errors.NotWritable),
+        (b"E_PUB_FAILED exiting", errors.PubFailed),
+    ],
+)
+def test_a_timeout_names_the_last_refusal_and_whom_lookup_names(leading, refusal, kind, arguments):
+    nsqd, sender, _ = leading(publish_timeout=LONG, retry_max_delay=0.01)
+    assert sender.publish("t", b"first", **arguments) == b"OK"
+    nsqd.answer = lambda peer, command: peer.frame(1, refusal)
+    error, timeout = errors.PublishTimeout(""), 0.1
+    while error.attempts < 3:
+        timeout *= 2
+        with pytest.raises(errors.PublishTimeout) as caught:
+            sender.publish("t", b"x", timeout=timeout, **arguments)
+        error = caught.value
+    assert isinstance(error.__cause__, kind)
+    assert f"after {error.attempts} attempts, the last failure: {refusal.decode().strip()}" in str(error)
+    assert f"lookup names {nsqd.address} as the leader" in str(error)
+    assert error.possibly_stored or kind is not errors.NotWritable
+
+
+def test_a_timeout_says_who_has_not_replied(leading):
+    nsqd, sender, _ = leading(publish_timeout=LONG)
+    assert sender.publish("t", b"first", key="k") == b"OK"
+    nsqd.answer = stay_mute
+    sent = sender.publish_nowait("t", b"x", key="k", timeout=0.5)
+    behind = sender.publish_nowait("t", b"y", key="k", timeout=0.5)
+    gevent.joinall([sent, behind], timeout=WAIT)
+    assert f"no reply before its deadline, from {nsqd.address}; it may have been stored" in str(sent.exception)
+    assert "its time was over before it was sent" in str(behind.exception)
+    assert not behind.exception.possibly_stored
+
+
+# What is wrong in itself
+
+
+def test_the_largest_body_of_an_extended_topic_leaves_room_for_its_record(leading):
+    nsqd, sender, lookup = leading(meta={"extend_support": True}, max_msg_size=LARGEST)
+    assert sender.publish("t", b"first") == b"OK"
+    header = len(b'{"a":1}')
+    for size, more in ((LARGEST - 1, {}), (LARGEST - 1 - 2 - header, {"headers": {"a": 1}})):
+        assert sender.publish("t", b"x" * size, **more) == b"OK"
+        assert sender.multipublish("t", [b"x" * size], **more) == b"OK"
+        before = len(nsqd.commands)
+        body = b"x" * (size + 1)
+        for publish, given in ((sender.publish, body), (sender.multipublish, [body]), (sender.publish_nowait, body)):
+            with pytest.raises(errors.BodyInvalid, match="less the 1 byte that an extended topic's records need"):
+                publish("t", given, **more)
+        assert len(nsqd.commands) == before
+    for _ in range(2):  # answers of lookupds that do not agree at once
+        lookup.tell(topology({0: nsqd}))
+        assert sender.publish("t", b"x" * LARGEST) == b"OK"
+        with pytest.raises(errors.BodyInvalid, match=rf"above max_msg_size={LARGEST}$"):
+            sender.publish("t", b"x" * (LARGEST + 1))
+        lookup.tell(topology({0: nsqd}, extend_support=True))
+        with pytest.raises(errors.BodyInvalid, match="less the 1 byte"):
+            sender.publish("t", b"x" * LARGEST)
+
+
+def test_what_the_topic_cannot_take_is_refused_from_the_first_publish_on(cluster, producer_of):
+    cluster.create_topic("ext", 2, 1, channels=["c"], ext=True)
+    cluster.create_topic("t", 2, 1, channels=["c"])
+    for more in ({}, {"key": "k"}):
+        producer = producer_of(max_msg_size=LARGEST)
+        for _ in range(2):  # before it is known what the topic is, and then
+            with pytest.raises(errors.BodyInvalid, match="less the 1 byte that an extended topic's records need"):
+                producer.publish("ext", b"x" * LARGEST, timeout=LONG, **more)
+            for arguments in ({"headers": {"a": 1}}, {"tag": "red"}):
+                with pytest.raises(errors.ConfigError, match="headers, tag: topic 't' carries no extended headers"):
+                    producer.publish("t", b"x", timeout=LONG, **arguments, **more)
+        assert producer.publish("t", b"plain", timeout=LONG, **more) == b"OK"
+    assert {record.body for record in stored(cluster, "t", 2)} == {b"plain"}
+
+
+@pytest.mark.parametrize("more", [{}, {"key": "k"}])
+def test_a_topic_that_has_just_got_headers_takes_them(cluster, producer_of, more):
+    producer = producer_of()
+    for name, extras in {"t": {"headers": {"a": 1}}, "u": {"tag": "red"}}.items():
+        cluster.create_topic(name, 2, 1, channels=["c"])
+        assert producer.publish(name, b"plain", timeout=LONG) == b"OK"
+        url = f"http://{cluster.lookupds[0].http_address}/topic/meta/update?topic={name}&upgradeext=true"
+        pool = gevent.get_hub().threadpool  # the cluster runs in this thread
+        with pool.apply(urlopen, (Request(url, method="POST"),)) as reply:
+            assert reply.status == 200
+        assert producer.publish(name, b"with headers", timeout=LONG, **extras, **more) == b"OK"
+        assert sum(b"with headers" in record.body for record in stored(cluster, name, 2)) == 1
+
+
+def test_a_body_too_large_for_its_record_fails_at_once_on_a_real_server(standalone_nsqd):
+    client = WireClient(standalone_nsqd.tcp_address)
+    assert client.command(b"INTERNAL_CREATE_TOPIC ext 0 true\n") == b"OK"
+    client.close()
+    largest = 1024 * 1024  # nsqd's default
+    with Producer([standalone_nsqd.tcp_address], publish_timeout=60.0) as producer:
+        assert producer.publish("ext", b"x" * (largest - 1), partition=0) == b"OK"
+        with pytest.raises(errors.PubFailed, match=r"failed after 1 attempt: E_PUB_FAILED .*write size") as caught:
+            producer.publish("ext", b"x" * largest, partition=0)
+        assert not caught.value.possibly_stored
+        assert producer.publish("ext", b"after", partition=0) == b"OK"

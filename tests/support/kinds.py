@@ -11,7 +11,6 @@ OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "chaos"
 OF_MODULE = {
     "test_runtime_fork": ("fork",),
     "test_runtime_flat": ("flat",),
-    "test_threads_flat": ("flat",),
     "test_spark_cluster_kills": ("kill",),
     "test_spark_driver_kills": ("kill",),
     "test_spark_replay_kills": ("kill",),

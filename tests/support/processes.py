@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from .spark_marks import poll
+from .waiting import PROCESS
 
 GONE_TIMEOUT = 120.0
 FORKING_PYTHON = (sys.executable, "-W", "ignore:This process:DeprecationWarning")
 """The interpreter for a program that forks beside threads, of which CPython warns from 3.12 on."""
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run_python(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program, which may fork, in an interpreter of its own to its end."""
+    return subprocess.run(
+        [*FORKING_PYTHON, "-c", program, *arguments],
+        capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT, env={**os.environ, **environment},
+    )  # fmt: skip
 
 
 class Process(NamedTuple):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import pytest
-from support.processes import FORKING_PYTHON
-from support.waiting import PROCESS
+from support.processes import run_python
 
-from nsq_fast.threads import Producer
-
-ROOT = Path(__file__).parent.parent.parent
+from nsq_fast.threads import Consumer, Producer
 
 PROGRAM = """
 import os, sys, time
@@ -52,10 +47,7 @@ AIO = PROGRAM.format(
 def test_a_fork_at_any_moment_after_the_start(nsqd_process: Any, program: str) -> None:
     address = f"localhost:{nsqd_process.address.rpartition(':')[2]}"  # a name, which has to be resolved
     for milliseconds in (0, 1, 2, 4, 6, 9, 13, 20, 40):
-        done = subprocess.run(
-            [*FORKING_PYTHON, "-c", program, address, str(milliseconds / 1000)],
-            capture_output=True, text=True, timeout=PROCESS,
-        )  # fmt: skip
+        done = run_python(program, address, str(milliseconds / 1000))
         assert done.returncode == 0, f"a fork after {milliseconds} ms: {done.stderr}"
 
 
@@ -110,8 +102,78 @@ async def main():
     assert os.waitpid(children[0], 0)[1] == 0
 asyncio.run(main())
 """
-    done = subprocess.run(
-        [*FORKING_PYTHON, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT,
-        env=os.environ,
-    )  # fmt: skip
+    done = run_python(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.fork
+def test_a_child_of_a_fork_consumes_with_a_thread_of_its_own(filled: str) -> None:
+    done = run_python(
+        f"""
+import os, threading
+from nsq_fast.threads import Consumer
+got = threading.Event()
+def handle(consumer, message):
+    message.enable_async()  # one message is held, the others are for the child
+    got.set()
+consumer = Consumer("t", "c", {filled!r}, message_handler=handle, max_in_flight=1)
+consumer.start(block=False)
+assert got.wait(20)
+child = os.fork()
+if not child:
+    got.clear()
+    assert not consumer.is_running
+    consumer.start(block=False)
+    assert got.wait(20)
+    consumer.close(drain=False)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+consumer.close(drain=False)
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.fork
+def test_a_child_of_a_fork_publishes_with_a_thread_of_its_own(nsqd_process: Any) -> None:
+    done = run_python(
+        f"""
+import os
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+producer.publish("t", b"parent")
+child = os.fork()
+if not child:
+    producer.publish("t", b"child")
+    producer.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+producer.publish("t", b"parent again")
+producer.close()
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with Consumer("t", "c", nsqd_process.address, max_in_flight=3) as consumer:
+        assert sorted(message.body for message in islice(consumer, 3)) == [b"child", b"parent", b"parent again"]
+
+
+@pytest.mark.fork
+def test_greenlets_of_a_child_of_a_fork_publish_at_once(nsqd_process: Any) -> None:
+    done = run_python(
+        f"""
+import os
+import gevent
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+producer.publish("t", b"0")
+child = gevent.os.fork()
+if not child:
+    greenlets = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(10)]
+    gevent.joinall(greenlets, timeout=50)
+    os._exit(0 if all(greenlet.value == b"OK" for greenlet in greenlets) else 1)
+assert gevent.os.waitpid(child, 0)[1] == 0
+"""
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import PROCESS, WAIT
+from support.processes import run_python
+from support.waiting import WAIT
 
 from nsq_fast.bridge import Reply
-
-ROOT = Path(__file__).parent.parent.parent
 
 ENDS = {
     "the loop is broken off": "gevent.get_hub().loop.break_()",
@@ -21,16 +17,11 @@ ENDS = {
 """What a callback in the hub thread can do to end it."""
 
 
-def _run(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
-
-
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_whoever_waits_for_a_hub_thread_that_fails_is_told_and_the_next_call_has_another(
     nsqd_process: Any, end: str
 ) -> None:
-    done = _run(
+    done = run_python(
         f"""
 import threading
 import gevent
@@ -96,7 +87,7 @@ print("done")
 
 
 def test_nobody_destroys_its_hub(nsqd_process: Any) -> None:
-    done = _run(
+    done = run_python(
         f"""
 import gevent, threading
 from nsq_fast.errors import WrongThread
@@ -117,7 +108,7 @@ with Producer({nsqd_process.address!r}) as producer:
 
 
 def test_a_process_without_descriptors_is_told_so() -> None:
-    done = _run(
+    done = run_python(
         """
 import os, resource
 from nsq_fast.errors import NotRunning
@@ -140,7 +131,7 @@ Producer("127.0.0.1:1")  # what was wrong is over
 
 
 def test_a_callback_of_a_future_that_would_wait_for_itself_is_told_so(nsqd_process: Any) -> None:
-    done = _run(
+    done = run_python(
         f"""
 import threading
 from nsq_fast.errors import WrongThread
@@ -162,7 +153,7 @@ with Producer({nsqd_process.address!r}) as producer:
 
 
 def test_a_callback_that_exits_keeps_no_result_of_others_back(nsqd_process: Any) -> None:
-    done = _run(
+    done = run_python(
         f"""
 import sys, threading
 from nsq_fast.threads import Producer
@@ -189,29 +180,8 @@ with Producer({nsqd_process.address!r}) as producer:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.fork
-def test_greenlets_of_a_child_of_a_fork_publish_at_once(nsqd_process: Any) -> None:
-    done = _run(
-        f"""
-import os
-import gevent
-from nsq_fast.threads import Producer
-producer = Producer({nsqd_process.address!r})
-producer.start()
-producer.publish("t", b"0")
-child = gevent.os.fork()
-if not child:
-    greenlets = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(10)]
-    gevent.joinall(greenlets, timeout=50)
-    os._exit(0 if all(greenlet.value == b"OK" for greenlet in greenlets) else 1)
-assert gevent.os.waitpid(child, 0)[1] == 0
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_result_for_a_thread_whose_hub_is_gone_harms_nobody(nsqd_process: Any) -> None:
-    done = _run(
+    done = run_python(
         f"""
 import threading
 import gevent
@@ -233,7 +203,7 @@ consumer.close()  # which is what was waited for
 
 
 def test_a_signal_is_handled_by_the_thread_that_waits() -> None:
-    done = _run(f"""
+    done = run_python(f"""
 import signal, sys
 from nsq_fast.bridge import Reply
 reply = Reply()

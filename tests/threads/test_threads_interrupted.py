@@ -8,14 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-from support.waiting import PROCESS
+from support.held_publishes import OK, PublishNsqd
+from support.waiting import PROCESS, WAIT, block_until
 
 from nsq_fast.errors import PublishFailed
 from nsq_fast.threads import Consumer, Producer
@@ -24,7 +25,6 @@ INTERRUPTIONS = int(os.environ.get("NSQ_FAST_INTERRUPTIONS", "300"))
 """By timers, of each call. 10,000 take minutes."""
 
 PACKAGE = str(Path(sys.modules["nsq_fast"].__file__ or "").parent)
-WAIT = 30.0
 
 
 class Interrupted(BaseException):
@@ -110,20 +110,59 @@ def interrupt_by_timers(address: str, call: str) -> None:
         others_publish(producer)
 
 
-WAYS = {"lines": interrupt_at_lines, "timers": interrupt_by_timers}
+def interrupt_one_of_a_command() -> None:
+    """A caller whose publish left with those of other threads, in one command that has no reply yet."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def interrupt_main() -> None:
+        block_until(lambda: nsqd.commands, "the command")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    bodies = [b"%d" % number for number in range(8)]
+    nsqd = PublishNsqd()
+    options = {"linger": WAIT, "linger_max_messages": len(bodies) + 1}
+    with Producer(nsqd.address, **options) as producer, ThreadPoolExecutor(len(bodies)) as pool:
+        others = [pool.submit(producer.publish, "t", body) for body in bodies]
+        threading.Thread(target=interrupt_main).start()
+        with pytest.raises(Interrupted):
+            producer.publish("t", b"interrupted")
+        assert nsqd.bodies == [sorted([*bodies, b"interrupted"])]
+        nsqd.react = lambda sock, _: sock.sendall(OK)
+        nsqd.reply(0)
+        assert [each.result(WAIT) for each in others] == [b"OK"] * len(bodies)
+        after = [producer.publish_nowait("t", b"after") for _ in range(len(bodies) + 1)]
+        assert [each.result(WAIT) for each in after] == [b"OK"] * (len(bodies) + 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
+WAYS: dict[str, Callable[..., None]] = {
+    "lines": interrupt_at_lines,
+    "timers": interrupt_by_timers,
+    "one of a command": interrupt_one_of_a_command,
+}
+
+
+@pytest.mark.parametrize("way", ["lines", "timers"])
 @pytest.mark.parametrize("call", CALLS)
 def test_an_exception_in_the_middle_of_a_call_harms_no_other(nsqd_process: Any, way: str, call: str) -> None:
-    # In a process of its own, whose main thread, the one that handles signals, runs no hub of gevent.
+    run_apart(way, nsqd_process.address, call)
+
+
+def test_one_whose_caller_is_interrupted_leaves_the_others_of_its_command_alone() -> None:
+    run_apart("one of a command")
+
+
+def run_apart(*arguments: str) -> None:
+    """In a process of its own, whose main thread, the one that handles signals, runs no hub of gevent."""
     folders = [str(Path(__file__).parent.parent), str(Path(PACKAGE).parent)]
     done = subprocess.run(
-        [sys.executable, __file__, nsqd_process.address, way, call],
+        [sys.executable, __file__, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         capture_output=True, text=True, timeout=PROCESS + INTERRUPTIONS,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_exception_at_any_line_of_finish_keeps_no_other_message(nsqd_process: Any) -> None:
@@ -173,4 +212,4 @@ def test_programs_that_are_ended_by_ctrl_c_end(nsqd_process: Any) -> None:
 
 
 if __name__ == "__main__":
-    WAYS[sys.argv[2]](sys.argv[1], sys.argv[3])
+    WAYS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,335 @@
+"""Clients of asyncio: handlers are coroutines, a publish is awaited, and a loop may be blocked, be another, and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.held_publishes import OK, PublishNsqd
+from support.loops import LOOPS, NewLoop, run, until_async
+from support.waiting import PROCESS, WAIT, until
+
+from nsq_fast import Message, threads
+from nsq_fast.aio import Consumer, Producer
+from nsq_fast.errors import ConfigError, NotRunning
+
+ROOT = Path(__file__).parent.parent.parent
+COUNT = 20
+number_of = contextvars.ContextVar[int]("number_of")
+
+
+# Whose loop and whose context
+
+
+def test_another_loop_is_told_that_it_may_not_use_them_and_has_its_own(filled: str) -> None:
+    first = asyncio.new_event_loop()
+    consumer, producer = Consumer("t", "c", filled), Producer(filled)
+    first.run_until_complete(consumer.start())
+    first.run_until_complete(producer.start())
+
+    async def in_another_loop() -> None:
+        publish = partial(producer.publish, "t", b"x")
+        for call in (consumer.close, consumer.join, producer.close, producer.join, publish):
+            with pytest.raises(NotRunning, match="another event loop"):
+                await call()
+        async with Producer(filled) as own:
+            assert await own.publish("t", b"own") == b"OK"
+
+    asyncio.run(in_another_loop())
+    first.run_until_complete(asyncio.to_thread(lambda: asyncio.run(in_another_loop())))
+    assert consumer.is_running
+    assert producer.is_running
+    assert (producer.stats()["pending"], producer.stats()["stored"]) == (0, 0)
+    first.close()
+
+    async def after_its_end() -> None:
+        await consumer.close()
+        await producer.close()
+        await until_async(lambda: not consumer.is_running and not producer.is_running)
+
+    asyncio.run(after_its_end())
+
+
+def test_each_message_has_a_context_of_its_own(filled: str) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    seen: list[int] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        before = variable.get()
+        token = variable.set(1)
+        if len(seen) % 3 == 0:
+            await asyncio.sleep(0)
+        variable.reset(token)
+        variable.set(2)
+        seen.append(before)
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=100) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+
+    asyncio.run(main())
+    assert seen == 100 * [0]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_each_task_goes_on_in_its_own_context(nsqd_process: Any, new_loop: NewLoop) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+
+            async def publish(number: int) -> None:
+                number_of.set(number)
+                for _ in range(5):
+                    assert await producer.publish("t", b"x") == b"OK"
+                    assert number_of.get() == number
+                    assert asyncio.current_task() is tasks[number]
+
+            tasks = [asyncio.ensure_future(publish(number)) for number in range(COUNT)]
+            await asyncio.gather(*tasks)
+            seen: list[int] = []
+            number_of.set(COUNT)
+            promise = producer.publish_nowait("t", b"x")
+            promise.add_done_callback(lambda _: seen.append(number_of.get()))
+            await promise
+            await asyncio.sleep(0)
+            assert seen == [COUNT]
+
+    run(main(), new_loop)
+
+
+def test_a_loop_that_was_blocked_publishes_on(nsqd_process: Any) -> None:
+    """Longer than two heartbeat intervals: nsqd closes then, since nobody has answered it."""
+
+    async def main() -> None:
+        async with Producer(nsqd_process.address, heartbeat_interval=1.0) as producer:
+            await producer.publish("t", b"first")
+            result = producer.publish_nowait("t", b"x")
+            time.sleep(4.0)  # sleep: keeps the loop
+            assert await result == b"OK"
+            assert await producer.publish("t", b"later") == b"OK"
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks that begin at once are new in 3.12")
+def test_tasks_that_begin_at_once(nsqd_process: Any) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+        async with Producer(nsqd_process.address) as producer:
+            each: list[Coroutine[Any, Any, Any]] = [producer.publish("t", b"x") for _ in range(COUNT)]
+            assert await asyncio.gather(*each) == [b"OK"] * COUNT
+
+    asyncio.run(main())
+
+
+# The end of a loop
+
+
+def test_the_end_of_the_loop_gives_back_what_handlers_hold(
+    filled: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = 0
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        nonlocal began
+        began += 1
+        await asyncio.sleep(WAIT)  # sleep: a handler that does not end
+
+    consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=10, concurrency=5)
+
+    async def main() -> None:
+        await consumer.start()
+        await until_async(lambda: began == 5)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())  # nobody closes it: asyncio cancels what runs, and closes the loop
+        until(lambda: not consumer.is_running and consumer.total_in_flight == 0)
+        gc.collect()
+    assert began == 5
+    assert not [record for record in caplog.records if "never retrieved" in record.message]
+    assert "destroyed" not in capfd.readouterr().err
+    totals = consumer.stats().totals
+    assert (totals.finished, totals.requeued) == (0, totals.received)
+
+
+def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: pytest.LogCaptureFixture) -> None:
+    began = threading.Event()
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        began.set()
+        await asyncio.sleep(WAIT)  # sleep: a handler that does not end
+
+    loop = asyncio.new_event_loop()
+    consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=10)
+    loop.run_until_complete(consumer.start())
+    loop.run_until_complete(until_async(began.is_set))
+    with caplog.at_level(logging.ERROR):
+        loop.close()
+        del handle
+        gc.collect()
+    consumer_of_rest: set[bytes] = set()
+
+    async def rest(other: Consumer, message: Message) -> None:
+        consumer_of_rest.add(message.body)
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, message_handler=rest, max_in_flight=100):
+            await until_async(lambda: len(consumer_of_rest) == 100)
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if "destroyed" in record.message]
+
+
+def test_a_loop_that_is_closed_with_one_on_its_way_ends_the_producer() -> None:
+    with PublishNsqd() as nsqd:
+        loop = asyncio.new_event_loop()
+        producer = Producer(nsqd.address)
+        loop.run_until_complete(producer.start())
+
+        async def begin() -> None:
+            producer.publish_nowait("t", b"last")
+            await until_async(lambda: nsqd.commands)
+
+        loop.run_until_complete(begin())
+        loop.close()
+        assert not producer.is_running
+        assert (producer.stats()["stored"], producer.stats()["pending"]) == (0, 1)
+        with pytest.raises(NotRunning):
+            asyncio.run(producer.publish("t", b"x"))
+        asyncio.run(producer.close())
+
+
+def test_the_interpreter_ends_without_a_word(filled: str) -> None:
+    program = f"""
+import asyncio
+from nsq_fast.aio import Consumer
+async def handle(consumer, message):
+    await asyncio.sleep(100)  # sleep: a program that is ended
+async def main():
+    consumer = Consumer("t", "c", {filled!r}, message_handler=handle, max_in_flight=5)
+    await consumer.start()
+    while not consumer.total_in_flight:
+        await asyncio.sleep(0.01)  # sleep: looks again and again
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_handler_that_exits_leaves_what_waits_in_the_loop_to_others(nsqd_process: Any) -> None:
+    handled: list[bytes] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        while not handled and consumer.stats().totals.received < 2:
+            await asyncio.sleep(0.001)  # sleep: until another message waits behind this one
+        handled.append(message.body)
+        if len(handled) == 1:
+            await message.finish()  # nothing comes in its place
+            raise SystemExit(3)
+
+    with threads.Producer(nsqd_process.address) as producer:
+        producer.multipublish("t", [b"1", b"2"])
+    loop = asyncio.new_event_loop()
+    options: dict[str, Any] = {"max_in_flight": 2, "concurrency": 1}
+    consumer = Consumer("t", "c", nsqd_process.address, message_handler=handle, **options)
+    loop.run_until_complete(consumer.start())
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(until_async(lambda: len(handled) == 2))
+    loop.run_until_complete(until_async(lambda: len(handled) == 2))  # a program that goes on all the same
+    loop.run_until_complete(consumer.close())
+    loop.close()
+    assert sorted(handled) == [b"1", b"2"]
+
+
+def test_a_task_that_ends_the_program_keeps_no_other_waiting(nsqd_process: Any) -> None:
+    """What is no Exception goes through the loop, which a program may run again."""
+    loop = asyncio.new_event_loop()
+    producer = Producer(nsqd_process.address)
+    loop.run_until_complete(producer.start())
+
+    async def publish(number: int) -> bytes:
+        stored = await producer.publish("t", b"x")
+        if number == COUNT // 2:
+            raise SystemExit("enough")
+        return bytes(stored)
+
+    tasks = [loop.create_task(publish(number)) for number in range(COUNT)]
+    with pytest.raises(SystemExit, match="enough"):
+        loop.run_until_complete(asyncio.wait(tasks))
+    loop.run_until_complete(asyncio.wait(tasks))
+    assert [task.exception() is None for task in tasks].count(False) == 1
+    loop.run_until_complete(producer.close())
+    loop.close()
+
+
+# What is made and freed
+
+
+@pytest.mark.parametrize("together", [1, COUNT])
+def test_what_has_ended_is_freed_at_once(together: int) -> None:
+    """Without the garbage collector, which would keep a program waiting for what it has to look through."""
+
+    async def main() -> None:
+        with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+            async with Producer(nsqd.address) as producer:
+
+                async def publish(count: int) -> None:
+                    for _ in range(count):
+                        await asyncio.gather(*(producer.publish("t", b"x") for _ in range(together)))
+
+                await publish(10)
+                gc.collect()
+                before = _ours()
+                gc.disable()
+                try:
+                    await publish(100)
+                    assert _ours() < before + 50
+                finally:
+                    gc.enable()
+
+    asyncio.run(main())
+
+
+def _ours() -> int:
+    return sum(str(type(each).__module__).startswith("nsq_fast") for each in gc.get_objects())
+
+
+def test_it_is_not_iterated_before_it_is_started() -> None:
+    with pytest.raises(NotRunning, match="start"):
+        aiter(Consumer("t", "c", "127.0.0.1:1"))
+
+
+async def handle_later(consumer: Consumer, message: Message, more: object = None) -> None:
+    """A handler."""
+
+
+class Later:
+    async def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Another."""
+
+
+def test_a_handler_that_is_not_async_is_refused_with_the_cure(closed_port: int) -> None:
+    for argument in ("message_handler", "batch_handler"):
+        for wrong in (lambda consumer, message: None, partial(lambda more, consumer, message: None, 1), print):
+            with pytest.raises(ConfigError, match=f"{argument}=.*write `async def`"):
+                Consumer("t", "c", f"127.0.0.1:{closed_port}", **{argument: wrong})
+        for right in (handle_later, Later(), partial(handle_later, more=1), partial(Later())):
+            Consumer("t", "c", f"127.0.0.1:{closed_port}", **{argument: right})
+
+
+def test_the_names_are_imported_when_they_are_used() -> None:
+    import nsq_fast.aio
+
+    assert dir(nsq_fast.aio) == ["Consumer", "Producer"]
+    assert nsq_fast.aio.Consumer is Consumer

@@ -1,0 +1,315 @@
+"""Clients of threads: any thread publishes, responds, iterates and closes, and its calls block it alone."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.processes import run_python
+from support.waiting import WAIT, promptly, until
+
+from nsq_fast import Message
+from nsq_fast.errors import ConfigError
+from nsq_fast.threads import Consumer, Producer
+
+
+def all_of(found: set[bytes]) -> bool:
+    return found == {b"%d" % number for number in range(100)}
+
+
+def bodies_of(address: str, topic: str, count: int) -> list[bytes]:
+    """The bodies of so many messages, each finished."""
+    found: list[bytes] = []
+    with Consumer(topic, "c", address, max_in_flight=200) as consumer:
+        for message in consumer:
+            found.append(message.body)
+            if len(found) == count:
+                message.finish()
+                break
+    return found
+
+
+# Consumers
+
+
+def test_a_thread_that_iterates_and_is_at_a_message_only_begins_to_close(filled: str) -> None:
+    consumer = Consumer("t", "c", filled, max_in_flight=5)
+    bodies = []
+    with promptly():  # it would wait for its own message
+        for message in consumer:
+            bodies.append(message.body)
+            consumer.close()
+        assert consumer.join(WAIT)
+    assert len(bodies) == 1  # which is finished, as its loop has gone on
+    assert consumer.stats().totals.finished == 1
+
+
+def test_a_thread_that_dies_at_a_message_leaves_it_to_others(filled: str) -> None:
+    dying: list[bytes] = []
+    found: dict[bytes, int] = {}
+
+    with Consumer("t", "c", filled, max_in_flight=20, concurrency=2) as consumer:
+
+        def die() -> None:
+            for message in consumer:
+                dying.append(message.body)
+                raise ValueError("what it dies of")
+
+        def die_in_silence() -> None:
+            with suppress(ValueError):
+                die()
+
+        def take() -> None:
+            for message in consumer:
+                found[message.body] = message.attempts
+
+        first = threading.Thread(target=die_in_silence)
+        first.start()
+        first.join(WAIT)
+        others = [threading.Thread(target=take) for _ in range(2)]
+        for thread in others:
+            thread.start()
+        until(lambda: all_of(set(found)) and consumer.stats().totals.finished == 100)
+        consumer.close()
+        for thread in others:
+            thread.join(WAIT)
+    assert found[dying[0]] == 2
+
+
+def test_an_exception_that_is_thrown_into_an_idle_thread_costs_no_message(nsqd_process: Any) -> None:
+    threads: set[int] = set()
+    found: list[bytes] = []
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        threads.add(threading.get_ident())
+        found.append(message.body)
+
+    with (
+        Producer(nsqd_process.address) as producer,
+        Consumer("t", "c", nsqd_process.address, message_handler=handle) as consumer,
+    ):
+        for number in range(20):
+            producer.publish("t", b"%d" % number)
+            until(lambda number=number: consumer.stats().totals.finished == number + 1)  # type: ignore[misc]
+            (thread,) = threads
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
+    assert sorted(found, key=int) == [b"%d" % number for number in range(20)]
+
+
+def test_a_signal_handler_closes_it(filled: str) -> None:
+    done = run_python(
+        f"""
+import os, signal
+from nsq_fast.threads import Consumer
+def handle(consumer, message):
+    os.kill(os.getpid(), signal.SIGTERM)
+consumer = Consumer("t", "c", {filled!r}, message_handler=handle)
+signal.signal(signal.SIGTERM, lambda *_: consumer.close())
+consumer.start()
+print("closed")
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+def test_the_interpreter_ends_while_handlersrun_python(filled: str) -> None:
+    done = run_python(
+        f"""
+import threading, time
+from nsq_fast.threads import Consumer
+began = threading.Event()
+def handle(consumer, message):
+    began.set()
+    time.sleep(100)  # sleep: a handler that never ends
+consumer = Consumer("t", "c", {filled!r}, message_handler=handle, handler_threads=2)
+consumer.start(block=False)
+assert began.wait(20)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_handler_that_exits_ends_nothing(filled: str) -> None:
+    done = run_python(
+        f"""
+import sys, threading
+from nsq_fast.threads import Consumer, Producer
+again = threading.Event()
+def handle(consumer, message):
+    if message.body == b"0":
+        if message.attempts == 1:
+            sys.exit(3)
+        again.set()
+options = {{"requeue_delay": 0, "max_backoff_duration": 0}}
+with Consumer("t", "c", {filled!r}, message_handler=handle, **options), Producer({filled!r}) as producer:
+    assert again.wait(20)
+    assert producer.publish("t", b"x", timeout=20) == b"OK"
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("SystemExit(3)") == 1  # one line says so
+
+
+def test_a_coroutine_function_is_no_handler_of_threads() -> None:
+    async def handle(consumer: Any, message: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="async function"):
+        Consumer("t", "c", "127.0.0.1:1", message_handler=handle)
+
+
+# Producers
+
+
+def test_a_greenlet_of_a_thread_with_a_hub_lets_the_othersrun_python(nsqd_process: Any) -> None:
+    import gevent
+
+    with Producer(nsqd_process.address) as producer:
+        producer.publish("t", b"first")
+        nsqd_process.freeze()
+        ran: list[int] = []
+        publishing = gevent.spawn(producer.publish, "t", b"x")
+        gevent.spawn(ran.append, 1)
+        until(lambda: ran)
+        nsqd_process.thaw()
+        assert publishing.get(timeout=WAIT) == b"OK"
+
+
+NOT_DELIVERED = {
+    "not answered": """
+producer = Producer({address!r})
+producer.start()
+futures = [producer.publish_nowait("t", b"x") for _ in range(4)]
+""",
+    "waits for room": """
+producer = Producer({address!r}, max_pending=1)
+producer.start()
+futures = [producer.multipublish("t", bodies, raise_error=False) for bodies in ([b"x"], [b"x"], [b"x", b"x"])]
+""",
+    "not taken by a stuck hub thread": """
+hub_thread.END_TIMEOUT = 0.1
+producer = Producer({address!r})
+producer.start()
+stuck = threading.Event()
+producer.publish_nowait("t", b"x").add_done_callback(lambda _: (stuck.set(), threading.Event().wait()))
+assert stuck.wait(50)
+futures = [producer.publish_nowait("t", b"x"), producer.multipublish("t", [b"x", b"x", b"x"], raise_error=False)]
+""",
+}
+
+
+@pytest.mark.parametrize("program", NOT_DELIVERED.values(), ids=NOT_DELIVERED)
+def test_the_end_of_the_interpreter_tells_in_one_line_what_was_not_delivered(nsqd_process: Any, program: str) -> None:
+    if "stuck" not in program:
+        nsqd_process.freeze()
+    head = "import threading; from nsq_fast import bridge as hub_thread; from nsq_fast.threads import Producer"
+    done = run_python(head + program.format(address=nsqd_process.address))
+    nsqd_process.thaw()
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "before 4 publishes were confirmed" in line
+
+
+def test_the_end_of_the_interpreter_delivers_what_is_pending(nsqd_process: Any) -> None:
+    done = run_python(
+        f"""
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+for number in range(100):
+    producer.publish_nowait("t", b"%d" % number)
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(bodies_of(nsqd_process.address, "t", 100)) == 100
+
+
+# What else there is in the program
+
+
+def test_it_works_in_native_threads_and_greenlets_of_a_patched_program(nsqd_process: Any) -> None:
+    done = run_python(
+        f"""
+from gevent import monkey; monkey.patch_all()
+import gevent
+from gevent.threadpool import ThreadPool
+from nsq_fast.threads import Producer
+with Producer({nsqd_process.address!r}) as producer:
+    greenlets = [gevent.spawn(producer.publish, "t", b"g%d" % n) for n in range(20)]
+    pool = ThreadPool(4)
+    natives = [pool.spawn(producer.publish, "t", b"n%d" % n) for n in range(20)]
+    futures = [producer.publish_nowait("t", b"f%d" % n) for n in range(20)]
+    assert [each.get(timeout=20) for each in (*greenlets, *natives)] == 40 * [b"OK"]
+    assert [each.result(20) for each in futures] == 20 * [b"OK"]
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(bodies_of(nsqd_process.address, "t", 60)) == 60
+
+
+TWO_FIRST_CLIENTS = """
+import time
+from gevent import joinall, spawn
+from nsq_fast import threads
+from nsq_fast import bridge as hub_thread
+
+start = hub_thread._start_thread
+
+def start_late(function, arguments):
+    def late(*arguments):
+        time.sleep(0.2)  # sleep: the second greenlet has its turn before the thread is there
+        function(*arguments)
+    return start(late, arguments)
+
+hub_thread._start_thread = start_late
+producers = [spawn(threads.Producer, "127.0.0.1:1") for _ in range(2)]
+joinall(producers, raise_error=True)
+print("made")
+"""
+
+
+def test_two_greenlets_may_make_the_first_clients_at_once() -> None:
+    done = run_python(TWO_FIRST_CLIENTS)
+    assert done.stdout == "made\n", done.stderr
+
+
+ON_LIBUV = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from nsq_fast.threads import Consumer, Producer
+
+address, is_closed = sys.argv[1], sys.argv[2] == "closed"
+got = set()
+
+def handle(consumer, message):
+    got.add(message.body)
+    if len(got) == 400:
+        consumer.close()
+
+producer = Producer(address)
+producer.start()
+with ThreadPoolExecutor(4) as pool:
+    for topic in ("t", "u"):
+        assert set(pool.map(lambda n: producer.publish(topic, b"%d" % n), range(400))) == {b"OK"}
+consumer = Consumer("t", "threads", address, message_handler=handle, concurrency=4)
+consumer.start()
+assert consumer.join(60)
+with Consumer("u", "iterated", address) as iterated:
+    taken = set()
+    for message in iterated:
+        taken.add(message.body)
+        if len(taken) == 400:
+            break
+if is_closed:
+    producer.close()
+print(len(got), len(taken))
+"""
+
+
+@pytest.mark.parametrize("end", ["closed", "left to the interpreter"])
+def test_producers_and_consumers_work_on_libuv(nsqd_process: Any, end: str) -> None:
+    ran = run_python(ON_LIBUV, nsqd_process.address, end, GEVENT_LOOP="libuv")
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["400", "400"], "")
