@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.original_stage import Stage, embedded_stage
+from support.differential import OriginalStage as Stage
+from support.differential import embedded_stage
 from support.replay import DATA, Replay, conversations
 from support.transcripts import Transcript, differences, perform
 from support.waiting import WAIT
