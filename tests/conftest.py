@@ -70,10 +70,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Who runs which tests, with ``--dist loadfile``."""
+    """With ``--dist loadfile`` a process runs the tests of a file, and those of files that share a fixture.
+
+    A session of Spark is a JVM that takes seconds to start and to warm up, and half a gigabyte, in every process that
+    wants one; a standalone cluster is three.
+    """
     if config.getoption("dist") != "loadfile":
         return None
-    from support.side_by_side import TogetherByFile
+    from xdist.scheduler import LoadFileScheduling
+
+    class TogetherByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((name for name, files in kinds.SHARING.items() if Path(file).stem in files), file)
 
     return TogetherByFile(config, log)
 

@@ -742,11 +742,7 @@ def test_context_travels_in_extended_headers_and_the_trace_id_is_the_span_s(
         check_process(two, processed)
     assert [
         (body, headers.get("kind"), headers.get("n")) for body, headers, _ in sorted(seen, key=lambda each: each[0])
-    ] == [
-        (b"a", "new", None),
-        (b"b", None, "1"),
-        (b"c", None, "2"),
-    ]
+    ] == [(b"a", "new", None), (b"b", None, "1"), (b"c", None, "2")]
     assert seen[0][2] == ids(one)[0] & (2**64 - 1)
     assert (exported.spans("process orders")[0].attributes or {})["messaging.destination.partition.id"] == "0"
 

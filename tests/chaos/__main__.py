@@ -37,11 +37,7 @@ _SEEDS = 1_000_000
 
 @click.command("soak")
 @click.option(
-    "--seconds",
-    type=options.duration,
-    metavar="DURATION",
-    default=300.0,
-    help="How long, over all dialects.  [300s]",
+    "--seconds", type=options.duration, metavar="DURATION", default=300.0, help="How long, over all dialects.  [300s]"
 )
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="The same in hours.")
 @click.option("--seed", type=click.IntRange(0), help="Of the schedule; default: a random one, which is printed.")

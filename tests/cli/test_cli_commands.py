@@ -41,6 +41,8 @@ from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 30.0
+FACES = ("--tcp-address", "--http-address", "--lookupd-listen-tcp-address", "--lookupd-listen-http-address")
+ANY_PORTS = [word for face in FACES for word in (face, "127.0.0.1:0")]
 
 
 def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
@@ -393,8 +395,7 @@ def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:
 
 
 def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Path, start: Any) -> None:
-    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
-    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0", "--data-path", str(tmp_path)]
+    flags = [*ANY_PORTS, "--data-path", str(tmp_path)]
     command = start("broker", "--json", *flags)
     servers = json.loads(command.line())
     nsqd = servers["nsqds"][0]["tcp"]
@@ -412,9 +413,7 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
 
 @pytest.mark.parametrize("nodes", ["1", "3"])
 def test_broker_prints_how_to_create_a_topic_and_that_works(nodes: str, start: Any) -> None:
-    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
-    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0"]
-    command = start("broker", "--redesigned", "--nodes", nodes, *flags)
+    command = start("broker", "--redesigned", "--nodes", nodes, *ANY_PORTS)
     while not (line := command.line()).startswith("a topic:"):
         assert line
     url = line.split("'")[1]
@@ -424,9 +423,8 @@ def test_broker_prints_how_to_create_a_topic_and_that_works(nodes: str, start: A
 
 
 def test_broker_measures_the_latencies_that_it_is_asked_for(topic: str, start: Any) -> None:
-    ports = ["--no-lookupd", "--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
     flag = "--e2e-processing-latency-percentile"
-    command = start("broker", "--json", *ports, flag, "0.99", flag, "0.5")
+    command = start("broker", "--json", "--no-lookupd", *ANY_PORTS, flag, "0.99", flag, "0.5")
     admin = NsqdHTTPClient.from_url(json.loads(command.line())["nsqds"][0]["http"])
     admin.create_topic(topic)
     admin.create_channel(topic, "c")
@@ -439,8 +437,7 @@ def test_broker_measures_the_latencies_that_it_is_asked_for(topic: str, start: A
 
 
 def test_broker_runs_a_redesigned_cluster_that_is_ready_for_topics(topic: str, start: Any) -> None:
-    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
-    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0", "--allow-write-with-nochannels"]
+    flags = [*ANY_PORTS, "--allow-write-with-nochannels"]
     command = start("broker", "--json", "--redesigned", "--nodes", "2", "--lookupds", "2", *flags)
     servers = json.loads(command.line())
     assert len(servers["nsqds"]) == len(servers["lookupds"]) == 2

@@ -103,6 +103,14 @@ class Owner:
     def on_error(self, conn: Connection, error: Any) -> None: ...
 
 
+async def opened(loop: Any, address: Address, **options: Any) -> tuple[Owner, Connection]:
+    """A connection that is made, and its owner."""
+    owner = Owner(loop)
+    conn = Connection(address, ConnectionConfig(**options), owner, loop)
+    await conn.open()
+    return owner, conn
+
+
 @pytest.fixture(params=["embedded", "original"])
 def nsqd_address(request: pytest.FixtureRequest, tmp_path: Path, tls_files: dict[str, str]) -> Iterator[Address]:
     """An nsqd in another process, with TLS and compression."""
@@ -136,9 +144,7 @@ async def test_publishes_and_consumes(
     if "tls_v1" in layers:
         layers = {**layers, "tls_options": {"cafile": tls_files["ca"]}}  # type: ignore[dict-item]
     bodies = [b"%d" % number * 200 for number in range(300)] + [b"large" * 100_000]
-    owner = Owner(loop)
-    conn = Connection(nsqd_address, ConnectionConfig(**layers), owner, loop)
-    await conn.open()
+    owner, conn = await opened(loop, nsqd_address, **layers)
     for number, body in enumerate(bodies):
         conn.request(_codec.pub("t", body), "PUB", number)
     await owner.until(lambda: len(owner.replies) == len(bodies))
@@ -157,9 +163,7 @@ async def test_publishes_and_consumes(
     assert not owner.ends
     assert not owner.failed
 
-    again = Owner(loop)  # everything was finished
-    second = Connection(nsqd_address, ConnectionConfig(**layers), again, loop)
-    await second.open()
+    again, second = await opened(loop, nsqd_address, **layers)  # everything was finished
     second.request(_codec.pub("t", b"last"), "PUB", 0)
     await second.subscribe("t", "c")
     second.set_rdy(500)
@@ -171,9 +175,7 @@ async def test_publishes_and_consumes(
 
 
 async def test_a_refused_command_ends_it_with_the_servers_reason(loop: Any, nsqd_address: Address) -> None:
-    owner = Owner(loop)
-    conn = Connection(nsqd_address, ConnectionConfig(), owner, loop)
-    await conn.open()
+    owner, conn = await opened(loop, nsqd_address)
     conn.request(b"PUB no/topic\n\0\0\0\1x", "PUB", "first")
     await owner.until(lambda: owner.failed)
     ((token, error),) = owner.failed
@@ -186,9 +188,7 @@ async def test_a_refused_command_ends_it_with_the_servers_reason(loop: Any, nsqd
 
 
 async def test_heartbeats_are_answered(loop: Any, nsqd_address: Address) -> None:
-    owner = Owner(loop)
-    conn = Connection(nsqd_address, ConnectionConfig(heartbeat_interval=1.0), owner, loop)
-    await conn.open()
+    owner, conn = await opened(loop, nsqd_address, heartbeat_interval=1.0)
     await owner.until(lambda: owner.heartbeats == 4)  # unanswered, nsqd would have closed after two
     assert conn.is_open
     conn.close()
@@ -205,8 +205,7 @@ async def test_rdy_is_sent_when_it_is_another_one_and_not_after_cls(loop: Any, p
             received.extend(data)
 
     server = peer(take_all)
-    conn = Connection(server.address, ConnectionConfig(), Owner(loop), loop)
-    await conn.open()
+    _, conn = await opened(loop, server.address)
     await conn.subscribe("t", "c")
     for count in (5, 5, 7):
         conn.set_rdy(count)
@@ -304,9 +303,7 @@ async def test_what_is_dropped_does_not_connect(loop: Any, peer: Callable[..., P
 
 
 async def test_a_silent_server_is_dead_after_two_intervals(loop: Any, peer: Callable[..., Peer]) -> None:
-    owner = Owner(loop)
-    conn = Connection(peer(ignore).address, ConnectionConfig(heartbeat_interval=1.0), owner, loop)
-    await conn.open()
+    owner, _ = await opened(loop, peer(ignore).address, heartbeat_interval=1.0)
     await owner.until(lambda: owner.ends)
     assert isinstance(owner.ends[0], HeartbeatMissed)
 
@@ -333,9 +330,7 @@ async def test_it_does_not_look_early_after_a_time_without_the_loop(loop: Any, p
 
 
 async def test_a_server_that_takes_nothing_is_dead_and_blocks_nobody(loop: Any, peer: Callable[..., Peer]) -> None:
-    owner = Owner(loop)
-    conn = Connection(peer(ignore).address, ConnectionConfig(write_timeout=0.2), owner, loop)
-    await conn.open()
+    owner, conn = await opened(loop, peer(ignore).address, write_timeout=0.2)
     for number in range(32):
         conn.request(_codec.pub("t", BLOCK[1:]), "PUB", number)
     conn.flush()
@@ -359,9 +354,7 @@ async def test_what_a_slow_server_has_not_taken_yet_is_sent_before_the_end(
         taken.append(size)
         sock.close()
 
-    owner = Owner(loop)
-    conn = Connection(peer(read_late).address, ConnectionConfig(), owner, loop)
-    await conn.open()
+    _, conn = await opened(loop, peer(read_late).address)
     conn.write(32 * BLOCK)
     conn.flush()
     assert conn.is_blocked
@@ -372,9 +365,7 @@ async def test_what_a_slow_server_has_not_taken_yet_is_sent_before_the_end(
 
 
 async def test_a_server_that_does_not_let_go_is_left_in_time(loop: Any, peer: Callable[..., Peer]) -> None:
-    owner = Owner(loop)
-    conn = Connection(peer(ignore).address, ConnectionConfig(), owner, loop)
-    await conn.open()
+    owner, conn = await opened(loop, peer(ignore).address)
     conn.request(_codec.pub("t", b"x"), "PUB", "pending")
     conn.close(timeout=0.1)
     await conn.closed()
@@ -405,8 +396,7 @@ async def test_what_nobody_acknowledges_ends_the_connection_in_the_time_for_writ
 ) -> None:
     made, new_socket = [], loop.new_socket
     loop.new_socket = lambda family: made.append(new_socket(family)) or made[-1]
-    conn = Connection(peer(ignore).address, ConnectionConfig(write_timeout=7.5), Owner(loop), loop)
-    await conn.open()
+    _, conn = await opened(loop, peer(ignore).address, write_timeout=7.5)
     loop.new_socket = new_socket
     assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7_500
     conn.close(ConnectionClosed("the test is over"))
@@ -423,9 +413,7 @@ async def test_an_end_reports_what_is_pending_once(loop: Any, peer: Callable[...
             sock.recv(1 << 16)
         sock.close()
 
-    owner = Owner(loop)
-    conn = Connection(peer(leave).address, ConnectionConfig(), owner, loop)
-    await conn.open()
+    owner, conn = await opened(loop, peer(leave).address)
     for number in range(3):
         conn.request(_codec.pub("t", b"x"), "PUB", number)
     await owner.until(lambda: owner.ends)

@@ -30,9 +30,10 @@ from nsq_fast.gnsq.contrib import (
 from nsq_fast.gnsq.errors import NSQBadTopic, NSQException, NSQInvalid, NSQNoConnections, NSQRequeueMessage
 
 
-def start(consumer):
+def start(scripted, consumer):
+    """Start a consumer; its connection at the nsqd."""
     consumer.start(block=False)
-    return consumer
+    return scripted.connection()
 
 
 def test_attributes_have_gnsqs_names_and_defaults():
@@ -69,15 +70,14 @@ def test_handlers_get_the_message_by_keyword_and_are_counted(scripted, make_cons
     heard = []
     consumer = make_consumer(message_handler=lambda sender, **given: heard.append((sender, sorted(given))))
     assert len(consumer.on_message.receivers) == 1
-    start(consumer)
-    scripted.connection().push(1)
-    scripted.connection().wait_for(lambda: scripted.connection().answered(b"FIN") == [1])
+    conn = start(scripted, consumer)
+    conn.push(1)
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert heard == [(consumer, ["message"])]
 
 
 def test_it_says_that_it_is_gnsq_and_nsq_fast(scripted, make_consumer):
-    start(make_consumer(message_handler=print))
-    agent = scripted.connection().identify["user_agent"]
+    agent = start(scripted, make_consumer(message_handler=print)).identify["user_agent"]
     assert agent.startswith("gnsq/1.0.2")
     assert "nsq_fast" in agent
 
@@ -90,8 +90,7 @@ def test_a_failure_is_requeued_with_the_consumers_delay_and_a_request_without(sc
             raise NSQRequeueMessage(False)
         message.requeue()
 
-    start(make_consumer(message_handler=handler, requeue_delay=70))
-    conn = scripted.connection()
+    conn = start(scripted, make_consumer(message_handler=handler, requeue_delay=70))
     conn.push(1, body=b"fail")
     conn.push(2, body=b"raise")
     conn.push(3, body=b"requeue")
@@ -104,8 +103,7 @@ def test_options_changed_while_it_runs_hold_for_the_next_message(scripted, make_
     given_up = []
     consumer = make_consumer(message_handler=lambda consumer, message: 1 / 0)
     consumer.on_giving_up.connect(lambda consumer, message: given_up.append(message.attempts), weak=False)
-    start(consumer)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     consumer.max_tries = 2
     consumer.requeue_delay = 33
     consumer.backoff_on_requeue = False
@@ -126,10 +124,10 @@ def test_a_message_that_a_receiver_fails_to_bury_is_kept(scripted, make_consumer
     def bury(consumer, message):
         raise OSError("the graveyard is closed")
 
-    start(consumer)
-    scripted.connection().push(1, attempts=9)
-    scripted.connection().wait_for(lambda: scripted.connection().answered(b"REQ") == [1])
-    assert scripted.connection().answered(b"FIN") == []
+    conn = start(scripted, consumer)
+    conn.push(1, attempts=9)
+    conn.wait_for(lambda: conn.answered(b"REQ") == [1])
+    assert conn.answered(b"FIN") == []
 
 
 def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(scripted, make_consumer):
@@ -139,8 +137,8 @@ def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(s
         begun.set()
         release.wait()
 
-    consumer = start(make_consumer(message_handler=handler))
-    conn = scripted.connection()
+    consumer = make_consumer(message_handler=handler)
+    conn = start(scripted, consumer)
     conn.push(1, 2)
     begun.wait()
     conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
@@ -168,8 +166,7 @@ def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(scripted,
     consumer = make_consumer()
     first = consumer.on_message.connect(lambda consumer, message: seen.append("first"), weak=False)
     consumer.on_message.connect(lambda consumer, message: seen.append("second"), weak=False)
-    start(consumer)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert sorted(seen) == ["first", "second"]
@@ -181,8 +178,8 @@ def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(scripted,
 
 def test_one_more_nsqd_can_be_added_while_it_runs(scripted, make_consumer):
     other = ScriptedNsqd()
-    consumer = start(make_consumer(message_handler=print))
-    scripted.connection()
+    consumer = make_consumer(message_handler=print)
+    start(scripted, consumer)
     consumer.connect_to_nsqd(*other.address)
     assert other.connection().rdy is not None
     assert str(other.address) in consumer.nsqd_tcp_addresses
@@ -203,8 +200,7 @@ def test_a_subclass_may_queue_messages_and_handle_them_later(scripted, make_cons
 
     kept, seen = [], []
     consumer = make_consumer(Queueing, message_handler=lambda consumer, message: seen.append(message.body))
-    start(consumer)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1, 2)
     until(lambda: len(kept) == 2)
     assert seen == []
@@ -226,8 +222,7 @@ def test_a_subclass_may_wrap_the_handling(scripted, make_consumer):
             raise KeyError("bad")
 
     seen = []
-    start(make_consumer(Wrapping, message_handler=handler))
-    conn = scripted.connection()
+    conn = start(scripted, make_consumer(Wrapping, message_handler=handler))
     conn.push(1)
     conn.push(2, body=b"bad")
     conn.wait_for(lambda: conn.answered(b"FIN") == [1] and conn.answered(b"REQ") == [2])
@@ -250,10 +245,8 @@ def test_a_subclass_may_override_what_hears_of_events(scripted, make_consumer):
             heard.append(("requeue", message_id, timeout))
 
     heard = []
-    start(
-        make_consumer(Listening, message_handler=lambda consumer, message: message.attempts > 1 and message.requeue(4))
-    )
-    conn = scripted.connection()
+    consumer = make_consumer(Listening, message_handler=lambda _, message: message.attempts > 1 and message.requeue(4))
+    conn = start(scripted, consumer)
     conn.send(frame(0, b"_heartbeat_") + frame(1, b"E_FIN_FAILED no"))
     conn.push(1)
     conn.push(2, attempts=2)
@@ -272,8 +265,7 @@ def make_reader(make_consumer, **options):
 def test_a_reader_with_async_leaves_all_answers_to_the_program(scripted, make_consumer):
     kept = []
     reader = make_reader(make_consumer, message_handler=lambda reader, message: kept.append(message), **{"async": True})
-    start(reader)
-    conn = scripted.connection()
+    conn = start(scripted, reader)
     conn.push(1)
     until(lambda: kept)
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
@@ -290,8 +282,7 @@ def test_a_reader_handles_as_many_at_once_as_it_was_told(scripted, make_consumer
         release.wait()
         running.pop()
 
-    start(make_reader(make_consumer, message_handler=handler, max_concurrency=3))
-    conn = scripted.connection()
+    conn = start(scripted, make_reader(make_consumer, message_handler=handler, max_concurrency=3))
     conn.push(*range(6))
     until(lambda: len(running) == 3)
     release.set()
@@ -306,7 +297,7 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
     reader.on_message.connect(lambda reader, message: seen.append(message.body), weak=False)
     with pytest.raises(NSQNoConnections), pytest.deprecated_call():
         reader.publish("topic", b"too early")
-    start(reader)
+    reader.start(block=False)
     until(lambda: reader.total_ready_count)
     with pytest.deprecated_call():
         reader.publish("topic", b"hello")
@@ -319,7 +310,7 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
 
 def test_the_states_of_a_backoff(scripted, make_consumer):
     consumer = make_consumer(message_handler=lambda consumer, message: None, max_in_flight=50, max_backoff_duration=9)
-    start(consumer)
+    start(scripted, consumer)
     assert consumer._redistributed_ready_event.wait(WAIT)
     (conn,) = consumer._connections
     assert consumer._connections[conn] == states.RUNNING
@@ -350,9 +341,9 @@ def test_is_starved_means_that_handlers_hold_what_there_is(scripted, make_consum
     def look(consumer, message):
         starved.append(consumer.is_starved)
 
-    start(consumer)
-    scripted.connection().wait_rdy(4)
-    scripted.connection().push(1, 2, 3, 4)
+    conn = start(scripted, consumer)
+    conn.wait_rdy(4)
+    conn.push(1, 2, 3, 4)
     until(lambda: len(starved) == 4)
     assert starved[:3] == [False, False, False]
     assert consumer.is_starved
@@ -385,8 +376,7 @@ def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(sc
     queue = kind()
     consumer = make_consumer()
     consumer.on_message.connect(queue)
-    consumer.start(block=False)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1, 2)
     taken = [queue.get(timeout=WAIT), queue.get(timeout=WAIT)]
     holds(lambda: conn.answered(b"FIN") == [])
@@ -402,15 +392,15 @@ def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(sc
 def batching(scripted, make_consumer):
     handlers = []
 
-    def start(handler, max_in_flight=8):
+    def begin(handler, max_in_flight=8):
         handlers.append(handler)
         consumer = make_consumer(max_in_flight=max_in_flight)
         consumer.on_message.connect(handler)
-        consumer.start(block=False)
-        scripted.connection().wait_rdy(max_in_flight)
-        return scripted.connection()
+        conn = start(scripted, consumer)
+        conn.wait_rdy(max_in_flight)
+        return conn
 
-    yield start
+    yield begin
     for handler in handlers:
         handler.worker.kill()
 
@@ -531,8 +521,7 @@ def test_giving_up_writes_and_finishes(scripted, make_consumer):
     consumer.on_giving_up.connect(handler)
     finished = []
     consumer.on_finish.connect(lambda sender, message_id: finished.append(message_id), weak=False)
-    consumer.start(block=False)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1, body=b"hopeless", attempts=9)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert lines == ["hopeless\n"]
@@ -595,8 +584,7 @@ def test_a_queue_of_a_closing_consumer_gives_its_messages_back(scripted, make_co
     queue = QueueHandler()
     consumer = make_consumer()
     consumer.on_message.connect(queue)
-    consumer.start(block=False)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1)
     until(lambda: queue.qsize() == 1)
     closing = gevent.spawn(consumer.close, timeout=5)

@@ -798,8 +798,7 @@ def test_columns_have_the_layout_of_the_subscription() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "dialect"),
-    [("1.3.0", ORIGINAL), ("0.3.8", ORIGINAL), ("", ORIGINAL), ("0.3.7-HA.1.13.0", REDESIGNED)],
+    ("version", "dialect"), [("1.3.0", ORIGINAL), ("0.3.8", ORIGINAL), ("", ORIGINAL), ("0.3.7-HA.1.13.0", REDESIGNED)]
 )
 def test_family_by_version(version: str, dialect: object) -> None:
     assert dialect_of(version) is dialect

@@ -26,20 +26,29 @@ PATIENCE = 900.0
 
 
 class Site:
-    """A cluster with one nsqlookupd.
+    """A cluster with one nsqlookupd: the embedded one, with options, or a real one in a folder of its own, with flags.
 
     Attributes:
         is_ours: whether it is the embedded one.
         lookupd: the HTTP address of its nsqlookupd.
-        nodes: its nsqds, each with ``tcp_address`` and ``http_address``.
     """
 
-    is_ours: bool
-    cluster: Any
-    lookupd: Address
+    def __init__(self, nodes: int, path: Path | None = None, **options: Any) -> None:
+        self.is_ours = path is None
+        self._path = path
+        self.cluster: Any
+        if path is None:
+            self.cluster = RedesignedCluster(nodes, 1, **{"readiness": 0.0, **options})
+            self.cluster.start()
+            self.lookupd = self.cluster.lookupds[0].http_address
+        else:
+            path.mkdir()
+            self.cluster = cluster.RedesignedCluster(path, nodes, 1, **options)
+            self.lookupd = self.cluster.lookupd_addresses[0]
 
     @property
     def nodes(self) -> list[Any]:
+        """Its nsqds, each with ``tcp_address`` and ``http_address``."""
         return list(self.cluster.nsqds)
 
     def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
@@ -48,60 +57,24 @@ class Site:
 
     def kill(self, node: Any) -> None:
         """End an nsqd as SIGKILL does."""
+        self.cluster.kill_node(node) if self.is_ours else node.kill()
 
     def end(self, node: Any) -> None:
         """End an nsqd as SIGTERM does."""
+        self.cluster.kill_node(node) if self.is_ours else node.stop()
 
     def start(self, node: Any) -> None:
         """Start an nsqd that has ended."""
+        self.cluster.restart_node(node) if self.is_ours else node.start()
+
+    def log(self) -> str:
+        """What the nsqlookupd of a real one has written."""
+        assert self._path is not None
+        return (self._path / "nsqlookupd0" / "nsqlookupd.INFO").read_text(errors="replace")
 
     def stop(self) -> None:
         """Kill everything."""
         self.cluster.stop()
-
-
-class OurSite(Site):
-    """The embedded cluster."""
-
-    is_ours = True
-
-    def __init__(self, nodes: int, **options: Any) -> None:
-        self.cluster = RedesignedCluster(nodes, 1, **{"readiness": 0.0, **options})
-        self.cluster.start()
-        self.lookupd = self.cluster.lookupds[0].http_address
-
-    def kill(self, node: Any) -> None:
-        self.cluster.kill_node(node)
-
-    end = kill
-
-    def start(self, node: Any) -> None:
-        self.cluster.restart_node(node)
-
-
-class RealSite(Site):
-    """A real cluster in a folder of its own."""
-
-    is_ours = False
-
-    def __init__(self, path: Path, nodes: int, **flags: tuple[str, ...]) -> None:
-        path.mkdir()
-        self._path = path
-        self.cluster = cluster.RedesignedCluster(path, nodes, 1, **flags)
-        self.lookupd = self.cluster.lookupd_addresses[0]
-
-    def log(self) -> str:
-        """What its nsqlookupd has written."""
-        return (self._path / "nsqlookupd0" / "nsqlookupd.INFO").read_text(errors="replace")
-
-    def kill(self, node: Any) -> None:
-        node.kill()
-
-    def end(self, node: Any) -> None:
-        node.stop()
-
-    def start(self, node: Any) -> None:
-        node.start()
 
 
 def led(site: Site, topic: str, access: str = "r") -> dict[int, Any]:
@@ -155,7 +128,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A cluster of one node with a topic, ``t``, for all tests that leave it as it was."""
     if request.param == "real":
         request.getfixturevalue("wants_real")
-    made: Site = OurSite(1) if request.param == "embedded" else RealSite(tmp_path_factory.mktemp("site") / "0", 1)
+    made = Site(1, tmp_path_factory.mktemp("site") / "0" if request.param == "real" else None)
     try:
         made.create_topic("t")
         yield made
@@ -177,7 +150,7 @@ def open_site(is_real: bool, tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
     def start(nodes: int, *, flags: dict[str, tuple[str, ...]] | None = None, **options: object) -> Site:
         path = tmp_path / f"cluster{len(running)}"
-        running.append(RealSite(path, nodes, **(flags or {})) if is_real else OurSite(nodes, **options))
+        running.append(Site(nodes, path, **(flags or {})) if is_real else Site(nodes, **options))
         return running[-1]
 
     yield start
@@ -254,7 +227,7 @@ def test_the_state_of_a_cluster_is_in_its_process_here(open_site: Callable[..., 
     """And what is left of it after its end in the folders of its nodes."""
     site = open_site(1, data_path=str(tmp_path))
     site.create_topic("t")
-    if isinstance(site, RealSite):
+    if not site.is_ours:
         assert b"/Topics/t/0" in ask(site.cluster.etcd_address, "GET", "/v2/keys/NSQMetaData?recursive=true").body
         return
     publish(site.nodes[0], "t", b"1")
@@ -349,7 +322,7 @@ def test_messages_go_one_by_one_here(open_site: Callable[..., Site]) -> None:
         for _ in range(3):
             consumer.finish(consumer.receive())
     eventually(lambda: figures(node, "t")["channels"][0]["depth"] == 0)
-    if isinstance(site, OurSite):
+    if site.is_ours:
         site.cluster.partition("t", 0).clean(time.time_ns() + 365 * DAY)
     else:
         assert ask(node.http_address, "POST", "/topic/greedyclean?topic=t&partition=0").status == 200

@@ -138,8 +138,7 @@ def test_a_worker_is_restarted_without_a_gap_and_drains_with_partitions_and_orde
     assert not before & after
     assert min(clients) >= 1, "each partition has had a consumer all the time"
     until(lambda: {pid for pid, _ in worker.noted()} >= after, START, about=worker.log)
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
     load.stop()
     found = until(lambda: (rows := here()) and not any(each["in_flight_count"] for each in rows) and rows)
     assert len(found) == 4
@@ -155,8 +154,7 @@ def test_a_worker_is_restarted_without_a_gap_and_drains_with_partitions_and_orde
         f"{len(load.published)} messages, {len(left)} of them left to the next worker, 0 lost,"
         f" {len(worker.noted()) - len(load.published)} twice"
     )
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
 
 
 def test_the_exporter_shows_each_partition_once(fleet: Fleet, report: list[str]) -> None:

@@ -25,7 +25,7 @@ SHARING = {
     },
     "standalone": {"test_spark_replay_kills", "test_spark_deployments"},
 }  # fmt: skip
-"""Fixtures of a whole run that take long to make, and the files that use them: see ``side_by_side``."""
+"""Fixtures of a whole run that take long to make, and the files that use them: see ``conftest``."""
 
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",

@@ -100,6 +100,11 @@ class Worker:
         self._follower.join(START)
         return code
 
+    def terminated(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal. It has to end well."""
+        self.send(number)
+        assert self.ended() == 0, self.log()
+
     def stop(self) -> None:
         """SIGKILL to all that is left."""
         if self._process is not None:
