@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -85,6 +87,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((name for name, files in kinds.SHARING.items() if Path(file).stem in files), file)
 
     return TogetherByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is ``async def`` runs on its ``face`` (support/contract.py), on its ``loop`` (client/conftest.py), or
+    in an event loop of asyncio."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    if "face" in given:
+        given["face"].run(pyfuncitem.obj(**given))
+    elif "loop" in given:
+        run_on = given.pop("loop")
+        run_on(lambda loop: pyfuncitem.obj(loop=loop, **given))
+    else:
+        asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture(autouse=True)

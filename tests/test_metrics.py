@@ -647,7 +647,7 @@ def test_spans_are_linked_by_an_envelope_after_a_requeue_too(exported: Exported,
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
-def test_every_face_publishes_and_processes(exported: Exported, face: Face, nsqd_process: Any) -> None:
+async def test_every_face_publishes_and_processes(exported: Exported, face: Face, nsqd_process: Any) -> None:
     telemetry, address, seen = exported.telemetry("envelope"), nsqd_process.address, []
 
     async def handle(consumer: Any, message: Any) -> None:
@@ -655,23 +655,20 @@ def test_every_face_publishes_and_processes(exported: Exported, face: Face, nsqd
         await face.sleep(0.01)  # sleep: other handlers run meanwhile, in contexts of their own
         seen.append((message.body, before, trace.get_current_span().get_span_context().span_id))
 
-    async def main() -> None:
-        options = {"message_handler": handle, "concurrency": 4, "max_in_flight": 4}
-        handler = telemetry.handler(face.taken(options)["message_handler"])
-        async with (
-            face.client("Producer", address) as producer,
-            face.client("Consumer", "orders", "billing", address, **{**options, "message_handler": handler}),
-        ):
-            telemetry.instrument(producer)
-            with exported.tracer.start_as_current_span("request") as request:
-                for number in range(8):
-                    assert await face(producer.publish("orders", b"%d" % number)) == b"OK"
-            assert await face.result(producer.publish_nowait("orders", b"8")) == b"OK"
-            await face.until(lambda: len(exported.spans("process orders")) == 9)
-            parents = [parent(span) for span in exported.spans("publish orders")]
-            assert parents == [*[request.get_span_context().span_id] * 8, None]
-
-    face.run(main())
+    options = {"message_handler": handle, "concurrency": 4, "max_in_flight": 4}
+    handler = telemetry.handler(face.taken(options)["message_handler"])
+    async with (
+        face.client("Producer", address) as producer,
+        face.client("Consumer", "orders", "billing", address, **{**options, "message_handler": handler}),
+    ):
+        telemetry.instrument(producer)
+        with exported.tracer.start_as_current_span("request") as request:
+            for number in range(8):
+                assert await face(producer.publish("orders", b"%d" % number)) == b"OK"
+        assert await face.result(producer.publish_nowait("orders", b"8")) == b"OK"
+        await face.until(lambda: len(exported.spans("process orders")) == 9)
+        parents = [parent(span) for span in exported.spans("publish orders")]
+        assert parents == [*[request.get_span_context().span_id] * 8, None]
     published = {ids(span): span for span in exported.spans("publish orders")}
     for processed in exported.spans("process orders"):
         check_process(published[links(processed)[0]], processed)

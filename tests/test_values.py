@@ -668,18 +668,15 @@ def wrong_publishes() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield from ((method, name, {**right, name: value}) for value in values)
 
 
-def test_a_wrong_argument_is_refused_by_name_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
-            assert await published(face, producer, "publish", "t", b"the first") == b"OK"
-            for method, name, arguments in wrong_publishes():
-                for _ in range(MOST):
-                    with pytest.raises((ConfigError, NameInvalid, ValueError, TypeError), match=name):
-                        await published(face, producer, method, **arguments)
-            assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-            assert producer.stats()["held"] == 0
-
-    face.run(main())
+async def test_a_wrong_argument_is_refused_by_name_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
+        assert await published(face, producer, "publish", "t", b"the first") == b"OK"
+        for method, name, arguments in wrong_publishes():
+            for _ in range(MOST):
+                with pytest.raises((ConfigError, NameInvalid, ValueError, TypeError), match=name):
+                    await published(face, producer, method, **arguments)
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+        assert producer.stats()["held"] == 0
 
 
 async def check_timeouts(face: Face, client: Any) -> None:
@@ -691,32 +688,26 @@ async def check_timeouts(face: Face, client: Any) -> None:
     assert client.is_running
 
 
-def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address) as producer:
-            await check_timeouts(face, producer)
-            assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-
-    face.run(main())
+async def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address) as producer:
+        await check_timeouts(face, producer)
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
 
 
-def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:
-    async def main() -> None:
-        async with face.client("Producer", f"127.0.0.1:{closed_port}") as producer:
-            for method, content, extras in (
-                ("publish", b"one", {"block": False}),
-                ("publish", b"one", {"timeout": 0.1}),
-                ("publish_nowait", b"one", {"timeout": 0.1}),
-                ("multipublish", [b"one"], {"block": False}),
-            ):
-                with pytest.raises(PublishFailed) as caught:
-                    await published(face, producer, method, "t", content, **extras)
-                assert caught.value.possibly_stored is False
-            for extras in ({"block": False}, {"timeout": 0.1}):  # a key waits no longer than its publish
-                with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
-                    await published(face, producer, "publish", "t", b"one", key="a", **extras)
-
-    face.run(main())
+async def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:
+    async with face.client("Producer", f"127.0.0.1:{closed_port}") as producer:
+        for method, content, extras in (
+            ("publish", b"one", {"block": False}),
+            ("publish", b"one", {"timeout": 0.1}),
+            ("publish_nowait", b"one", {"timeout": 0.1}),
+            ("multipublish", [b"one"], {"block": False}),
+        ):
+            with pytest.raises(PublishFailed) as caught:
+                await published(face, producer, method, "t", content, **extras)
+            assert caught.value.possibly_stored is False
+        for extras in ({"block": False}, {"timeout": 0.1}):  # a key waits no longer than its publish
+            with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
+                await published(face, producer, "publish", "t", b"one", key="a", **extras)
     assert issubclass(NoLeader, NoNsqd)
     assert NoNsqd("none").possibly_stored is False
 
@@ -754,32 +745,28 @@ def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
     check_keys_are_taken(face, caplog, lookupd_http_addresses=str(lookupd.http_address))
 
 
-def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(
+async def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(
     face: Face, nsqd_process: Any
 ) -> None:
     with Producer(nsqd_process.address) as producer:
         producer.publish("t", b"body")
-
-    async def main() -> None:
-        async with (
-            face.client("Consumer", "t", "c", nsqd_process.address) as consumer,
-            aclosing(face.messages(consumer)) as messages,
-        ):
-            message = await anext(messages)
-            message.enable_async()
-            await check_timeouts(face, consumer)
-            for value in WRONG_DELAYS:
-                with pytest.raises(ConfigError, match="time_ms="):
-                    message.requeue(value)
-            for response in (message.finish, message.touch):
-                with pytest.raises(TypeError):
-                    response(1)
-            assert not message.has_responded()
-            message.touch()
-            message.finish()
-            with pytest.raises(AlreadyResponded):
-                message.requeue(0)
-            assert await face(consumer.join(0.01)) is False
-            assert consumer.is_running
-
-    face.run(main())
+    async with (
+        face.client("Consumer", "t", "c", nsqd_process.address) as consumer,
+        aclosing(face.messages(consumer)) as messages,
+    ):
+        message = await anext(messages)
+        message.enable_async()
+        await check_timeouts(face, consumer)
+        for value in WRONG_DELAYS:
+            with pytest.raises(ConfigError, match="time_ms="):
+                message.requeue(value)
+        for response in (message.finish, message.touch):
+            with pytest.raises(TypeError):
+                response(1)
+        assert not message.has_responded()
+        message.touch()
+        message.finish()
+        with pytest.raises(AlreadyResponded):
+            message.requeue(0)
+        assert await face(consumer.join(0.01)) is False
+        assert consumer.is_running

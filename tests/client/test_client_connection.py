@@ -377,17 +377,15 @@ async def test_a_server_that_does_not_let_go_is_left_in_time(loop: Any, peer: Ca
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
-def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(face: Face, peer: Callable[..., Peer]) -> None:
+async def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(
+    face: Face, peer: Callable[..., Peer]
+) -> None:
     socks: list[socket.socket] = []
-
-    async def main() -> None:
-        async with face.client("Producer", str(peer(socks.append).address)) as producer:
-            await face.until(lambda: producer.is_connected)
-            await face(producer.close(timeout=0.2))
-            with pytest.raises(ConnectionError):  # as long as only one direction is closed it takes them
-                deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
-
-    face.run(main())
+    async with face.client("Producer", str(peer(socks.append).address)) as producer:
+        await face.until(lambda: producer.is_connected)
+        await face(producer.close(timeout=0.2))
+        with pytest.raises(ConnectionError):  # as long as only one direction is closed it takes them
+            deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
@@ -648,7 +646,7 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
-def test_what_is_published_over_a_unix_socket_is_consumed_over_it(face: Face, folder: Path) -> None:
+async def test_what_is_published_over_a_unix_socket_is_consumed_over_it(face: Face, folder: Path) -> None:
     address = f"{folder}/nsqd.sock"
     wanted = {b"%d" % number for number in range(20)}
     seen = set()
@@ -656,15 +654,12 @@ def test_what_is_published_over_a_unix_socket_is_consumed_over_it(face: Face, fo
     async def handle(consumer: Any, message: Any) -> None:
         seen.add(message.body)
 
-    async def main() -> None:
-        async with face.client("Producer", nsqd_tcp_addresses=address) as producer:
-            for body in wanted:
-                assert await face(producer.publish("t", body)) == b"OK"
-            assert producer.nsqd_tcp_addresses == {f"unix:{folder}/nsqd.sock"}
-        async with face.client("Consumer", "t", "c", nsqd_tcp_addresses=address, message_handler=handle) as consumer:
-            await face.until(lambda: consumer.stats().totals.finished >= len(wanted))
-
-    face.run(main())
+    async with face.client("Producer", nsqd_tcp_addresses=address) as producer:
+        for body in wanted:
+            assert await face(producer.publish("t", body)) == b"OK"
+        assert producer.nsqd_tcp_addresses == {f"unix:{folder}/nsqd.sock"}
+    async with face.client("Consumer", "t", "c", nsqd_tcp_addresses=address, message_handler=handle) as consumer:
+        await face.until(lambda: consumer.stats().totals.finished >= len(wanted))
     assert seen == wanted
 
 
@@ -720,35 +715,31 @@ def test_a_warm_publish_walks_few_functions_in_few_files(
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
 @pytest.mark.nsq_cluster(nodes=2, lookupds=1)
-def test_each_face_gives_the_receipt_of_what_is_traced(
+async def test_each_face_gives_the_receipt_of_what_is_traced(
     face: Face, nsq_cluster: RedesignedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     nsq_cluster.create_topic("t", partitions=2, channels=["ch"])
     log = TraceLog()
     log.enable("another-topic")
-
-    async def main() -> None:
-        lookupds = [str(each.http_address) for each in nsq_cluster.lookupds]
-        async with face.client("Producer", lookupd_http_addresses=lookupds, trace=log) as producer:
-            assert await face(producer.publish("t", b"plain", key="k")) == b"OK"
-            found = [
-                await face(producer.publish("t", b"warm", key="k", trace_id=7)),
-                await face(producer.publish("t", b"anywhere", trace_id=8)),
-                await face.result(producer.publish_nowait("t", b"nowait", partition=1, trace_id=9)),
-            ]
-            assert [receipt.trace_id for receipt in found] == [7, 8, 9]
-            assert found[2].partition == 1
-            with pytest.raises(ConfigError, match="trace_id"):
-                await face(producer.publish("t", b"x", key="k", trace_id=-1))
-            log.enable("t")
-            drawn = await face(producer.publish("t", b"switched on", key="k"))
-            assert drawn.trace_id > 0
-            assert drawn.partition == found[0].partition
-            assert producer.stats()["held"] == 0
-            records = [each.msg for each in caplog.records if isinstance(each.msg, PublishRecord)]
-            assert [record.trace_id for record in records] == [drawn.trace_id], "of the others nobody asked for one"
-
-    face.run(main())
+    lookupds = [str(each.http_address) for each in nsq_cluster.lookupds]
+    async with face.client("Producer", lookupd_http_addresses=lookupds, trace=log) as producer:
+        assert await face(producer.publish("t", b"plain", key="k")) == b"OK"
+        found = [
+            await face(producer.publish("t", b"warm", key="k", trace_id=7)),
+            await face(producer.publish("t", b"anywhere", trace_id=8)),
+            await face.result(producer.publish_nowait("t", b"nowait", partition=1, trace_id=9)),
+        ]
+        assert [receipt.trace_id for receipt in found] == [7, 8, 9]
+        assert found[2].partition == 1
+        with pytest.raises(ConfigError, match="trace_id"):
+            await face(producer.publish("t", b"x", key="k", trace_id=-1))
+        log.enable("t")
+        drawn = await face(producer.publish("t", b"switched on", key="k"))
+        assert drawn.trace_id > 0
+        assert drawn.partition == found[0].partition
+        assert producer.stats()["held"] == 0
+        records = [each.msg for each in caplog.records if isinstance(each.msg, PublishRecord)]
+        assert [record.trace_id for record in records] == [drawn.trace_id], "of the others nobody asked for one"
 
 
 def _walk(producer: Producer, options: Any) -> list[str]:

@@ -384,7 +384,7 @@ def beside_a_hung_one() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
 @pytest.mark.parametrize("topic", [NAMES, re.compile("orders.*")], ids=["listed", "pattern"])
-def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
+async def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
     face: Face, beside_a_hung_one: list[str], topic: Any
 ) -> None:
     seen: set[bytes] = set()
@@ -392,12 +392,9 @@ def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
     async def handle(consumer: Any, message: Any) -> None:
         seen.add(message.body)
 
-    async def main() -> None:
-        options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
-        async with face.client("Consumer", topic, "c", message_handler=handle, **options):
-            await face.until(lambda: len(seen) == len(NAMES))
-
-    face.run(main())
+    options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
+    async with face.client("Consumer", topic, "c", message_handler=handle, **options):
+        await face.until(lambda: len(seen) == len(NAMES))
 
 
 # HTTP, with servers that work, lie, hang and flood

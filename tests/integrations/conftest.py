@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,13 +24,3 @@ def memory_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
         return
     with BrokerProcess(lookupd=False) as broker:
         yield Nsqd(str(broker.nsqds[0].tcp), str(broker.nsqds[0].http))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is ``async def`` runs in an event loop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
-    return True
