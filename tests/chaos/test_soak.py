@@ -19,6 +19,8 @@ from chaos.__main__ import command
 from chaos.clients import PUBLISH_GRACE, PUBLISH_TIMEOUT, Consumers, Publishers
 from chaos.endurance import Sample, load
 from chaos.endurance import growth as growth_of_samples
+from chaos.faults import CALM, Schedule
+from chaos.faults import plan as schedule_of
 from chaos.invariants import (
     MAX_MORE_FDS,
     MAX_MORE_GREENLETS,
@@ -38,8 +40,6 @@ from chaos.invariants import (
 from chaos.original import MENU, Original, OriginalHandlers
 from chaos.redesigned import MENU as ORDERED_MENU
 from chaos.run import WIDTH, Outcome, Run, render
-from chaos.schedule import CALM, Schedule
-from chaos.schedule import plan as schedule_of
 from click.testing import CliRunner, Result
 from gevent.event import Event
 from hypothesis import given
