@@ -44,20 +44,23 @@ async def working(broker: NSQBroker) -> AsyncIterator[asyncio.Task[None]]:
         await broker.shutdown()
 
 
-async def test_tasks_run_and_are_finished(nsqd_process: Any) -> None:
+@pytest.mark.parametrize(("count", "seconds"), [(50, 0.0), (3, 2.2)], ids=["quick", "longer than their messages"])
+async def test_tasks_run_and_are_finished_however_long_they_take(nsqd_process: Any, count: int, seconds: float) -> None:
     ran: list[int] = []
-    broker = NSQBroker(nsqd_process.address)
+    broker = NSQBroker(nsqd_process.address, consumer={"msg_timeout": 1.0})
 
     @broker.task
     async def note(number: int) -> None:
+        await asyncio.sleep(seconds)  # sleep: the work, of more than two timeouts of the message
         ran.append(number)
 
     async with working(broker):
-        for number in range(50):
+        for number in range(count):
             await note.kiq(number)
-        await until(lambda: len(ran) == 50)
-        await until(lambda: broker._consumer.stats().totals.finished == 50)
-    assert sorted(ran) == list(range(50))
+        await until(lambda: broker._consumer.stats().totals.finished == count)
+        assert broker._consumer.stats().totals.expired == 0
+
+    assert sorted(ran) == list(range(count))
 
 
 async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
@@ -77,23 +80,6 @@ async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
         with pytest.raises(SendTaskError) as caught:
             await note.kicker().with_labels(delay="soon").kiq()
         assert isinstance(caught.value.__cause__, ConfigError)
-
-
-async def test_a_task_may_take_longer_than_the_message_timeout(nsqd_process: Any) -> None:
-    ran: list[int] = []
-    broker = NSQBroker(nsqd_process.address, consumer={"msg_timeout": 1.0})
-
-    @broker.task
-    async def note(number: int) -> None:
-        await asyncio.sleep(2.2)  # sleep: longer than two timeouts of the message
-        ran.append(number)
-
-    async with working(broker):
-        for number in range(3):
-            await note.kiq(number)
-        await until(lambda: broker._consumer.stats().totals.finished == 3)
-        assert broker._consumer.stats().totals.expired == 0
-    assert sorted(ran) == [0, 1, 2]
 
 
 async def test_a_task_that_was_begun_often_is_not_given_up(nsqd_process: Any) -> None:
