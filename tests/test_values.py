@@ -325,10 +325,6 @@ def test_records_that_do_not_change_refuse_it_and_can_be_pickled(record) -> None
     assert pickle.loads(pickle.dumps(record)) == record
 
 
-def test_secrets_stay_out_of_what_rich_prints() -> None:
-    assert "hunter2" not in pretty_repr(ConnectionConfig(auth_secret="hunter2"))
-
-
 def test_a_config_has_the_options_of_its_base_and_its_own() -> None:
     class More(ExtraConfig, frozen=True):
         second: int = option(2, "another", minimum=0, maximum=5)
@@ -395,7 +391,8 @@ def test_strings_are_read_as_the_option_wants_them():
 
 
 def test_secrets_stay_out_of_repr_and_errors():
-    assert "hunter2" not in repr(ConnectionConfig(auth_secret="hunter2"))
+    config = ConnectionConfig(auth_secret="hunter2")
+    assert "hunter2" not in repr(config) + pretty_repr(config)
 
 
 def test_replace_checks_like_a_new_one():

@@ -298,14 +298,6 @@ def test_tail_prints_as_json_what_no_terminal_obeys() -> None:
 pytestmark = pytest.mark.usefixtures("no_servers_here")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str) -> None:
-    result = run(name, "--help")
-    assert result.exit_code == 0
-    assert result.output.startswith(f"Usage: main {name}")
-    assert len(result.output.splitlines()) > 5
-
-
 def test_the_list_of_commands_says_what_each_is_for() -> None:
     result = run("--help")
     lines = [line.split(maxsplit=1) for line in result.output.partition("Commands:")[2].strip().splitlines()]
@@ -454,6 +446,7 @@ def test_every_help_fits(width: int) -> None:
     for path in all_commands():
         done = CliRunner().invoke(main, [*path, "--help"], prog_name="nsq-fast", terminal_width=width)
         assert done.exit_code == 0
+        assert len(done.stdout.splitlines()) > 5
         check_fits(done, width, " ".join(("Usage: nsq-fast", *path)))
 
 

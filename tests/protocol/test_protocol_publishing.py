@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from nsq_fast import _codec, errors
 from nsq_fast._codec import Records, TracedReply
-from nsq_fast.config import MAX_PARTITION
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
@@ -149,12 +148,6 @@ def test_receipts_of_a_batch_where_the_sizes_add_up(size: int, places: list[Any]
         Receipt(9, 5, *places[0], 3, NSQD),
         Receipt(10, 6, *places[1], 3, NSQD),
     ]
-
-
-def test_the_compiled_core_has_the_limit_of_the_options() -> None:
-    assert PLAIN.command("t", b"x", MAX_PARTITION, REDESIGNED)[1].startswith(b"PUB t %d\n" % MAX_PARTITION)
-    with pytest.raises(ValueError, match="partition"):
-        PLAIN.command("t", b"x", MAX_PARTITION + 1, REDESIGNED)
 
 
 # The table of retries: every row, the limits, and the pauses

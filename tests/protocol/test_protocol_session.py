@@ -277,19 +277,6 @@ def test_identify_refused() -> None:
 # Commands
 
 
-def test_commands_are_the_wire_format() -> None:
-    session = ready()
-    assert session.pub("t", b"x") == b"PUB t\n\0\0\0\1x"
-    assert session.sub("t", "c") == b"SUB t c\n"
-    assert session.set_rdy(5) == b"RDY 5\n"
-    (got,) = session.receive(message())
-    assert session.touch(got) == b"TOUCH " + ID + b"\n"
-    assert session.req(got, 7) == b"REQ " + ID + b" 7\n"
-    assert session.fin(got) == b"FIN " + ID + b"\n"
-    assert session.cls() == b"CLS\n"
-    assert session.nop() == b"NOP\n"
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -681,6 +668,7 @@ def test_messages_after_cls_are_messages() -> None:
     session = subscribed()
     session.cls(token="bye")
     assert session.is_closing
+    assert session.nop() == b"NOP\n"
     late, closed = session.receive(message() + response(b"CLOSE_WAIT"))
     assert isinstance(late, Message)
     assert (closed.command, closed.data, closed.token) == ("CLS", b"CLOSE_WAIT", "bye")
