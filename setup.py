@@ -65,9 +65,9 @@ modules = cythonize(
         # What is made with pointers and sizes of its own must not take them from whoever unpickles.
         "auto_pickle": False,
         "linetrace": DEBUG,
-        # tests/core/test_core_interpreters.py; Cython from 3.3 on guards the attributes that are public
+        # tests/core/test_core_compiled.py; Cython from 3.3 on guards the attributes that are public
         "freethreading_compatible": True,
-        # tests/core/test_core_interpreters.py; it says something in nsq_fast/_per_interpreter only
+        # tests/core/test_core_compiled.py; it says something in nsq_fast/_per_interpreter only
         "subinterpreters_compatible": "own_gil",
     },
     annotate=DEBUG,

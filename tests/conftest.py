@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -70,12 +72,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Who runs which tests, with ``--dist loadfile``."""
+    """With ``--dist loadfile`` a process runs the tests of a file, and those of files that share a fixture.
+
+    A session of Spark is a JVM that takes seconds to start and to warm up, and half a gigabyte, in every process that
+    wants one; a standalone cluster is three.
+    """
     if config.getoption("dist") != "loadfile":
         return None
-    from support.side_by_side import TogetherByFile
+    from xdist.scheduler import LoadFileScheduling
+
+    class TogetherByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((name for name, files in kinds.SHARING.items() if Path(file).stem in files), file)
 
     return TogetherByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is ``async def`` runs on its ``face`` (support/contract.py), on its ``loop`` (client/conftest.py), or
+    in an event loop of asyncio."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    if "face" in given:
+        given["face"].run(pyfuncitem.obj(**given))
+    elif "loop" in given:
+        run_on = given.pop("loop")
+        run_on(lambda loop: pyfuncitem.obj(loop=loop, **given))
+    else:
+        asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture(autouse=True)

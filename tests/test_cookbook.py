@@ -163,9 +163,14 @@ def test_dead_letters_are_looked_at_and_sent_again(broker: BrokerProcess, tmp_pa
         terminated(consumer)
 
 
-def test_a_reminder_comes_when_it_is_due(broker: BrokerProcess, tmp_path: Path) -> None:
-    with Kitchen(tmp_path, "cookbook/handlers", broker).running("later.py") as consumer:
-        assert lines(consumer, 1) == ["remind Ada"]
+@pytest.mark.parametrize(
+    ("page", "program", "line"),
+    [("handlers", "later.py", "remind Ada"), ("moving", "from_go_nsq.py", "billed 1")],
+    ids=["a reminder when it is due", "a program of go-nsq"],
+)
+def test_a_line_comes_by_and_by(broker: BrokerProcess, tmp_path: Path, page: str, program: str, line: str) -> None:
+    with Kitchen(tmp_path, f"cookbook/{page}", broker).running(program) as consumer:
+        assert lines(consumer, 1) == [line]
         terminated(consumer)
 
 
@@ -271,12 +276,6 @@ def test_the_test_passes_and_the_progress_is_told(broker: BrokerProcess, tmp_pat
 @pytest.mark.parametrize("program", ["from_gnsq.py", "from_pynsq.py", "from_ansq.py", "from_asyncnsq.py"])
 def test_programs_of_other_clients_moved(program: str, broker: BrokerProcess, tmp_path: Path) -> None:
     assert Kitchen(tmp_path, "cookbook/moving", broker).output(program) == "billed a book\n"
-
-
-def test_a_program_of_go_nsq_moved(broker: BrokerProcess, tmp_path: Path) -> None:
-    with Kitchen(tmp_path, "cookbook/moving", broker).running("from_go_nsq.py") as consumer:
-        assert lines(consumer, 1) == ["billed 1"]
-        terminated(consumer)
 
 
 def test_the_tutorial(broker: BrokerProcess, tmp_path: Path) -> None:

@@ -316,12 +316,6 @@ def test_development_mode_has_nothing_to_warn_of() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_compiled_module_has_its_stub_and_declarations() -> None:
-    for source in (ROOT / "nsq_fast").rglob("*.pyx"):
-        assert source.with_suffix(".pyi").exists()
-        assert source.with_suffix(".pxd").exists()
-
-
 # Types
 
 TYPED_PROGRAM = ROOT / "tests" / "data" / "typed_program.py"

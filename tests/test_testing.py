@@ -1,4 +1,6 @@
-"""The plugin's fixtures serve programs of every kind, and misbehave as they are told."""
+"""The plugin's fixtures serve programs of every kind, and misbehave as they are told; one message there and back."""
+
+from __future__ import annotations
 
 import asyncio
 import os
@@ -8,20 +10,25 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
 import yaml
 from gevent import socket
 from gevent.server import StreamServer
+from support.cluster import Standalone
 from support.redesigned import sized
-from support.waiting import PROCESS
+from support.servers import RealLookupd, RealNsqd
+from support.waiting import PROCESS, until
 from support.wire import WireClient
 
 import nsq_fast.aio
 import nsq_fast.threads
-from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast import Consumer, NsqdHTTPClient, Producer
+from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess, RedesignedCluster
 from nsq_fast.errors import ConfigError, NsqError
 
 ROOT = Path(__file__).parent.parent
@@ -317,3 +324,58 @@ def test_the_workflow_of_the_page_tests_a_program_that_reads_its_environment(tmp
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROCESS)
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+# One message there and back through each kind of server that there is: what `make quick` knows of servers.
+
+
+BODIES = [b"%d" % number for number in range(100)]
+
+
+@pytest.fixture
+def embedded_original() -> Iterator[str]:
+    with Broker() as broker:
+        yield str(broker.lookupd.http_address)
+
+
+@pytest.fixture
+def embedded_redesigned() -> Iterator[str]:
+    with RedesignedCluster(nodes=1, lookupds=1) as cluster:
+        cluster.create_topic("t", partitions=1, replicas=1, channels=["c"])
+        yield str(cluster.lookupds[0].http_address)
+
+
+@pytest.fixture
+def real_original(real_nsqd: Callable[..., RealNsqd], real_lookupd: Callable[..., RealLookupd]) -> str:
+    lookupd = real_lookupd()
+    nsqd = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    with NsqdHTTPClient(*nsqd.http_address) as client:
+        client.create_topic("t")
+        client.create_channel("t", "c")
+    return str(lookupd.http_address)
+
+
+@pytest.fixture
+def real_redesigned(standalone_nsqd: Standalone) -> str:
+    standalone_nsqd.create_topic("t")
+    return str(standalone_nsqd.lookupd_address)
+
+
+@pytest.mark.round_trip
+@pytest.mark.parametrize(
+    "servers", ["embedded_original", "embedded_redesigned", "real_original", "real_redesigned"], ids=str
+)
+def test_what_is_published_is_consumed_once(servers: str, request: pytest.FixtureRequest) -> None:
+    lookupd: str = request.getfixturevalue(servers)
+    handled: list[bytes] = []
+
+    def handle(_consumer: Any, message: Any) -> None:
+        handled.append(message.body)
+
+    with Producer(lookupd_http_addresses=[lookupd]) as producer:
+        producer.multipublish("t", BODIES[1:])
+        producer.publish("t", BODIES[0])
+    with Consumer("t", "c", (), [lookupd], message_handler=handle, max_in_flight=10) as consumer:
+        until(lambda: len(handled) >= len(BODIES))
+    assert sorted(handled) == sorted(BODIES)
+    assert consumer.stats().totals.finished == len(BODIES)

@@ -1,24 +1,48 @@
-"""Small things that all of the package uses: names, errors, text of peers, patterns, records."""
+"""Small things that all of the package uses: names, errors, options, text of peers, patterns, records; and that every
+public entry point refuses a wrong argument at once, with an error that names it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
+from support.contract import FACES, Face
 
-from nsq_fast import errors
+from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer, errors
+from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
+from nsq_fast.client.admin import LookupPoller
+from nsq_fast.client.give_up import PublishTo, WriteToFolder
 from nsq_fast.client.histogram import HistogramStats
 from nsq_fast.client.subscription import ConnectionStats, Counters
-from nsq_fast.config import Config, ConnectionConfig, ConsumerConfig, option
+from nsq_fast.config import (
+    Config,
+    ConnectionConfig,
+    ConsumerConfig,
+    LookupConfig,
+    Option,
+    ProducerConfig,
+    option,
+    split_options,
+)
 from nsq_fast.errors import (
     ERROR_CODES,
+    AlreadyResponded,
     ConfigError,
     ConnectFailed,
     NameInvalid,
+    NoLeader,
+    NoNsqd,
+    NsqError,
+    PublishFailed,
     ServerError,
     publish_failed_class,
     server_error,
@@ -313,10 +337,6 @@ def test_records_that_do_not_change_refuse_it_and_can_be_pickled(record) -> None
     assert pickle.loads(pickle.dumps(record)) == record
 
 
-def test_secrets_stay_out_of_what_rich_prints() -> None:
-    assert "hunter2" not in pretty_repr(ConnectionConfig(auth_secret="hunter2"))
-
-
 def test_a_config_has_the_options_of_its_base_and_its_own() -> None:
     class More(ExtraConfig, frozen=True):
         second: int = option(2, "another", minimum=0, maximum=5)
@@ -329,3 +349,433 @@ def test_a_config_has_the_options_of_its_base_and_its_own() -> None:
 
 class ExtraConfig(Config, frozen=True):
     first: int = option(1, "one", minimum=0)
+
+
+# Options are checked when a config is made; nothing wrong gets further.
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"heartbeat_interval": 0.5}, "heartbeat_interval=0.5: must be a number, 1.0 to 60.0 s"),
+        ({"heartbeat_interval": float("nan")}, "heartbeat_interval=nan: must be a number"),
+        ({"output_buffer_size": 63}, "64 to 65536 bytes, or -1, or 0"),
+        ({"output_buffer_timeout": 5000}, "25 to 1000 ms"),
+        ({"deflate_level": 10}, "deflate_level=10: must be a whole number, 1 to 9"),
+        ({"sample_rate": 100}, "0 to 99 %"),
+        ({"msg_timeout": 0.1}, "1.0 to 900.0 s, or None"),
+        ({"snappy": "maybe"}, "snappy='maybe': must be true or false"),
+        ({"snappy": 1}, "snappy=1: must be true or false"),
+        ({"deflate_level": True}, "deflate_level=True: must be a whole number"),
+        ({"client_id": 7}, "client_id=7: must be a string, or None"),
+        ({"max_frame_size": "big"}, "max_frame_size='big': must be a whole number"),
+        ({"snappy": True, "deflate": True}, "snappy=True with deflate=True"),
+        ({"hostname": "box\ud800"}, "hostname='box\\ud800': must not hold lone surrogates"),
+        ({"auth_secret": "\ud800"}, "auth_secret='***': must not hold lone surrogates"),
+        ({"snapy": True}, "unknown option 'snapy'; did you mean 'snappy'?"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options, complaint):
+    with pytest.raises(ConfigError) as caught:
+        ConnectionConfig.of(options)
+    assert complaint in str(caught.value)
+    assert isinstance(caught.value, NsqError)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("config", [ConnectionConfig, ConsumerConfig, ProducerConfig, LookupConfig])
+def test_what_is_not_in_seconds_says_so_in_its_text_and_in_its_error(config):
+    words = {"ms": "milliseconds", "%": "percent", "bytes": "bytes"}
+    for name, each in config.OPTIONS.items():
+        if each.unit in ("", "s"):
+            continue
+        word = words[each.unit]
+        assert each.unit == "bytes" or word in each.doc, name
+        for wrong in (0.5, "soon"):
+            with pytest.raises(ConfigError, match=word):
+                config(**{name: wrong})
+
+
+def test_strings_are_read_as_the_option_wants_them():
+    config = ConnectionConfig(heartbeat_interval="2.5", snappy="yes", output_buffer_size="-1", msg_timeout="60")
+    assert (config.heartbeat_interval, config.snappy, config.output_buffer_size) == (2.5, True, -1)
+    assert config.msg_timeout == 60.0
+
+
+def test_secrets_stay_out_of_repr_and_errors():
+    config = ConnectionConfig(auth_secret="hunter2")
+    assert "hunter2" not in repr(config) + pretty_repr(config)
+
+
+def test_replace_checks_like_a_new_one():
+    config = ConsumerConfig().replace(max_in_flight=7)
+    assert config.max_in_flight == 7
+    with pytest.raises(ConfigError, match="max_in_flight=-1"):
+        config.replace(max_in_flight=-1)
+    with pytest.raises(ConfigError, match="max_in_flght"):
+        config.replace(max_in_flght=1)
+
+
+def test_options_are_shared_out_by_name():
+    consumer, connection = split_options({"max_tries": 9, "snappy": True}, ConsumerConfig, ConnectionConfig)
+    assert consumer.max_tries == 9
+    assert connection.snappy
+    with pytest.raises(ConfigError, match="unknown option 'linger'"):
+        list(split_options({"linger": 1.0}, ConsumerConfig, ConnectionConfig))
+
+
+@pytest.mark.parametrize("options", [{"auth_secret": 5}, {"ext_filter": "x"}, {"ext_filter": [1]}])
+def test_secret_and_filter_have_their_types(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ConnectionConfig(**options)
+
+
+RULE = {"filter_ext_key": "k", "filter_data": "v"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": 1, **RULE},
+        {"type": 2, "inverse": True, **RULE},
+        {"type": 3, **RULE},
+        {"type": 4, "filter_ext_key": "any", "filter_data_list": [RULE, RULE]},
+    ],
+)
+def test_the_four_kinds_of_ext_filters(value):
+    assert ConnectionConfig(ext_filter=value).ext_filter == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"type": 5, **RULE},
+        {"type": 1, "filter_ext_key": "k"},
+        {"type": 1, "filter_ext_key": "", "filter_data": "v"},
+        {"type": 1, "filter_ext_key": "k", "filter_data": 7},
+        {"type": 1, "filter_ext_key": "k", "filter_data": ""},
+        {"type": 2, "filter_ext_key": "k", "filter_data": "a(?!b)"},
+        {"type": 3, "filter_ext_key": "k", "filter_data": "[v"},
+        {"type": 1, "inverse": "yes", **RULE},
+        {"type": 1, "filter": "x", **RULE},
+        {"type": 4, "filter_ext_key": "some", "filter_data_list": [RULE]},
+        {"type": 4, "filter_ext_key": "all", "filter_data_list": []},
+        {"type": 4, "filter_ext_key": "all", "filter_data_list": ["k"]},
+    ],
+)
+def test_an_ext_filter_that_servers_would_ignore_is_refused(value):
+    with pytest.raises(ConfigError):
+        ConnectionConfig(ext_filter=value)
+
+
+# Every public entry point refuses a wrong argument at once, with an error that names it.
+
+
+NAN = float("nan")
+Use = Callable[[], object]
+
+
+def ignore(*_: object) -> None: ...
+
+
+def consumer(**arguments: Any) -> Consumer:
+    return Consumer(**{"topic": "t", "channel": "c", "nsqd_tcp_addresses": "127.0.0.1", **arguments})
+
+
+def producer(**arguments: Any) -> Producer:
+    return Producer(**{"nsqd_tcp_addresses": "127.0.0.1", **arguments})
+
+
+ADDRESSES = [None, 5, b"h:1", [None], [5], ["h:x"], "h:0", "h:70000", ":1", [("h", "x")], [("h", 1, 2)]]
+NAMES_OF_SERVERS: dict[str, list[Any]] = {
+    "nsqd_tcp_addresses": [None, 5, b"h:1"],
+    "lookupd_http_addresses": [None, 5, b"h:1"],
+}
+TLS: list[Any] = [5, "cert.pem", {"ca": "x"}, {"cafile": "/does/not/exist"}, {"certfile": "/does/not/exist"}]
+# maker -> the configs whose options it takes; name of another argument, or of an option -> more wrong values
+OPTIONS: dict[Callable[..., object], tuple[type[Config], ...]] = {
+    consumer: (ConnectionConfig, LookupConfig, ConsumerConfig),
+    producer: (ConnectionConfig, LookupConfig, ProducerConfig),
+    Broker: (NsqdOptions,),
+}
+OTHERS: dict[Callable[..., object], dict[str, list[Any]]] = {
+    consumer: {
+        **NAMES_OF_SERVERS,
+        "nsqd_tcp_addresses": [None, 5, b"h:1", []],
+        "topic": [None, 5, b"t", "", "a b", "t" * 65, "t#", "t#ephemeral#ephemeral", "ü"],
+        "channel": [None, 5, b"c", "", "a/b", "c" * 65],
+        "name": [5, b"x"],
+        "message_handler": ["handler", 5],
+        "batch_handler": ["handler", 5],
+        "give_up": ["log", 5],
+        "tls_options": TLS,
+        "auth_secret": [5, ["x"]],
+        "output_buffer_timeout": [0.25],  # it is in milliseconds
+        "requeue_delay": [0.5],
+    },
+    producer: {**NAMES_OF_SERVERS, "tls_options": TLS},
+    Broker: {
+        "nsqds": [-1, 1.5, "2", None],
+        "lookupd_options": [5, "x"],
+        "addresses": [5, "x"],
+        "tcp_address": ["host", "host:", "host:x", "h:65536"],
+        "http_address": ["host", "h:-1"],
+        "https_address": ["host"],
+        "lookupd_tcp_addresses": ["h:1", 5, (5,), ("",), ["h:x"], ("h:0",)],
+        "auth_http_addresses": ["h:1", 5, ("",)],
+        "auth_http_request_method": ["put"],
+        "statsd_address": ["h:x"],
+        "tls_cert": ["cert.pem"],
+        "tls_key": ["key.pem"],
+        "tls_client_auth_policy": ["maybe"],
+        "tls_required": ["yes"],
+    },
+}
+
+
+def wrong_values(option: Option) -> Iterator[Any]:
+    """What an option refuses, as it is declared."""
+    values: dict[type, list[Any]] = {str: [5, b"x"], bool: [1, "maybe"], int: ["x", 1.5, True], float: ["x", NAN, True]}
+    yield from values.get(option.kind, ())
+    yield from ["no such choice"] if option.choices else []
+    bounds = [(option.minimum, -1), (option.maximum, 1)]
+    yield from (bound + step for bound, step in bounds if bound is not None and bound + step not in option.also)
+    if option.default is not None and option.kind in values:
+        yield None
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        pytest.param(make, name, values, id=f"{make.__name__}-{name}")
+        for make, configs in OPTIONS.items()
+        for name, values in [
+            *((name, [*wrong_values(each)]) for config in configs for name, each in config.OPTIONS.items()),
+            *OTHERS[make].items(),
+        ]
+        if values
+    ],
+)
+def test_a_wrong_argument_of_a_constructor_is_named(make: Callable[..., object], name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises((ValueError, TypeError), match=name):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize("make", [consumer, producer, Broker, NsqdOptions, LookupdOptions])
+def test_an_unknown_option_is_named(make: Callable[..., object]) -> None:
+    with pytest.raises((ValueError, TypeError), match="no_such_option"):
+        make(no_such_option=1)
+
+
+@pytest.mark.parametrize("argument", ["nsqd_tcp_addresses", "lookupd_http_addresses"])
+@pytest.mark.parametrize("make", [consumer, producer], ids=["consumer", "producer"])
+@pytest.mark.parametrize("value", ADDRESSES, ids=repr)
+def test_a_wrong_address_is_refused_before_anything_starts(make: Any, argument: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        make(**{argument: value})
+
+
+@pytest.mark.parametrize("value", [-1, "x", NAN])
+def test_close_of_a_consumer(value: Any) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        consumer(message_handler=ignore).close(timeout=value)
+
+
+NSQD = NsqdHTTPClient("127.0.0.1", 1)
+LOOKUPD = LookupdHTTPClient("127.0.0.1", 1)
+OF_TOPIC = {NSQD: "create_topic delete_topic empty_topic pause_topic unpause_topic",
+            LOOKUPD: "lookup channels create_topic delete_topic"}  # fmt: skip
+OF_CHANNEL = {NSQD: "create_channel delete_channel empty_channel pause_channel unpause_channel",
+              LOOKUPD: "create_channel delete_channel"}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, 5, b"t", "", "a b"])
+def test_a_wrong_name_of_an_admin_client_is_named(value: Any) -> None:
+    for methods, arguments, what in ((OF_TOPIC, (), "topic"), (OF_CHANNEL, ("t",), "channel")):
+        for client, names in methods.items():
+            for name in names.split():
+                with pytest.raises(ValueError, match=what):
+                    getattr(client, name)(*arguments, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("messages", lambda: NSQD.multipublish("t", 5)),  # type: ignore[arg-type]
+        ("messages", lambda: NSQD.multipublish("t", b"x")),  # type: ignore[arg-type]
+        ("defer", lambda: NSQD.publish("t", b"x", -1)),
+        ("address", lambda: LOOKUPD.tombstone_topic("t", 5)),  # type: ignore[arg-type]
+        ("host", lambda: NsqdHTTPClient(5, 1)),  # type: ignore[arg-type]
+        ("port", lambda: LookupdHTTPClient("h", "x")),  # type: ignore[arg-type]
+        ("timeout", lambda: NsqdHTTPClient("h", 1, timeout=0)),
+        ("lookupd address", lambda: LookupPoller(None)),  # type: ignore[arg-type]
+        ("access", lambda: LookupPoller("h", access="x")),  # type: ignore[arg-type]
+        ("config", lambda: LookupPoller("h", {"lookupd_timeout": 1})),  # type: ignore[arg-type]
+        ("listener", lambda: LookupPoller("h", listener="x")),  # type: ignore[arg-type]
+        ("topic", lambda: LookupPoller("h").add_topic("a b")),
+        ("topic", lambda: PublishTo("a b")),
+        ("tcp_address", lambda: LookupdOptions(tcp_address="x")),
+        ("inactive_producer_timeout", lambda: LookupdOptions(inactive_producer_timeout=0)),
+        ("folder", lambda: WriteToFolder(5)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_argument_elsewhere_is_named(name: str, use: Use) -> None:
+    with pytest.raises((ValueError, TypeError), match=name):
+        use()
+
+
+# What no argument may be: refused at once, before any room is taken, on every face.
+
+
+WRONG_TIMES: list[Any] = [-1, NAN, "1", b"1", [], True]
+WRONG_OF_PUBLISH: dict[str, list[Any]] = {
+    "topic": [None, b"t", "", "a b"],
+    "body": [None, "x", b"", ["x"]],
+    "bodies": [None, b"bytes", [], [b"x", None], (each for each in [b""])],
+    "defer": [2**63, 2**64, 10**400, -1, 1.5, NAN, "1", True, []],
+    "timeout": [0, *WRONG_TIMES],
+    "partition": [-1, 2**63, 10**400, 1.5, NAN, "1", True],
+    "key": [1.5, NAN, [], object()],
+    "trace_id": [-1, 2**64, 10**400, 1.5, NAN, "1", True],
+    "headers": [1, "a", [1], {1: "a"}],
+    "tag": [1, 1.5, b"a", [], ""],
+}
+WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
+MOST = 3
+
+
+@pytest.fixture(params=FACES, ids=lambda face: str(face.name))
+def face(request: pytest.FixtureRequest) -> Face:
+    found: Face = request.param
+    return found
+
+
+async def published(face: Face, producer: Any, method: str, *arguments: Any, **extras: Any) -> Any:
+    """What becomes of a publish."""
+    given = getattr(producer, method)(*arguments, **extras)
+    return await (face.result if method == "publish_nowait" else face)(given)
+
+
+class Unstartable:
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("asked for messages although another argument is wrong")
+
+
+def wrong_publishes() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The method, the argument that is wrong, and all arguments."""
+    for name, values in WRONG_OF_PUBLISH.items():
+        for method in ("publish", "publish_nowait", "multipublish"):
+            content = "bodies" if method == "multipublish" else "body"
+            if (name in ("body", "bodies") and name != content) or (name == "defer" and content == "bodies"):
+                continue
+            right = {
+                "topic": "t",
+                content: b"one" if content == "body" else Unstartable() if name == "topic" else [b"one"],
+            }
+            yield from ((method, name, {**right, name: value}) for value in values)
+
+
+async def test_a_wrong_argument_is_refused_by_name_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
+        assert await published(face, producer, "publish", "t", b"the first") == b"OK"
+        for method, name, arguments in wrong_publishes():
+            for _ in range(MOST):
+                with pytest.raises((ConfigError, NameInvalid, ValueError, TypeError), match=name):
+                    await published(face, producer, method, **arguments)
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+        assert producer.stats()["held"] == 0
+
+
+async def check_timeouts(face: Face, client: Any) -> None:
+    """Wrong ones of close and join are refused, and end nothing."""
+    for value in WRONG_TIMES:
+        for method in (client.close, client.join):
+            with pytest.raises(ConfigError, match="timeout="):
+                await face(method(timeout=value))
+    assert client.is_running
+
+
+async def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address) as producer:
+        await check_timeouts(face, producer)
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+
+
+async def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:
+    async with face.client("Producer", f"127.0.0.1:{closed_port}") as producer:
+        for method, content, extras in (
+            ("publish", b"one", {"block": False}),
+            ("publish", b"one", {"timeout": 0.1}),
+            ("publish_nowait", b"one", {"timeout": 0.1}),
+            ("multipublish", [b"one"], {"block": False}),
+        ):
+            with pytest.raises(PublishFailed) as caught:
+                await published(face, producer, method, "t", content, **extras)
+            assert caught.value.possibly_stored is False
+        for extras in ({"block": False}, {"timeout": 0.1}):  # a key waits no longer than its publish
+            with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
+                await published(face, producer, "publish", "t", b"one", key="a", **extras)
+    assert issubclass(NoLeader, NoNsqd)
+    assert NoNsqd("none").possibly_stored is False
+
+
+def check_keys_are_taken(face: Face, caplog: pytest.LogCaptureFixture, *address: str, **options: Any) -> None:
+    """The original NSQ takes every publish with a key, which is said once; ``partition=`` it has not."""
+
+    async def main() -> None:
+        async with face.client("Producer", *address, **options) as producer:  # the first comes before the connection
+            for _ in range(2):
+                assert await published(face, producer, "publish", "t", b"one", key="a") == b"OK"
+                assert await published(face, producer, "multipublish", "t", [b"one", b"two"], key=b"b") == b"OK"
+                assert await published(face, producer, "publish_nowait", "t", b"one", key="c") == b"OK"
+                with pytest.raises(ConfigError, match="partition=0"):
+                    await published(face, producer, "publish", "t", b"one", partition=0)
+
+    caplog.set_level(logging.WARNING)
+    face.run(main())
+    (said,) = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "keys_unordered"]
+    assert "[t]" in said
+    assert "no order" in said
+
+
+def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
+    face: Face, nsqd_process: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_keys_are_taken(face, caplog, nsqd_process.address)
+
+
+def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
+    face: Face, real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lookupd = real_lookupd()
+    real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    check_keys_are_taken(face, caplog, lookupd_http_addresses=str(lookupd.http_address))
+
+
+async def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(
+    face: Face, nsqd_process: Any
+) -> None:
+    with Producer(nsqd_process.address) as producer:
+        producer.publish("t", b"body")
+    async with (
+        face.client("Consumer", "t", "c", nsqd_process.address) as consumer,
+        aclosing(face.messages(consumer)) as messages,
+    ):
+        message = await anext(messages)
+        message.enable_async()
+        await check_timeouts(face, consumer)
+        for value in WRONG_DELAYS:
+            with pytest.raises(ConfigError, match="time_ms="):
+                message.requeue(value)
+        for response in (message.finish, message.touch):
+            with pytest.raises(TypeError):
+                response(1)
+        assert not message.has_responded()
+        message.touch()
+        message.finish()
+        with pytest.raises(AlreadyResponded):
+            message.requeue(0)
+        assert await face(consumer.join(0.01)) is False
+        assert consumer.is_running

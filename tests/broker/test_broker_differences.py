@@ -13,8 +13,9 @@ import pytest
 import trustme
 from gevent import socket
 from gevent.ssl import SSLContext
+from support.differential import OriginalStage as Stage
+from support.differential import embedded_stage
 from support.http import ask, exchange
-from support.original_stage import Stage, embedded_stage
 from support.replay import DATA, Replay, conversations
 from support.transcripts import Transcript, differences, perform
 from support.waiting import WAIT, holds, until

@@ -171,7 +171,7 @@ def test_figures_for_people(node: Any) -> None:
 # Sequences in which the embedded cluster answered otherwise than the real one: it answers as that one did.
 #
 # ``redesigned_differences.jsonl`` holds for each of them the steps, and what the real cluster answered. More of them
-# are found by tests/servers/test_redesigned_judge.py, which has random sequences performed on both.
+# are found by tests/servers/test_judge.py, which has random sequences performed on both.
 
 
 CORPUS = [json.loads(line) for line in (DATA / "redesigned_differences.jsonl").open()]

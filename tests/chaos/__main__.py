@@ -2,10 +2,10 @@
 
     python -m chaos --help
 
-``schedule`` says, from a seed, what happens when; ``invariants`` holds what must be true. These are pure. ``links``
-runs the proxies in front of the servers. ``clients`` are what both dialects need for their work, which is in
-``original`` and ``redesigned`` with its servers. ``run`` puts one run together, and shows what came of it. What is
-promised, and where each promise is checked, stands in docs/guarantees.md.
+``faults`` says, from a seed, what happens when, and runs the proxies in front of the servers; ``invariants`` holds what
+must be true. ``clients`` are what both dialects need for their work, which is in ``original`` and ``redesigned`` with
+its servers. ``run`` puts one run together, and shows what came of it. What is promised, and where each promise is
+checked, stands in docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from nsq_fast.cli.options import INTERRUPTED, stop_signals
 from nsq_fast.errors import NsqError
 
 from .clients import Scene
+from .faults import plan
 from .original import Original
 from .redesigned import Redesigned
 from .run import render, soak
-from .schedule import plan
 
 DIALECTS = ("original", "redesigned")
 _SEEDS = 1_000_000
@@ -37,11 +37,7 @@ _SEEDS = 1_000_000
 
 @click.command("soak")
 @click.option(
-    "--seconds",
-    type=options.duration,
-    metavar="DURATION",
-    default=300.0,
-    help="How long, over all dialects.  [300s]",
+    "--seconds", type=options.duration, metavar="DURATION", default=300.0, help="How long, over all dialects.  [300s]"
 )
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="The same in hours.")
 @click.option("--seed", type=click.IntRange(0), help="Of the schedule; default: a random one, which is printed.")

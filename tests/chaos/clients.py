@@ -17,9 +17,8 @@ from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.producer import Producer
 
+from .faults import Fault, Kind, Links
 from .invariants import Accounts, Bound, ConnectionSample, Ledger, decode_body
-from .links import Links
-from .schedule import Fault, Kind
 
 PUBLISH_TIMEOUT = 10.0
 PUBLISH_GRACE = 3.0

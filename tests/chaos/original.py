@@ -24,8 +24,8 @@ from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RequeueMessage
 
 from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Consumers, Scene
+from .faults import Fault, Kind
 from .invariants import ANYWHERE, encode_body
-from .schedule import Fault, Kind
 
 SHORTEST_LIFE = 1.0
 """Seconds that a server runs before it is killed. An nsqd that is killed a second time before it has synced opens a

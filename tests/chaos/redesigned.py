@@ -24,8 +24,8 @@ from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RequeueMessage
 
 from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Scene
+from .faults import Fault, Kind
 from .invariants import KeyOrder, Turns, encode_body
-from .schedule import Fault, Kind
 
 TOPIC = "soak-ordered"
 KEYS = 12

@@ -20,9 +20,8 @@ from greenlet import greenlet
 from nsq_fast.errors import NsqError
 
 from .clients import Scene
+from .faults import KINDS, Fault, Schedule, plan
 from .invariants import Accounts, Resources, Stuck, disagreements, growth
-from .links import KINDS
-from .schedule import Fault, Schedule, plan
 
 WIDTH = 80
 _COLUMN = 11

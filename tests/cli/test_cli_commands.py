@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,22 +17,32 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from click.testing import CliRunner
 from gevent import subprocess as gevent_subprocess
+from prometheus_client import CollectorRegistry, generate_latest
 from support.cluster import Standalone
 from support.commands import Servers, run
 from support.http import ask
-from support.servers import SERVERS, find_server
-from support.waiting import until
+from support.ports import accepts, free_address
+from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.waiting import PROCESS, WAIT, promptly, until
 from support.wire import WireClient
+from support.worker import Shown, exporter
 
-from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast import Consumer, LookupdHTTPClient, Message, NsqdHTTPClient, Producer
+from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess, RedesignedCluster
 from nsq_fast.broker.process import ServerAddresses
+from nsq_fast.cli import main
+from nsq_fast.client.http import parse_endpoint
+from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NsqError
+from nsq_fast.exporter import Cluster, Families
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 30.0
+FACES = ("--tcp-address", "--http-address", "--lookupd-listen-tcp-address", "--lookupd-listen-http-address")
+ANY_PORTS = [word for face in FACES for word in (face, "127.0.0.1:0")]
 
 
 def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
@@ -386,8 +397,7 @@ def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:
 
 
 def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Path, start: Any) -> None:
-    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
-    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0", "--data-path", str(tmp_path)]
+    flags = [*ANY_PORTS, "--data-path", str(tmp_path)]
     command = start("broker", "--json", *flags)
     servers = json.loads(command.line())
     nsqd = servers["nsqds"][0]["tcp"]
@@ -405,9 +415,7 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
 
 @pytest.mark.parametrize("nodes", ["1", "3"])
 def test_broker_prints_how_to_create_a_topic_and_that_works(nodes: str, start: Any) -> None:
-    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
-    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0"]
-    command = start("broker", "--redesigned", "--nodes", nodes, *flags)
+    command = start("broker", "--redesigned", "--nodes", nodes, *ANY_PORTS)
     while not (line := command.line()).startswith("a topic:"):
         assert line
     url = line.split("'")[1]
@@ -417,9 +425,8 @@ def test_broker_prints_how_to_create_a_topic_and_that_works(nodes: str, start: A
 
 
 def test_broker_measures_the_latencies_that_it_is_asked_for(topic: str, start: Any) -> None:
-    ports = ["--no-lookupd", "--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
     flag = "--e2e-processing-latency-percentile"
-    command = start("broker", "--json", *ports, flag, "0.99", flag, "0.5")
+    command = start("broker", "--json", "--no-lookupd", *ANY_PORTS, flag, "0.99", flag, "0.5")
     admin = NsqdHTTPClient.from_url(json.loads(command.line())["nsqds"][0]["http"])
     admin.create_topic(topic)
     admin.create_channel(topic, "c")
@@ -432,8 +439,7 @@ def test_broker_measures_the_latencies_that_it_is_asked_for(topic: str, start: A
 
 
 def test_broker_runs_a_redesigned_cluster_that_is_ready_for_topics(topic: str, start: Any) -> None:
-    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
-    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0", "--allow-write-with-nochannels"]
+    flags = [*ANY_PORTS, "--allow-write-with-nochannels"]
     command = start("broker", "--json", "--redesigned", "--nodes", "2", "--lookupds", "2", *flags)
     servers = json.loads(command.line())
     assert len(servers["nsqds"]) == len(servers["lookupds"]) == 2
@@ -556,3 +562,293 @@ def test_demo_is_interrupted_with_130(start: Any) -> None:
     code, error = command.interrupt()
     assert code == 130
     assert "Traceback" not in error
+
+
+# A program as it is, on embedded servers that end with it.
+
+
+ROOT = Path(__file__).parents[2]
+OURS = [sys.executable, "-m", "nsq_fast"]
+
+
+def with_broker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [*OURS, "with-broker", *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PROCESS, check=False)
+
+
+@pytest.mark.parametrize("servers", [["--nsqds", "2"], ["--redesigned", "--kind", "--nodes", "2"], ["--no-lookupd"]])
+def test_commands_find_the_servers_and_the_exit_code_is_that_of_the_program(servers: list[str]) -> None:
+    ours = " ".join(OURS)
+    program = f"echo hello | {ours} pub t -q && {ours} tail t -n 1 --channel c && exit 7"
+    done = with_broker(*servers, "--topic", "t/c", "--", "sh", "-c", program, NSQD_TCP_ADDRESSES="nsqd.invalid:4150")
+    assert (done.returncode, done.stdout) == (7, "hello\n"), done.stderr
+
+
+def test_a_program_that_knows_one_address_finds_a_server_there_that_is_gone_with_it() -> None:
+    tcp, http = free_address(), free_address()
+    program = f"{' '.join(OURS)} stat --once --nsqd {http} --topic orders"
+    places = ["--no-lookupd", "--tcp-address", str(tcp), "--http-address", str(http)]
+    done = with_broker(*places, "--topic", "orders/billing", "--topic", "orders/search", *program.split())
+    assert (done.returncode, "billing" in done.stdout, "search" in done.stdout) == (0, True, True), done.stderr
+    assert not accepts(tcp)
+    assert not accepts(http)
+
+
+def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from nsq_fast.threads import Producer\n"
+        "from nsq_fast.worker import subscribe\n"
+        "elsewhere = {'nsqd_tcp_addresses': 'nsqd.invalid', 'lookupd_http_addresses': 'lookupd.invalid'}\n"
+        "@subscribe('orders', 'billing', **elsewhere)\n"
+        "def bill(consumer, message):\n"
+        "    print('billed', message.body.decode(), flush=True)\n"
+        "@subscribe('new_orders', 'billing', **elsewhere)\n"
+        "def bill_new(consumer, message):\n"
+        "    print('billed', message.body.decode(), flush=True)\n"
+    )
+    ours = " ".join(OURS)
+    publish = f"echo a book | {ours} pub orders -q; echo a pen | {ours} pub new_orders -q"
+    command = [*OURS, "with-broker", "--topic", "orders/billing", "--", "sh", "-c"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, f"{publish}; exec {ours} run app"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert {process.stdout.readline() for _ in range(2)} == {"billed a book\n", "billed a pen\n"}
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PROCESS)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_a_signal_ends_has_the_exit_code_of_shells(number: int) -> None:
+    assert with_broker("sh", "-c", f"kill -{int(number)} $$").returncode == 128 + number
+
+
+def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    for program, code in (("no-such-program", 127), (str(tmp_path / "text"), 126)):
+        done = with_broker("--no-lookupd", program)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.startswith(f"Error: cannot run {program}: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = with_broker("--tcp-address", "{}:{}".format(*taken.getsockname()), "true")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: cannot start: ")
+
+
+def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: Path) -> None:
+    """As of a terminal's Ctrl-C, which both get."""
+    (tmp_path / "program.py").write_text(
+        "import os, signal, urllib.request\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"  # one that comes before the wait is waited for
+        "open('ready', 'w').close()\n"
+        "signal.sigwait([signal.SIGINT])\n"
+        "url = f\"http://{os.environ['NSQD_HTTP_ADDRESSES']}/ping\"\n"
+        "print(urllib.request.urlopen(url).read().decode(), flush=True)\n"
+        "raise SystemExit(5)\n"
+    )
+    command = [*OURS, "with-broker", sys.executable, "program.py"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        until((tmp_path / "ready").exists)
+        os.killpg(process.pid, signal.SIGINT)
+        shown, _ = process.communicate(timeout=PROCESS)
+    finally:
+        process.kill()
+    assert (process.returncode, shown) == (5, "OK\n")
+
+
+# The programs of the README run as they stand: only the address of the nsqlookupd is changed.
+
+
+README = Path(__file__).parents[2] / "README.md"
+README_CONSUMER, README_PRODUCER, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def start_program(program: str, lookupd: str) -> subprocess.Popen[str]:
+    assert "127.0.0.1:4161" in program
+    program = program.replace("127.0.0.1:4161", lookupd)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=README.parent
+    )
+
+
+def test_the_programs_are_as_short_as_they_say() -> None:
+    assert len(README_CONSUMER.splitlines()) <= 15
+    assert len(README_PRODUCER.splitlines()) <= 15
+
+
+def test_the_consumer_prints_what_the_producer_publishes_and_ends_at_ctrl_c() -> None:
+    expected = {"hello", "hello in a while", *(f"hello {number}" for number in range(100))}
+    with BrokerProcess() as broker:
+        lookupd = str(broker.lookupd.http)
+        producer = start_program(README_PRODUCER, lookupd)
+        assert producer.communicate(timeout=LIMIT) == ("", "")
+        assert producer.returncode == 0
+        consumer = start_program(README_CONSUMER, lookupd)
+        timer = threading.Timer(LIMIT, consumer.kill)
+        timer.start()
+        assert consumer.stdout is not None
+        lines = [consumer.stdout.readline() for _ in expected]
+        consumer.send_signal(signal.SIGINT)
+        assert consumer.communicate(timeout=LIMIT) == ("", "")
+        timer.cancel()
+        assert consumer.returncode == 0
+    assert {line.rstrip("\n") for line in lines} == {f"1 {text}" for text in expected}
+
+
+# `nsq-fast exporter`: what Prometheus reads of servers of both dialects.
+
+
+class Collected:
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Any]:
+        return self._metrics
+
+
+def shown(metrics: list[Any]) -> Shown:
+    registry = CollectorRegistry()
+    registry.register(Collected(metrics))  # type: ignore[arg-type]
+    return Shown(generate_latest(registry).decode())
+
+
+def cluster_of(lookupd: object, timeout: float = WAIT) -> Cluster:
+    config = LookupConfig(lookupd_timeout=timeout)
+    return Cluster([], [parse_endpoint(str(lookupd), 0)], timeout=timeout, lookup_config=config)
+
+
+@pytest.mark.slow
+def test_a_real_cluster_is_shown(real_nsqd: Callable[..., RealNsqd], real_lookupd: Callable[..., RealLookupd]) -> None:
+    lookupd = real_lookupd()
+    flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-e2e-processing-latency-percentile=0.5,0.99")
+    first, second = real_nsqd(*flags), real_nsqd(*flags)
+    held: list[Message] = []
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        if message.body == b"held":
+            message.enable_async()
+            held.append(message)
+
+    for nsqd, bodies in ((first, [b"held", b"done"]), (second, [b"done"])):
+        with NsqdHTTPClient(*nsqd.http_address) as client:
+            client.create_topic("orders")
+            for channel in ("billing", "waiting", "tail#ephemeral"):
+                client.create_channel("orders", channel)
+        with Producer(str(nsqd.tcp_address)) as producer:
+            for body in bodies:
+                producer.publish("orders", body)
+    addresses = [str(each.tcp_address) for each in (first, second)]
+    consumer = Consumer("orders", "billing", addresses, message_handler=handle, max_in_flight=4)
+    consumer.start(block=False)
+    with exporter("--lookupd", str(lookupd.http_address)) as read:
+        now = until(lambda: (now := Shown(read("/metrics")))("channel_messages_total", channel="billing") == 3 and now)
+        until(lambda: held)
+        now = until(lambda: (now := Shown(read("/metrics")))("channel_in_flight", channel="billing") == 1 and now)
+        assert read("/healthz") == "ok\n"
+    consumer.close(drain=False)
+    name = str(first.http_address)
+    assert now("nsqd_up") == 2
+    assert now("nsqlookupd_up", nsqlookupd=str(lookupd.http_address)) == 1
+    assert now("channel_clients", channel="billing") == 2
+    assert [now("channel_depth", channel=each) for each in ("billing", "waiting")] == [0, 3]
+    assert now("topic_messages_total", topic="orders") == 3
+    assert now("topic_messages_total", topic="orders", nsqd=name) == 2
+    assert now("channel_messages_total", channel="tail#ephemeral") is None
+    assert now("channel_paused", channel="billing") == 0
+    latencies = [now("channel_e2e_latency_seconds", channel="billing", quantile=each) for each in ("0.5", "0.99")]
+    assert all(each is not None and 0 < each < 3600 for each in latencies)
+
+
+def test_the_partitions_of_a_redesigned_cluster_are_shown_once() -> None:
+    with RedesignedCluster(nodes=4, lookupds=1, kind=True) as servers:
+        lookupd = str(servers.lookupds[0].http_address)
+        servers.create_topic("orders", 2, 2, channels=["billing"])
+        with Producer(lookupd_http_addresses=lookupd) as producer:
+            for number in range(4):
+                producer.publish("orders", b"%d" % number, partition=number % 2)
+        now = shown(cluster_of(lookupd).scrape())
+    assert now("nsqd_up") == 4
+    assert now("topic_messages_total", topic="orders") == 4
+    assert [now("topic_messages_total", topic="orders", partition=each) for each in "01"] == [2, 2]
+    assert now("channel_depth", topic="orders", channel="billing") == 4
+
+
+def test_a_frozen_nsqd_is_shown_as_away_and_keeps_nobody_waiting(
+    real_nsqd: Callable[..., RealNsqd], real_lookupd: Callable[..., RealLookupd]
+) -> None:
+    lookupd = real_lookupd()
+    frozen, well = (real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2))
+    with NsqdHTTPClient(*well.http_address) as client:
+        client.create_topic("orders")
+    cluster = cluster_of(lookupd.http_address, timeout=2.0)
+    until(lambda: shown(cluster.scrape())("nsqd_up") == 2)
+    frozen.freeze()
+    try:
+        with promptly():
+            now = shown(cluster.scrape())
+        up = [now("nsqd_up", nsqd=str(each.http_address)) for each in (frozen, well)]
+        assert up == [0, 1]
+        assert now("topic_depth", topic="orders") == 0
+    finally:
+        frozen.thaw()
+    until(lambda: shown(cluster.scrape())("nsqd_up") == 2)
+    well.kill()  # lookup forgets it: it is remembered here
+    until(lambda: shown(cluster.scrape())("nsqd_up", nsqd=str(well.http_address)) == 0)
+
+
+def test_where_lookup_is_away_the_nsqds_that_were_known_are_asked(nsq_broker: Broker) -> None:
+    nsqd, lookupd = nsq_broker.nsqd, nsq_broker.lookupd
+    cluster = cluster_of(lookupd.http_address)
+    until(lambda: shown(cluster.scrape())("nsqd_up") == 1)
+    lookupd.stop()
+    until(lambda: shown(cluster.scrape())("nsqlookupd_up") == 0)
+    assert shown(cluster.scrape())("nsqd_up", nsqd=str(nsqd.http_address)) == 1
+
+
+def test_ephemeral_names_are_left_out_unless_wanted() -> None:
+    channel = {"channel_name": "c#ephemeral", "depth": 3}
+    topics = [{"topic_name": "t", "depth": 1, "channels": [channel]}, {"topic_name": "t#ephemeral", "depth": 7}]
+    for with_ephemeral, topic, found in ((False, 1, None), (True, 8, 3)):
+        families = Families(with_ephemeral)
+        families.add_stats("nsqd", {"topics": topics})
+        now = shown(families.all())
+        assert (now("topic_depth"), now("channel_depth")) == (topic, found)
+
+
+@pytest.mark.parametrize(
+    ("channel", "clients"), [({"client_count": 2}, 2), ({"client_num": 3}, 3), ({"clients": [{}]}, 1), ({}, 0)]
+)
+def test_clients_are_counted_by_every_version(channel: dict[str, Any], clients: int) -> None:
+    families = Families()
+    topic = {"topic_name": "t", "channels": [{"channel_name": "c", "depth_ts_nano": 5_000_000_000, **channel}]}
+    families.add_stats("nsqd", {"topics": [topic]})
+    now = shown(families.all())
+    assert (now("channel_clients"), now("channel_oldest_timestamp_seconds")) == (clients, 5.0)
+
+
+def test_an_address_that_is_taken_is_named(closed_port: int) -> None:
+    taken = f"127.0.0.1:{closed_port}"
+    result = CliRunner().invoke(main, ["exporter", "--nsqd", "127.0.0.1:4151", "--http", taken])
+    assert result.exit_code == 2
+    assert "cannot listen there" in result.output
+
+
+def test_it_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    result = CliRunner().invoke(main, ["exporter", "--http", "127.0.0.1:0"])
+    assert result.exit_code == 1
+    assert "pip install 'nsq-fast[metrics]'" in result.output

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from support.commands import Answering, run, serving
 
 from nsq_fast._codec import Message
-from nsq_fast.cli import demo, main, options
+from nsq_fast.bench import results
+from nsq_fast.cli import COMMANDS, demo, main, options
 from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
@@ -285,3 +290,209 @@ def test_tail_prints_as_json_what_no_terminal_obeys() -> None:
     assert line.decode().isprintable()
     shown = json.loads(line)
     assert (shown["body"], shown["headers_base64"]) == (body, "bm8ganNvbg==")
+
+
+# Wrong arguments and servers that are not there: one line that says what to do, never a traceback.
+
+
+pytestmark = pytest.mark.usefixtures("no_servers_here")
+
+
+def test_the_list_of_commands_says_what_each_is_for() -> None:
+    result = run("--help")
+    lines = [line.split(maxsplit=1) for line in result.output.partition("Commands:")[2].strip().splitlines()]
+    assert [line[0] for line in lines] == list(COMMANDS)
+    assert all(len(line[1]) > 10 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pub"], "Missing argument 'TOPIC'"),
+        (["pub", "t"], "--nsqd HOST:PORT or --lookupd HOST:PORT"),
+        (["pub", "no topic", "--nsqd", "h"], "invalid topic name 'no topic'"),
+        (["pub", "t", "--nsqd", "h:x"], "invalid port 'x'"),
+        (["pub", "t", "--nsqd", "h", "--lookupd", "h"], "not both"),
+        (["pub", "t", "--lookupd", "h", "--to-all"], "--to-all needs --nsqd"),
+        (["pub", "t", "--nsqd", "h", "--delimiter", ""], "--delimiter must not be empty"),
+        (["pub", "t", "--nsqd", "h", "--rate", "-1"], "--rate"),
+        (["pub", "t", "/no/such/file", "--nsqd", "h"], "does not exist"),
+        (["tail", "--nsqd", "h"], "which TOPIC"),
+        (["tail", "t"], "--nsqd HOST:PORT or --lookupd HOST:PORT"),
+        (["tail", "t", "--nsqd", "h", "--channel", "a b"], "invalid channel name 'a b'"),
+        (["tail", "t", "--nsqd", "h", "--consumer-opt", "x"], "is not name=value"),
+        (["lookup", "t"], "--lookupd HOST:PORT"),
+        (["lookup", "t", "--lookupd", "h", "--timeout", "soon"], "is not a duration"),
+        (["stat"], "--nsqd HOST:PORT or --lookupd HOST:PORT"),
+        (["stat", "--nsqd", "h", "--channel", "c"], "--channel needs --topic"),
+        (["stat", "--nsqd", "h", "--interval", "0"], "--interval must be more than 0"),
+        (["demo", "--messages", "0"], "--messages"),
+        (["demo", "--nsqd", "h", "--lookupd", "h"], "not both"),
+        (["broker", "--nsqds", "0", "--no-lookupd"], "nothing to run"),
+        (["broker", "--max-rdy-count", "0"], "max_rdy_count"),
+        (["broker", "--tls-required", "true"], "tls_cert"),
+        (["broker", "--nodes", "3"], "--nodes: for --redesigned only"),
+        (["broker", "--redesigned", "--mem-queue-size", "5"], "--mem-queue-size: not for --redesigned"),
+        (["broker", "--redesigned", "--statsd-address", "a:1"], "--statsd-address: not for --redesigned"),
+        (["broker", "--redesigned", "--lookupd-tcp-address", "a:1"], "--lookupd-tcp-address: not for --redesigned"),
+        (["no-such-command"], "No such command"),
+    ],
+)
+def test_wrong_arguments_give_one_line_that_says_what_to_do(arguments: list[str], says: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    error = [line for line in result.output.splitlines() if line.startswith("Error:")]
+    assert len(error) == 1
+    assert says in error[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pub", "t", "--nsqd"],
+        ["pub", "t", "--lookupd"],
+        ["tail", "t", "--nsqd"],
+        ["tail", "t", "--lookupd"],
+        ["lookup", "t", "--lookupd"],
+        ["stat", "--once", "--nsqd"],
+        ["stat", "--once", "--lookupd"],
+        ["demo", "--nsqd"],
+        ["demo", "--lookupd"],
+    ],
+    ids=" ".join,
+)
+def test_a_server_that_is_not_there_is_one_line(arguments: list[str], closed_port: int) -> None:
+    result = run(*arguments, f"127.0.0.1:{closed_port}")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert f"127.0.0.1:{closed_port}" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsq_fast", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("nsq-fast, version ")
+
+
+# What all_commands print on terminals of 60, 80 and 120 columns: nothing is cut off, and no server steers the
+# terminal.
+
+
+RUN = Path(__file__).parents[2] / "docs" / "performance.json"
+WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
+_STEERING = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+CHANNEL = {
+    "depth": 7, "backend_depth": 3, "in_flight_count": 2, "deferred_count": 1, "requeue_count": 4, "timeout_count": 5,
+    "message_count": 123_456_789, "client_count": 1, "paused": False,
+}  # fmt: skip
+GREETINGS = "greetings-to-everybody-who-reads-this-name"
+
+
+class Server(Answering):
+    """An nsqd and nsqlookupd whose names are long, or steer terminals."""
+
+    names = (GREETINGS, GREETINGS)
+
+    def do_GET(self) -> None:
+        topic, channel = self.names
+        stats = {**CHANNEL, "topic_name": topic, "channels": [{**CHANNEL, "channel_name": channel}]}
+        nsqd = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": channel}
+        found = {"topics": [stats]} if self.path.startswith("/stats") else {"channels": [channel], "producers": [nsqd]}
+        self.answer(200, found)
+
+
+class Steering(Server):
+    names = ("t\x1b[2J[red]opic", "ch\n[bold]annel\x07")
+
+
+@pytest.fixture(params=[Server])
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(request.param) as address:
+        yield str(address)
+
+
+def run_at(width: int, *arguments: str) -> Result:
+    """A command that takes its output for a terminal."""
+    terminal = {"COLUMNS": str(width), "FORCE_COLOR": "1", "TERM": "xterm"}
+    return CliRunner(env=terminal).invoke(main, arguments)
+
+
+def check_fits(result: Result, width: int, *shown: str) -> None:
+    """Assert that nothing goes over the edge, and that all of it is there."""
+    text = _STEERING.sub("", result.stdout)
+    assert text.strip()
+    assert max(len(line.rstrip("\r")) for line in text.splitlines()) <= width
+    assert "…" not in text
+    together = "".join(text.split())
+    for words in shown:
+        assert "".join(words.split()) in together, (words, text)
+
+
+def all_commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of each command there is."""
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from all_commands(found, (*path, name))
+
+
+@WIDTHS
+def test_every_help_fits(width: int) -> None:
+    for path in all_commands():
+        done = CliRunner().invoke(main, [*path, "--help"], prog_name="nsq-fast", terminal_width=width)
+        assert done.exit_code == 0
+        assert len(done.stdout.splitlines()) > 5
+        check_fits(done, width, " ".join(("Usage: nsq-fast", *path)))
+
+
+@WIDTHS
+def test_stat_fits(server: str, width: int) -> None:
+    check_fits(run_at(width, "stat", "--once", "--nsqd", server), width, GREETINGS, "123,456,789", "clients", "inflt")
+
+
+@WIDTHS
+def test_lookup_fits(server: str, width: int) -> None:
+    check_fits(run_at(width, "lookup", "orders", "--lookupd", server), width, "127.0.0.1:1", "127.0.0.1:2", GREETINGS)
+
+
+@WIDTHS
+def test_bench_compare_fits(width: int, tmp_path: Path) -> None:
+    run_of_docs = results.load(RUN)
+    run_of_docs.scenarios = run_of_docs.scenarios[:2]
+    (tmp_path / "run.json").write_text(results.as_json(run_of_docs))
+    done = run_at(width, "bench", "compare", "--all", str(tmp_path / "run.json"), str(tmp_path / "run.json"))
+    check_fits(done, width, "nsq_fast batches", "verdict")
+
+
+@WIDTHS
+def test_bench_scenarios_fit(width: int) -> None:
+    clients = ("--client", "nsq_fast", "--client", "nsq_fast linger")
+    quick = ("--mode", "concurrent", "--count", "1000", "--rounds", "1")
+    done = run_at(width, "bench", "publish", *clients, *quick)
+    check_fits(done, width, "nsq_fast linger", "messages/s", "embedded nsqd")
+
+
+@pytest.mark.slow
+@WIDTHS
+def test_demo_fits(width: int) -> None:
+    done = run_at(width, "demo", "--messages", "200", "--topics", "1", "--ordered-messages", "0", "--no-traces")
+    check_fits(done, width, "200 messages", "1 topic, ", "messages per second", "deferred")
+
+
+@pytest.mark.parametrize("server", [Steering], indirect=True)
+@WIDTHS
+def test_names_that_servers_send_are_escaped(server: str, width: int) -> None:
+    stat = run_at(width, "stat", "--once", "--nsqd", server).stdout
+    lookup = run_at(width, "lookup", "orders", "--lookupd", server).stdout
+    for text in (stat, lookup):
+        assert "\x1b[2J" not in text
+        assert "\x07" not in text
+    check = ("t\\x1b[2J[red]opic", "ch\\n[bold]annel\\x07")
+    together = "".join(_STEERING.sub("", stat).split())
+    assert all(name in together for name in check)
+    assert check[1] in "".join(_STEERING.sub("", lookup).split())

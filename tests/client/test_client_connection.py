@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import struct
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -14,21 +17,30 @@ from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
+from gevent import get_hub
 from support.contract import FACES, Face
-from support.servers import RealNsqd, find_server
-from support.waiting import PROMPT, WAIT, promptly
+from support.servers import EMBEDDED_NSQD, Daemon, RealNsqd, find_server
+from support.waiting import PROMPT, WAIT, promptly, until
 
-from nsq_fast import _codec
-from nsq_fast.broker import BrokerProcess
+import nsq_fast
+from nsq_fast import NsqdHTTPClient, Producer, _codec, errors
+from nsq_fast.broker import BrokerProcess, RedesignedCluster, options
 from nsq_fast.client.connection import Connection
+from nsq_fast.client.greenlets import Waiters
+from nsq_fast.client.loop import Event
+from nsq_fast.client.trace import PublishRecord, TraceLog
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     BadTopic,
+    ConfigError,
     ConnectFailed,
     ConnectionClosed,
     ConnectionLost,
     HeartbeatMissed,
+    InternalError,
     LocalProtocolError,
     NsqError,
 )
@@ -91,6 +103,14 @@ class Owner:
     def on_error(self, conn: Connection, error: Any) -> None: ...
 
 
+async def opened(loop: Any, address: Address, **options: Any) -> tuple[Owner, Connection]:
+    """A connection that is made, and its owner."""
+    owner = Owner(loop)
+    conn = Connection(address, ConnectionConfig(**options), owner, loop)
+    await conn.open()
+    return owner, conn
+
+
 @pytest.fixture(params=["embedded", "original"])
 def nsqd_address(request: pytest.FixtureRequest, tmp_path: Path, tls_files: dict[str, str]) -> Iterator[Address]:
     """An nsqd in another process, with TLS and compression."""
@@ -118,82 +138,64 @@ LAYERS: list[Any] = [
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_publishes_and_consumes(
-    on_loop: Any, nsqd_address: Address, tls_files: dict[str, str], layers: dict[str, bool]
+async def test_publishes_and_consumes(
+    loop: Any, nsqd_address: Address, tls_files: dict[str, str], layers: dict[str, bool]
 ) -> None:
     if "tls_v1" in layers:
         layers = {**layers, "tls_options": {"cafile": tls_files["ca"]}}  # type: ignore[dict-item]
     bodies = [b"%d" % number * 200 for number in range(300)] + [b"large" * 100_000]
+    owner, conn = await opened(loop, nsqd_address, **layers)
+    for number, body in enumerate(bodies):
+        conn.request(_codec.pub("t", body), "PUB", number)
+    await owner.until(lambda: len(owner.replies) == len(bodies))
+    await conn.subscribe("t", "c")
+    conn.set_rdy(500)
+    await owner.until(lambda: len(owner.messages) == len(bodies))
+    for message in owner.messages:
+        message.finish()
+    conn.start_close()
+    await owner.until(lambda: owner.has_close_wait)
+    conn.close()
+    await conn.closed()
+    assert owner.replies == list(range(len(bodies)))
+    assert sorted(message.body for message in owner.messages) == sorted(bodies)
+    assert isinstance(owner.ends.pop(), ConnectionClosed)
+    assert not owner.ends
+    assert not owner.failed
 
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(nsqd_address, ConnectionConfig(**layers), owner, loop)
-        await conn.open()
-        for number, body in enumerate(bodies):
-            conn.request(_codec.pub("t", body), "PUB", number)
-        await owner.until(lambda: len(owner.replies) == len(bodies))
-        await conn.subscribe("t", "c")
-        conn.set_rdy(500)
-        await owner.until(lambda: len(owner.messages) == len(bodies))
-        for message in owner.messages:
-            message.finish()
-        conn.start_close()
-        await owner.until(lambda: owner.has_close_wait)
-        conn.close()
-        await conn.closed()
-        assert owner.replies == list(range(len(bodies)))
-        assert sorted(message.body for message in owner.messages) == sorted(bodies)
-        assert isinstance(owner.ends.pop(), ConnectionClosed)
-        assert not owner.ends
-        assert not owner.failed
-
-        again = Owner(loop)  # everything was finished
-        second = Connection(nsqd_address, ConnectionConfig(**layers), again, loop)
-        await second.open()
-        second.request(_codec.pub("t", b"last"), "PUB", 0)
-        await second.subscribe("t", "c")
-        second.set_rdy(500)
-        await again.until(lambda: again.messages)
-        assert [message.body for message in again.messages] == [b"last"]
-        with promptly():  # the server consents at once
-            second.close(timeout=2 * PROMPT)
-            await second.closed()
-
-    on_loop(test)
+    again, second = await opened(loop, nsqd_address, **layers)  # everything was finished
+    second.request(_codec.pub("t", b"last"), "PUB", 0)
+    await second.subscribe("t", "c")
+    second.set_rdy(500)
+    await again.until(lambda: again.messages)
+    assert [message.body for message in again.messages] == [b"last"]
+    with promptly():  # the server consents at once
+        second.close(timeout=2 * PROMPT)
+        await second.closed()
 
 
-def test_a_refused_command_ends_it_with_the_servers_reason(on_loop: Any, nsqd_address: Address) -> None:
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(nsqd_address, ConnectionConfig(), owner, loop)
-        await conn.open()
-        conn.request(b"PUB no/topic\n\0\0\0\1x", "PUB", "first")
-        await owner.until(lambda: owner.failed)
-        ((token, error),) = owner.failed
-        assert token == "first"
-        assert isinstance(error, BadTopic)
-        await owner.until(lambda: owner.ends)
-        await conn.closed()
-        with pytest.raises(ConnectionLost, match="closed"):
-            conn.set_rdy(1)
-
-    on_loop(test)
+async def test_a_refused_command_ends_it_with_the_servers_reason(loop: Any, nsqd_address: Address) -> None:
+    owner, conn = await opened(loop, nsqd_address)
+    conn.request(b"PUB no/topic\n\0\0\0\1x", "PUB", "first")
+    await owner.until(lambda: owner.failed)
+    ((token, error),) = owner.failed
+    assert token == "first"
+    assert isinstance(error, BadTopic)
+    await owner.until(lambda: owner.ends)
+    await conn.closed()
+    with pytest.raises(ConnectionLost, match="closed"):
+        conn.set_rdy(1)
 
 
-def test_heartbeats_are_answered(on_loop: Any, nsqd_address: Address) -> None:
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(nsqd_address, ConnectionConfig(heartbeat_interval=1.0), owner, loop)
-        await conn.open()
-        await owner.until(lambda: owner.heartbeats == 4)  # unanswered, nsqd would have closed after two
-        assert conn.is_open
-        conn.close()
-        await conn.closed()
-
-    on_loop(test)
+async def test_heartbeats_are_answered(loop: Any, nsqd_address: Address) -> None:
+    owner, conn = await opened(loop, nsqd_address, heartbeat_interval=1.0)
+    await owner.until(lambda: owner.heartbeats == 4)  # unanswered, nsqd would have closed after two
+    assert conn.is_open
+    conn.close()
+    await conn.closed()
 
 
-def test_rdy_is_sent_when_it_is_another_one_and_not_after_cls(on_loop: Any, peer: Callable[..., Peer]) -> None:
+async def test_rdy_is_sent_when_it_is_another_one_and_not_after_cls(loop: Any, peer: Callable[..., Peer]) -> None:
     received = bytearray()
 
     def take_all(sock: socket.socket) -> None:
@@ -202,21 +204,17 @@ def test_rdy_is_sent_when_it_is_another_one_and_not_after_cls(on_loop: Any, peer
         while data := sock.recv(1 << 16):
             received.extend(data)
 
-    async def test(loop: Any) -> None:
-        server = peer(take_all)
-        conn = Connection(server.address, ConnectionConfig(), Owner(loop), loop)
-        await conn.open()
-        await conn.subscribe("t", "c")
-        for count in (5, 5, 7):
-            conn.set_rdy(count)
-        conn.start_close()
-        conn.set_rdy(9)
-        conn.close(timeout=0.1)
-        await conn.closed()
-        server.stop()
-        assert bytes(received) == b"SUB t c\nRDY 5\nRDY 7\nCLS\n"
-
-    on_loop(test)
+    server = peer(take_all)
+    _, conn = await opened(loop, server.address)
+    await conn.subscribe("t", "c")
+    for count in (5, 5, 7):
+        conn.set_rdy(count)
+    conn.start_close()
+    conn.set_rdy(9)
+    conn.close(timeout=0.1)
+    await conn.closed()
+    server.stop()
+    assert bytes(received) == b"SUB t c\nRDY 5\nRDY 7\nCLS\n"
 
 
 class Peer:
@@ -269,75 +267,56 @@ def ignore(_: socket.socket) -> None:
     """Say and read nothing."""
 
 
-def test_who_does_not_answer_is_not_connected_in_time(on_loop: Any, peer: Callable[..., Peer]) -> None:
-    async def test(loop: Any) -> None:
-        conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=0.1), Owner(loop), loop)
-        with pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
-            await conn.open()
-        assert not conn.is_open
-
-    on_loop(test)
+async def test_who_does_not_answer_is_not_connected_in_time(loop: Any, peer: Callable[..., Peer]) -> None:
+    conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=0.1), Owner(loop), loop)
+    with pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
+        await conn.open()
+    assert not conn.is_open
 
 
-def test_who_refuses_is_named(on_loop: Any, closed_port: int) -> None:
-    async def test(loop: Any) -> None:
-        conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), Owner(loop), loop)
-        with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1: .*refused"):
-            await conn.open()
-
-    on_loop(test)
+async def test_who_refuses_is_named(loop: Any, closed_port: int) -> None:
+    conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), Owner(loop), loop)
+    with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1: .*refused"):
+        await conn.open()
 
 
-def test_closing_while_it_connects_ends_that(on_loop: Any, peer: Callable[..., Peer]) -> None:
-    async def test(loop: Any) -> None:
-        conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), Owner(loop), loop)
-        loop.call_later(0.05, conn.close)
-        with pytest.raises(ConnectFailed, match="closed by us"):
-            await conn.open()
-
-    on_loop(test)
+async def test_closing_while_it_connects_ends_that(loop: Any, peer: Callable[..., Peer]) -> None:
+    conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), Owner(loop), loop)
+    loop.call_later(0.05, conn.close)
+    with pytest.raises(ConnectFailed, match="closed by us"):
+        await conn.open()
 
 
-def test_what_is_dropped_does_not_connect(on_loop: Any, peer: Callable[..., Peer], closed_port: int) -> None:
+async def test_what_is_dropped_does_not_connect(loop: Any, peer: Callable[..., Peer], closed_port: int) -> None:
     """As where the loop of a consumer ends: nobody waits for it to be connected, and nobody would close it then."""
     reason = ConnectionClosed("the loop has ended")
-
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), owner, loop)
-        loop.call_later(0.05, conn.drop, reason)
-        with pytest.raises(ConnectFailed, match="the connection was closed"):
-            await conn.open()
-        conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), owner, loop)
-        conn.drop(reason)
-        with pytest.raises(LocalProtocolError, match="called already"):
-            await conn.open()
-        assert not owner.ends
-
-    on_loop(test)
-
-
-def test_a_silent_server_is_dead_after_two_intervals(on_loop: Any, peer: Callable[..., Peer]) -> None:
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(ignore).address, ConnectionConfig(heartbeat_interval=1.0), owner, loop)
+    owner = Owner(loop)
+    conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), owner, loop)
+    loop.call_later(0.05, conn.drop, reason)
+    with pytest.raises(ConnectFailed, match="the connection was closed"):
         await conn.open()
-        await owner.until(lambda: owner.ends)
-        assert isinstance(owner.ends[0], HeartbeatMissed)
+    conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), owner, loop)
+    conn.drop(reason)
+    with pytest.raises(LocalProtocolError, match="called already"):
+        await conn.open()
+    assert not owner.ends
 
-    on_loop(test)
+
+async def test_a_silent_server_is_dead_after_two_intervals(loop: Any, peer: Callable[..., Peer]) -> None:
+    owner, _ = await opened(loop, peer(ignore).address, heartbeat_interval=1.0)
+    await owner.until(lambda: owner.ends)
+    assert isinstance(owner.ends[0], HeartbeatMissed)
 
 
-def test_it_does_not_look_early_after_a_time_without_the_loop(on_loop: Any, peer: Callable[..., Peer]) -> None:
+async def test_it_does_not_look_early_after_a_time_without_the_loop(loop: Any, peer: Callable[..., Peer]) -> None:
     def beat(sock: socket.socket) -> None:
         while not beating.wait(0.2):
             sock.sendall(frame(b"_heartbeat_"))
 
     beating = threading.Event()
-
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(beat).address, ConnectionConfig(heartbeat_interval=1.0), owner, loop)
+    owner = Owner(loop)
+    conn = Connection(peer(beat).address, ConnectionConfig(heartbeat_interval=1.0), owner, loop)
+    try:
         await conn.open()
         await owner.until(lambda: owner.heartbeats)
         time.sleep(2.5)  # sleep: the process itself does not run, for more than two intervals
@@ -346,30 +325,24 @@ def test_it_does_not_look_early_after_a_time_without_the_loop(on_loop: Any, peer
         assert owner.ends == []
         conn.close(ConnectionLost("the test is over"))
         await conn.closed()
-
-    try:
-        on_loop(test)
     finally:
         beating.set()
 
 
-def test_a_server_that_takes_nothing_is_dead_and_blocks_nobody(on_loop: Any, peer: Callable[..., Peer]) -> None:
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(ignore).address, ConnectionConfig(write_timeout=0.2), owner, loop)
-        await conn.open()
-        for number in range(32):
-            conn.request(_codec.pub("t", BLOCK[1:]), "PUB", number)
-        conn.flush()
-        assert conn.is_blocked
-        await owner.until(lambda: owner.ends)
-        assert "took no byte" in str(owner.ends[0])
-        assert [token for token, _ in owner.failed] == list(range(32))
-
-    on_loop(test)
+async def test_a_server_that_takes_nothing_is_dead_and_blocks_nobody(loop: Any, peer: Callable[..., Peer]) -> None:
+    owner, conn = await opened(loop, peer(ignore).address, write_timeout=0.2)
+    for number in range(32):
+        conn.request(_codec.pub("t", BLOCK[1:]), "PUB", number)
+    conn.flush()
+    assert conn.is_blocked
+    await owner.until(lambda: owner.ends)
+    assert "took no byte" in str(owner.ends[0])
+    assert [token for token, _ in owner.failed] == list(range(32))
 
 
-def test_what_a_slow_server_has_not_taken_yet_is_sent_before_the_end(on_loop: Any, peer: Callable[..., Peer]) -> None:
+async def test_what_a_slow_server_has_not_taken_yet_is_sent_before_the_end(
+    loop: Any, peer: Callable[..., Peer]
+) -> None:
     taken: list[int] = []
     begin = threading.Event()
 
@@ -381,71 +354,55 @@ def test_what_a_slow_server_has_not_taken_yet_is_sent_before_the_end(on_loop: An
         taken.append(size)
         sock.close()
 
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(read_late).address, ConnectionConfig(), owner, loop)
-        await conn.open()
-        conn.write(32 * BLOCK)
-        conn.flush()
-        assert conn.is_blocked
-        conn.close(timeout=WAIT)
-        begin.set()
-        await conn.closed()
-        assert taken == [32 << 20]
-
-    on_loop(test)
+    _, conn = await opened(loop, peer(read_late).address)
+    conn.write(32 * BLOCK)
+    conn.flush()
+    assert conn.is_blocked
+    conn.close(timeout=WAIT)
+    begin.set()
+    await conn.closed()
+    assert taken == [32 << 20]
 
 
-def test_a_server_that_does_not_let_go_is_left_in_time(on_loop: Any, peer: Callable[..., Peer]) -> None:
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(ignore).address, ConnectionConfig(), owner, loop)
-        await conn.open()
-        conn.request(_codec.pub("t", b"x"), "PUB", "pending")
-        conn.close(timeout=0.1)
-        await conn.closed()
-        assert len(owner.ends) == 1
-        ((token, error),) = owner.failed
-        assert token == "pending"
-        assert isinstance(error, ConnectionLost)
-        assert error.outcome_unknown
-
-    on_loop(test)
+async def test_a_server_that_does_not_let_go_is_left_in_time(loop: Any, peer: Callable[..., Peer]) -> None:
+    owner, conn = await opened(loop, peer(ignore).address)
+    conn.request(_codec.pub("t", b"x"), "PUB", "pending")
+    conn.close(timeout=0.1)
+    await conn.closed()
+    assert len(owner.ends) == 1
+    ((token, error),) = owner.failed
+    assert token == "pending"
+    assert isinstance(error, ConnectionLost)
+    assert error.outcome_unknown
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
-def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(face: Face, peer: Callable[..., Peer]) -> None:
+async def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(
+    face: Face, peer: Callable[..., Peer]
+) -> None:
     socks: list[socket.socket] = []
-
-    async def main() -> None:
-        async with face.client("Producer", str(peer(socks.append).address)) as producer:
-            await face.until(lambda: producer.is_connected)
-            await face(producer.close(timeout=0.2))
-            with pytest.raises(ConnectionError):  # as long as only one direction is closed it takes them
-                deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
-
-    face.run(main())
+    async with face.client("Producer", str(peer(socks.append).address)) as producer:
+        await face.until(lambda: producer.is_connected)
+        await face(producer.close(timeout=0.2))
+        with pytest.raises(ConnectionError):  # as long as only one direction is closed it takes them
+            deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
-def test_what_nobody_acknowledges_ends_the_connection_in_the_time_for_writing(
-    on_loop: Any, peer: Callable[..., Peer]
+async def test_what_nobody_acknowledges_ends_the_connection_in_the_time_for_writing(
+    loop: Any, peer: Callable[..., Peer]
 ) -> None:
-    async def test(loop: Any) -> None:
-        made, new_socket = [], loop.new_socket
-        loop.new_socket = lambda family: made.append(new_socket(family)) or made[-1]
-        conn = Connection(peer(ignore).address, ConnectionConfig(write_timeout=7.5), Owner(loop), loop)
-        await conn.open()
-        loop.new_socket = new_socket
-        assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8_500  # our own timer comes first
-        conn.close(ConnectionClosed("the test is over"))
-        await conn.closed()
-
-    on_loop(test)
+    made, new_socket = [], loop.new_socket
+    loop.new_socket = lambda family: made.append(new_socket(family)) or made[-1]
+    _, conn = await opened(loop, peer(ignore).address, write_timeout=7.5)
+    loop.new_socket = new_socket
+    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8_500  # our own timer comes first
+    conn.close(ConnectionClosed("the test is over"))
+    await conn.closed()
 
 
 @pytest.mark.parametrize("ending", ["end", "reset"])
-def test_an_end_reports_what_is_pending_once(on_loop: Any, peer: Callable[..., Peer], ending: str) -> None:
+async def test_an_end_reports_what_is_pending_once(loop: Any, peer: Callable[..., Peer], ending: str) -> None:
     def leave(sock: socket.socket) -> None:
         select.select([sock], [], [], WAIT)
         if ending == "reset":
@@ -454,21 +411,16 @@ def test_an_end_reports_what_is_pending_once(on_loop: Any, peer: Callable[..., P
             sock.recv(1 << 16)
         sock.close()
 
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        conn = Connection(peer(leave).address, ConnectionConfig(), owner, loop)
-        await conn.open()
-        for number in range(3):
-            conn.request(_codec.pub("t", b"x"), "PUB", number)
-        await owner.until(lambda: owner.ends)
-        await conn.closed()
-        assert [token for token, _ in owner.failed] == [0, 1, 2]
-        assert len(owner.ends) == 1
-
-    on_loop(test)
+    owner, conn = await opened(loop, peer(leave).address)
+    for number in range(3):
+        conn.request(_codec.pub("t", b"x"), "PUB", number)
+    await owner.until(lambda: owner.ends)
+    await conn.closed()
+    assert [token for token, _ in owner.failed] == [0, 1, 2]
+    assert len(owner.ends) == 1
 
 
-def test_a_flood_leaves_others_their_turns(on_loop: Any, peer: Callable[..., Peer]) -> None:
+async def test_a_flood_leaves_others_their_turns(loop: Any, peer: Callable[..., Peer]) -> None:
     message = _codec.encode_frame(2, _codec.encode_message(1, 1, b"0123456789abcdef", b"x" * 1000))
     count = 20_000
 
@@ -478,33 +430,30 @@ def test_a_flood_leaves_others_their_turns(on_loop: Any, peer: Callable[..., Pee
         sock.recv(1 << 16)
         sock.sendall(message * count)
 
-    async def test(loop: Any) -> None:
-        owner = Owner(loop)
-        turns = []
+    owner = Owner(loop)
+    turns = []
 
-        def turn() -> None:
-            turns.append(len(owner.messages))
-            if len(owner.messages) < count:
-                loop.call_later(0, turn)
+    def turn() -> None:
+        turns.append(len(owner.messages))
+        if len(owner.messages) < count:
+            loop.call_later(0, turn)
 
-        conn = Connection(peer(flood).address, ConnectionConfig(), owner, loop)
-        await conn.open()
-        await conn.subscribe("t", "c")
-        conn.set_rdy(2500)
-        turn()
-        # RDY is exceeded on purpose: what is looked at is who runs meanwhile, not the end that this brings.
-        await owner.until(lambda: owner.ends or len(owner.messages) == count)
-        steps = [after - before for before, after in pairwise(turns)]
-        assert max(steps) * len(message) <= 256 * 1024  # two reads of 64 KiB, and what was left of one before
-        conn.close(ConnectionLost("the test is over"))
-        await conn.closed()
-
-    on_loop(test)
+    conn = Connection(peer(flood).address, ConnectionConfig(), owner, loop)
+    await conn.open()
+    await conn.subscribe("t", "c")
+    conn.set_rdy(2500)
+    turn()
+    # RDY is exceeded on purpose: what is looked at is who runs meanwhile, not the end that this brings.
+    await owner.until(lambda: owner.ends or len(owner.messages) == count)
+    steps = [after - before for before, after in pairwise(turns)]
+    assert max(steps) * len(message) <= 256 * 1024  # two reads of 64 KiB, and what was left of one before
+    conn.close(ConnectionLost("the test is over"))
+    await conn.closed()
 
 
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "among messages"])
-def test_replies_behind_one_whose_owner_raises_are_told_all_the_same(
-    on_loop: Any, peer: Callable[..., Peer], is_alone: bool, no_unseen_errors: list[Any]
+async def test_replies_behind_one_whose_owner_raises_are_told_all_the_same(
+    loop: Any, peer: Callable[..., Peer], is_alone: bool, no_unseen_errors: list[Any]
 ) -> None:
     """An embedder's owner fails: of every command it hears, once, what became of it."""
     message = _codec.encode_message(1, 1, b"0123456789abcdef", b"x")
@@ -522,16 +471,288 @@ def test_replies_behind_one_whose_owner_raises_are_told_all_the_same(
             if token == 1:
                 raise ValueError("no")
 
-    async def test(loop: Any) -> None:
-        owner = Failing(loop)
-        conn = Connection(peer(reply).address, ConnectionConfig(), owner, loop)
-        await conn.open()
-        for token in (1, 2, 3):
-            conn.request(_codec.pub("t", b"\n"), "PUB", token)
-        await owner.until(lambda: owner.ends)
-        assert "no" in str(owner.ends[0])
-        assert owner.replies == [1, 2, 3]
-        assert not owner.failed
-
-    on_loop(test)
+    owner = Failing(loop)
+    conn = Connection(peer(reply).address, ConnectionConfig(), owner, loop)
+    await conn.open()
+    for token in (1, 2, 3):
+        conn.request(_codec.pub("t", b"\n"), "PUB", token)
+    await owner.until(lambda: owner.ends)
+    assert "no" in str(owner.ends[0])
+    assert owner.replies == [1, 2, 3]
+    assert not owner.failed
     no_unseen_errors.clear()
+
+
+# What the client asks of a loop, on each of them.
+
+
+log = logging.getLogger("nsq_fast.test")
+
+
+async def test_jobs_run_beside_each_other_and_are_joined(loop: Any) -> None:
+    said: list[str] = []
+    supervisor = loop.supervisor(log)
+
+    async def say(*words: str) -> None:
+        for word in words:
+            said.append(word)
+            await loop.sleep(0)
+
+    tasks = [supervisor.job("say", say, *words) for words in ("ab", "cd")]
+    assert said == []
+    for task in tasks:
+        assert await task.join(WAIT)
+        assert task.ready()
+    assert said == ["a", "c", "b", "d"]
+
+
+async def test_a_job_is_cancelled_where_it_waits_but_not_by_itself(loop: Any) -> None:
+    ended: list[object] = []
+    waits = Event(loop)
+
+    async def wait() -> None:
+        assert task.is_current()
+        task.cancel()
+        waits.set()
+        try:
+            await loop.wait(loop.waiter())
+        finally:
+            ended.append("well")
+
+    supervisor = loop.supervisor(log, ended.append)
+    task = supervisor.job("wait", wait)
+    assert not task.is_current()
+    assert await waits.wait(WAIT)
+    assert not await task.join(0.001)
+    task.cancel()
+    task.cancel()
+    assert await task.join(WAIT)
+    assert ended == ["well"]
+
+
+async def test_what_is_kept_begins_again_and_its_faults_are_told(
+    loop: Any, caplog: pytest.LogCaptureFixture, no_unseen_errors: list[Any]
+) -> None:
+    faults: list[NsqError] = []
+    starts = 0
+
+    async def fail_twice() -> None:
+        nonlocal starts
+        starts += 1
+        await loop.sleep(0)
+        if starts < 3:
+            raise ValueError(f"fault {starts}")
+
+    task = loop.supervisor(log, faults.append).keep("fail_twice", fail_twice)
+    assert await task.join(WAIT)
+    assert starts == 3
+    assert [type(each) for each in faults] == [InternalError, InternalError]
+    assert [str(each.__cause__) for each in faults] == ["fault 1", "fault 2"]
+    assert "fail_twice: ValueError('fault 2'); it begins again in 0.2 s" in caplog.text
+    assert len(no_unseen_errors) == 2
+    no_unseen_errors.clear()
+
+
+async def test_a_job_that_fails_is_told_of_whatever_the_receiver_does(
+    loop: Any, caplog: pytest.LogCaptureFixture, no_unseen_errors: list[Any]
+) -> None:
+    async def fail() -> None:
+        raise ValueError("fault")
+
+    def refuse(error: NsqError) -> None:
+        raise OSError("of the receiver")
+
+    assert await loop.supervisor(log, refuse).job("fail", fail).join(WAIT)
+    assert "ValueError('fault'); it is not tried again" in caplog.text
+    assert "OSError: of the receiver" in caplog.text
+    no_unseen_errors.clear()
+
+
+async def test_all_who_wait_for_an_event_go_on_when_it_is_set(loop: Any) -> None:
+    event = Event(loop)
+    assert not await event.wait(0.001)
+    results: list[bool] = []
+
+    async def wait() -> None:
+        results.append(await event.wait())
+
+    supervisor = loop.supervisor(log)
+    tasks = [supervisor.job("wait", wait) for _ in range(3)]
+    await loop.sleep(0.001)  # sleep: a turn of the loop, by the timer that is tested
+    tasks[0].cancel()
+    await tasks[0].join(WAIT)
+    event.set()
+    for task in tasks[1:]:
+        assert await task.join(WAIT)
+    assert results == [True, True]
+    assert await event.wait(0)
+    event.clear()
+    assert not await event.wait(0)
+
+
+def test_a_worker_that_is_killed_as_it_is_woken_leaves_the_message_to_another() -> None:
+    waiters = Waiters()
+    served: list[str] = []
+
+    def wait(name: str) -> None:
+        waiters.wait()
+        served.append(name)
+
+    first, second = gevent.spawn(wait, "first"), gevent.spawn(wait, "second")
+    gevent.idle()
+    get_hub().loop.run_callback(first.throw, gevent.GreenletExit)
+    waiters.release()
+    second.join(WAIT)
+    assert served == ["second"]
+
+
+def test_who_is_killed_while_nothing_comes_takes_nothing_with_it() -> None:
+    waiters = Waiters()
+    killed, other = gevent.spawn(waiters.wait), gevent.spawn(waiters.wait)
+    gevent.idle()
+    killed.kill()
+    waiters.release()
+    waiters.release()
+    other.join(WAIT)
+    assert other.successful()
+    waiters.wait()  # the second release was for whoever comes next
+
+
+# An nsqd that listens on Unix sockets: every face reaches it, by TCP's commands and by HTTP.
+
+
+@pytest.fixture(params=["embedded", "original"])
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Where nsqd.sock and http.sock of an nsqd are. The name of a Unix socket must be short."""
+    if request.param == "original":
+        found = find_server("nsqd")
+        if found is None:
+            pytest.skip("no real nsqd")
+        command = [str(found), "-https-address=127.0.0.1:0"]
+    elif not hasattr(options, "is_path"):
+        pytest.skip("the embedded nsqd listens on TCP alone")
+    else:
+        command = [*EMBEDDED_NSQD]
+    with tempfile.TemporaryDirectory(prefix="nsq") as name:
+        path = Path(name)
+        flags = [f"-tcp-address={path}/nsqd.sock", f"-http-address={path}/http.sock", f"-data-path={path}"]
+        server = Daemon([*command, *flags], path / "log")
+        server.start()
+        try:
+            until(lambda: server.check() or (path / "http.sock").exists(), WAIT)
+            yield path
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
+async def test_what_is_published_over_a_unix_socket_is_consumed_over_it(face: Face, folder: Path) -> None:
+    address = f"{folder}/nsqd.sock"
+    wanted = {b"%d" % number for number in range(20)}
+    seen = set()
+
+    async def handle(consumer: Any, message: Any) -> None:
+        seen.add(message.body)
+
+    async with face.client("Producer", nsqd_tcp_addresses=address) as producer:
+        for body in wanted:
+            assert await face(producer.publish("t", body)) == b"OK"
+        assert producer.nsqd_tcp_addresses == {f"unix:{folder}/nsqd.sock"}
+    async with face.client("Consumer", "t", "c", nsqd_tcp_addresses=address, message_handler=handle) as consumer:
+        await face.until(lambda: consumer.stats().totals.finished >= len(wanted))
+    assert seen == wanted
+
+
+def test_columns_come_over_a_unix_socket(folder: Path) -> None:
+    with nsq_fast.Producer(f"{folder}/nsqd.sock") as producer:
+        producer.publish("t", b"one")
+    with ColumnSubscription(parse_address(f"{folder}/nsqd.sock", 1), "t", "c", ConnectionConfig()) as subscription:
+        assert str(subscription.local_address) == f"unix:{folder}/nsqd.sock"
+        with pytest.raises(errors.LocalProtocolError, match="called already"):
+            subscription.open()
+
+
+def test_its_http_answers_on_a_unix_socket(folder: Path) -> None:
+    with NsqdHTTPClient.from_url(f"unix:{folder}/http.sock") as client:
+        client.create_topic("made")
+        assert [topic["topic_name"] for topic in client.stats()["topics"]] == ["made"]
+
+
+def test_nobody_listens_and_the_error_names_the_path(tmp_path: Path) -> None:
+    with (
+        nsq_fast.Producer(nsqd_tcp_addresses=f"{tmp_path}/none") as producer,
+        pytest.raises(errors.NoNsqd, match=rf"{tmp_path}/none: No such file"),
+    ):
+        producer.publish("t", b"x", timeout=0.2)
+
+
+# How much of the client a publish goes through
+
+
+PACKAGE = str(Path(nsq_fast.__file__).parent)
+
+
+@pytest.mark.parametrize(
+    ("options", "most_calls", "most_files", "most_changes"),
+    [({}, 14, 6, 10), ({"key": "k"}, 14, 6, 10), ({"key": "k", "trace_id": 7}, 25, 7, 16)],
+    ids=["plain", "keyed", "keyed-and-traced"],
+)
+@pytest.mark.nsq_cluster(nodes=2, lookupds=1)
+def test_a_warm_publish_walks_few_functions_in_few_files(
+    nsq_cluster: RedesignedCluster, options: Any, most_calls: int, most_files: int, most_changes: int
+) -> None:
+    nsq_cluster.create_topic("t", partitions=2, channels=["ch"])
+    with Producer(lookupd_http_addresses=[str(each.http_address) for each in nsq_cluster.lookupds]) as producer:
+        for _ in range(20):
+            producer.publish("t", b"body", **options)
+        walks = [_walk(producer, options) for _ in range(20)]
+    # The shortest is the publish alone: the hub has nothing else to do meanwhile.
+    walk = min(walks, key=len)
+    assert len(walk) <= most_calls
+    assert len(set(walk)) <= most_files
+    assert sum(one != other for one, other in pairwise(walk)) <= most_changes
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
+@pytest.mark.nsq_cluster(nodes=2, lookupds=1)
+async def test_each_face_gives_the_receipt_of_what_is_traced(
+    face: Face, nsq_cluster: RedesignedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsq_cluster.create_topic("t", partitions=2, channels=["ch"])
+    log = TraceLog()
+    log.enable("another-topic")
+    lookupds = [str(each.http_address) for each in nsq_cluster.lookupds]
+    async with face.client("Producer", lookupd_http_addresses=lookupds, trace=log) as producer:
+        assert await face(producer.publish("t", b"plain", key="k")) == b"OK"
+        found = [
+            await face(producer.publish("t", b"warm", key="k", trace_id=7)),
+            await face(producer.publish("t", b"anywhere", trace_id=8)),
+            await face.result(producer.publish_nowait("t", b"nowait", partition=1, trace_id=9)),
+        ]
+        assert [receipt.trace_id for receipt in found] == [7, 8, 9]
+        assert found[2].partition == 1
+        with pytest.raises(ConfigError, match="trace_id"):
+            await face(producer.publish("t", b"x", key="k", trace_id=-1))
+        log.enable("t")
+        drawn = await face(producer.publish("t", b"switched on", key="k"))
+        assert drawn.trace_id > 0
+        assert drawn.partition == found[0].partition
+        assert producer.stats()["held"] == 0
+        records = [each.msg for each in caplog.records if isinstance(each.msg, PublishRecord)]
+        assert [record.trace_id for record in records] == [drawn.trace_id], "of the others nobody asked for one"
+
+
+def _walk(producer: Producer, options: Any) -> list[str]:
+    """The files of ours in which a function is called, call by call."""
+    calls = []
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        producer.publish("t", b"body", **options)
+    finally:
+        sys.setprofile(None)
+    return calls

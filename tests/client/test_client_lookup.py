@@ -1,28 +1,38 @@
-"""Lookup on either loop: what one lookupd says is used at once, whatever the others do."""
+"""What a client asks over HTTP, on every loop: lookups, any server, and documents of configuration."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 import re
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
+import gevent.event
 import pytest
+import trustme
 from support.contract import FACES, Face
-from support.http_server import Question, ScriptedHttp, scripted_http
-from support.waiting import WAIT, promptly
+from support.http_server import Question, ScriptedHttp, reply, scripted_http
+from support.ports import free_address
+from support.waiting import TURNS, WAIT, promptly
 
-from nsq_fast import Producer
+from nsq_fast import FileConfigSource, Producer
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.dynamic import NOTHING, ConfigKeeper, DynamicConfig, changes, parse
+from nsq_fast.client.http import Endpoint, HttpClient
 from nsq_fast.client.lookup import SIDE_BY_SIDE, LookupPoller, TopicWatch
+from nsq_fast.client.loop import Event
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import LookupFailed, NotRunning
+from nsq_fast.config_source import ConfigDocument
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning
 from nsq_fast.protocol.targets import TopicChoice
 from nsq_fast.protocol.topology import Topology
 
@@ -85,39 +95,30 @@ def polling(
         poller.stop()
 
 
-def test_answers_are_united(on_loop: Any) -> None:
-    with scripted_http(knows(1, 2), knows(2, 3), knows()) as servers:
-
-        async def test(loop: Any) -> None:
-            with polling(loop, servers) as poller:
-                topology = await poller.wait_topology("t", WAIT)
-                assert [nsqd.tcp.port for nsqd in topology.producers] == [1, 2, 3]
-                assert poller.topology("t") is topology
-
-        on_loop(test)
+async def test_answers_are_united(loop: Any) -> None:
+    with scripted_http(knows(1, 2), knows(2, 3), knows()) as servers, polling(loop, servers) as poller:
+        topology = await poller.wait_topology("t", WAIT)
+        assert [nsqd.tcp.port for nsqd in topology.producers] == [1, 2, 3]
+        assert poller.topology("t") is topology
 
 
-def test_a_hung_lookupd_delays_nothing_that_another_knows(on_loop: Any) -> None:
+async def test_a_hung_lookupd_delays_nothing_that_another_knows(loop: Any) -> None:
     """Two hundred topics, each used as soon as it is known; the hung one gets its share of questions and no more."""
     with scripted_http(hang, knows(1)) as servers:
-
-        async def test(loop: Any) -> None:
-            told = Told()
-            names = [f"t{number}" for number in range(200)]
-            with polling(loop, servers, told=told) as poller:
-                for name in names:
-                    poller.add_topic(name)
-                await until(loop, lambda: {topic for topic, _ in told.all} == set(names))
-                assert all(ports == {1} for name in names for ports in told.ports(name))
-                assert servers[0].most <= SIDE_BY_SIDE
-                # And what is known of one may be asked anew.
-                servers[1].script = knows(2)
-                await until(loop, lambda: poller.refresh("t7") or told.ports("t7")[-1] == {2})
-
-        on_loop(test)
+        told = Told()
+        names = [f"t{number}" for number in range(200)]
+        with polling(loop, servers, told=told) as poller:
+            for name in names:
+                poller.add_topic(name)
+            await until(loop, lambda: {topic for topic, _ in told.all} == set(names))
+            assert all(ports == {1} for name in names for ports in told.ports(name))
+            assert servers[0].most <= SIDE_BY_SIDE
+            # And what is known of one may be asked anew.
+            servers[1].script = knows(2)
+            await until(loop, lambda: poller.refresh("t7") or told.ports("t7")[-1] == {2})
 
 
-def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(on_loop: Any) -> None:
+async def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(loop: Any) -> None:
     """It answers when twenty questions wait: one that is asked after the other would never get an answer."""
     together = threading.Barrier(20)
 
@@ -127,33 +128,25 @@ def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(on_loop: Any) ->
         knows(1)(question)
 
     with scripted_http(slow) as servers:
-
-        async def test(loop: Any) -> None:
-            told = Told()
-            with polling(loop, servers, told=told) as poller:
-                for number in range(40):
-                    poller.add_topic(f"t{number}")
-                await until(loop, lambda: len({topic for topic, _ in told.all}) == 40)
-                assert servers[0].most <= SIDE_BY_SIDE
-
-        on_loop(test)
+        told = Told()
+        with polling(loop, servers, told=told) as poller:
+            for number in range(40):
+                poller.add_topic(f"t{number}")
+            await until(loop, lambda: len({topic for topic, _ in told.all}) == 40)
+            assert servers[0].most <= SIDE_BY_SIDE
 
 
-def test_a_lookupd_that_answers_soon_is_asked_over_one_connection(on_loop: Any) -> None:
+async def test_a_lookupd_that_answers_soon_is_asked_over_one_connection(loop: Any) -> None:
     with scripted_http(knows(1)) as [server]:
-
-        async def test(loop: Any) -> None:
-            with polling(loop, [server]) as poller:
-                for number in range(100):
-                    poller.add_topic(f"t{number}")
-                for number in range(100):
-                    await poller.wait_topology(f"t{number}", WAIT)
-            assert server.connections <= 25  # one, but for pauses of a busy machine
-
-        on_loop(test)
+        with polling(loop, [server]) as poller:
+            for number in range(100):
+                poller.add_topic(f"t{number}")
+            for number in range(100):
+                await poller.wait_topology(f"t{number}", WAIT)
+        assert server.connections <= 25  # one, but for pauses of a busy machine
 
 
-def test_what_a_lookupd_said_holds_until_it_answers_again(on_loop: Any) -> None:
+async def test_what_a_lookupd_said_holds_until_it_answers_again(loop: Any) -> None:
     """One that takes long in the next round does not take its nsqds away for so long; its new answer does."""
     go_on = threading.Event()
 
@@ -162,42 +155,34 @@ def test_what_a_lookupd_said_holds_until_it_answers_again(on_loop: Any) -> None:
         knows(3)(question)
 
     with scripted_http(knows(1), knows(2)) as servers:
-
-        async def test(loop: Any) -> None:
-            go_on.clear()
-            servers[0].script, servers[1].script = knows(1), knows(2)
-            told = Told()
-            with polling(loop, servers, told=told) as poller:
-                await poller.wait_topology("t", WAIT)
-                servers[0].script, servers[1].script = knows(4), later
-                await until(loop, lambda: poller.refresh("t") or {2, 4} in told.ports())
-                go_on.set()
-                await until(loop, lambda: told.ports()[-1] == {3, 4})
-                assert all(each in ({1}, {2}, {1, 2}, {2, 4}, {3, 4}) for each in told.ports())
-
-        on_loop(test)
+        go_on.clear()
+        servers[0].script, servers[1].script = knows(1), knows(2)
+        told = Told()
+        with polling(loop, servers, told=told) as poller:
+            await poller.wait_topology("t", WAIT)
+            servers[0].script, servers[1].script = knows(4), later
+            await until(loop, lambda: poller.refresh("t") or {2, 4} in told.ports())
+            go_on.set()
+            await until(loop, lambda: told.ports()[-1] == {3, 4})
+            assert all(each in ({1}, {2}, {1, 2}, {2, 4}, {3, 4}) for each in told.ports())
 
 
-def test_a_lookupd_that_fails_plays_no_part_any_longer(on_loop: Any) -> None:
+async def test_a_lookupd_that_fails_plays_no_part_any_longer(loop: Any) -> None:
     def fail(question: Question) -> None:
         question.answer(b"", "500 Internal Server Error")
 
     with scripted_http(knows(1), knows(2)) as servers:
-
-        async def test(loop: Any) -> None:
-            servers[1].script = knows(2)
-            told = Told()
-            with polling(loop, servers, told=told) as poller:
-                await poller.wait_topology("t", WAIT)
-                servers[1].script = fail
-                await until(loop, lambda: poller.refresh("t") or told.ports()[-1] == {1})
-                await until(loop, lambda: "500" in poller.failure())
-                assert poller.answering() == [f"http://{servers[0].address}"]
-
-        on_loop(test)
+        servers[1].script = knows(2)
+        told = Told()
+        with polling(loop, servers, told=told) as poller:
+            await poller.wait_topology("t", WAIT)
+            servers[1].script = fail
+            await until(loop, lambda: poller.refresh("t") or told.ports()[-1] == {1})
+            await until(loop, lambda: "500" in poller.failure())
+            assert poller.answering() == [f"http://{servers[0].address}"]
 
 
-def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_may(on_loop: Any) -> None:
+async def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_may(loop: Any) -> None:
     """A producer would publish to any nsqd then."""
     said = threading.Event()
 
@@ -210,28 +195,20 @@ def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_may(on
         knows(2)(question)
 
     with scripted_http(unknown, after) as servers:
-
-        async def test(loop: Any) -> None:
-            said.clear()
-            told = Told()
-            with polling(loop, servers, access="w", told=told) as poller:
-                poller.add_topic("t")
-                await until(loop, lambda: told.all)
-                assert told.ports() == [{2}]
-
-        on_loop(test)
+        said.clear()
+        told = Told()
+        with polling(loop, servers, access="w", told=told) as poller:
+            poller.add_topic("t")
+            await until(loop, lambda: told.all)
+            assert told.ports() == [{2}]
 
 
-def test_that_nobody_knows_a_topic_is_concluded_although_a_lookupd_hangs(on_loop: Any) -> None:
+async def test_that_nobody_knows_a_topic_is_concluded_although_a_lookupd_hangs(loop: Any) -> None:
     with scripted_http(hang, knows()) as servers:
-
-        async def test(loop: Any) -> None:
-            told = Told()
-            with polling(loop, servers, access="w", told=told) as poller:
-                assert (await poller.wait_topology("t", WAIT)).is_empty
-                assert told.ports() == [set()]
-
-        on_loop(test)
+        told = Told()
+        with polling(loop, servers, access="w", told=told) as poller:
+            assert (await poller.wait_topology("t", WAIT)).is_empty
+            assert told.ports() == [set()]
 
 
 @pytest.mark.parametrize(
@@ -242,92 +219,80 @@ def test_that_nobody_knows_a_topic_is_concluded_although_a_lookupd_hangs(on_loop
         {"producers": [], "partitions": {"0": {"broadcast_address": "", "tcp_port": 1}}},
     ],
 )
-def test_an_answer_that_names_no_nsqd_that_can_be_used_is_a_bad_one(
-    on_loop: Any, answer: Any, caplog: pytest.LogCaptureFixture
+async def test_an_answer_that_names_no_nsqd_that_can_be_used_is_a_bad_one(
+    loop: Any, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is reported, and is not taken for a topic that nobody knows; what another says is used."""
     with scripted_http(lambda question: question.answer(answer), knows(1)) as servers:
-
-        async def test(loop: Any) -> None:
-            with polling(loop, servers) as poller:
-                assert [nsqd.tcp.port for nsqd in (await poller.wait_topology("t", WAIT)).producers] == [1]
-                await until(loop, poller.failure)
-                assert "none with an address that can be used" in poller.failure()
-            with polling(loop, servers[:1]) as poller, pytest.raises(LookupFailed, match="none with an address"):
-                await poller.wait_topology("t", 0.2)
-
-        on_loop(test)
+        with polling(loop, servers) as poller:
+            assert [nsqd.tcp.port for nsqd in (await poller.wait_topology("t", WAIT)).producers] == [1]
+            await until(loop, poller.failure)
+            assert "none with an address that can be used" in poller.failure()
+        with polling(loop, servers[:1]) as poller, pytest.raises(LookupFailed, match="none with an address"):
+            await poller.wait_topology("t", 0.2)
     assert "none with an address that can be used" in caplog.text
 
 
-def test_the_listener_may_fail_and_may_stop_the_poller(on_loop: Any, no_unseen_errors: list[Any]) -> None:
+async def test_the_listener_may_fail_and_may_stop_the_poller(loop: Any, no_unseen_errors: list[Any]) -> None:
     with scripted_http(knows(1)) as servers:
+        calls: list[str] = []
+        faults: list[Any] = []
 
-        async def test(loop: Any) -> None:
-            calls: list[str] = []
-            faults: list[Any] = []
+        def listener(topic: str, _: Topology) -> None:
+            calls.append(topic)
+            if topic == "bad":
+                raise RuntimeError("listener")
+            if len(calls) > 10:
+                poller.stop()
 
-            def listener(topic: str, _: Topology) -> None:
-                calls.append(topic)
-                if topic == "bad":
-                    raise RuntimeError("listener")
-                if len(calls) > 10:
-                    poller.stop()
-
-            config = PATIENT.replace(lookupd_poll_interval=0.01)
-            poller = LookupPoller([servers[0].address], config, listener=listener)
-            for topic in ("bad", "good"):
-                poller.add_topic(topic)
-            poller.start(loop, loop.supervisor(log, faults.append))
-            await until(loop, lambda: not poller.is_running)
-            assert calls.count("good") >= 4
-            assert {str(fault.__cause__) for fault in faults} == {"listener"}
-
-        on_loop(test)
+        config = PATIENT.replace(lookupd_poll_interval=0.01)
+        poller = LookupPoller([servers[0].address], config, listener=listener)
+        for topic in ("bad", "good"):
+            poller.add_topic(topic)
+        poller.start(loop, loop.supervisor(log, faults.append))
+        await until(loop, lambda: not poller.is_running)
+        assert calls.count("good") >= 4
+        assert {str(fault.__cause__) for fault in faults} == {"listener"}
     no_unseen_errors.clear()
 
 
-def test_stop_ends_all_that_runs_and_who_waits_and_it_may_begin_again(on_loop: Any) -> None:
+async def test_stop_ends_all_that_runs_and_who_waits_and_it_may_begin_again(loop: Any) -> None:
     with scripted_http(hang, hang) as servers:
+        for server in servers:
+            server.script = hang
+        failures: list[BaseException] = []
 
-        async def test(loop: Any) -> None:
-            for server in servers:
-                server.script = hang
-            failures: list[BaseException] = []
+        async def wait(sequence: Any) -> None:
+            try:
+                await sequence
+            except LookupFailed as error:
+                failures.append(error)
 
-            async def wait(sequence: Any) -> None:
-                try:
-                    await sequence
-                except LookupFailed as error:
-                    failures.append(error)
-
-            before = of_lookup()
-            poller = LookupPoller([server.address for server in servers], PATIENT)
-            with pytest.raises(NotRunning):
-                await poller.wait_topology("t")
-            supervisor = loop.supervisor(log)
-            poller.start(loop, supervisor)
-            tasks = [
-                supervisor.job("wait", wait, sequence)
-                for sequence in (poller.wait_topology("t"), poller.nodes(), poller.topics())
-            ]
-            await until(loop, lambda: all(server.open == 3 for server in servers))
-            poller.stop()
-            poller.stop()
-            for task in tasks:
-                assert await task.join(WAIT)
-            assert len(failures) == 3
-            await until(loop, lambda: not any(server.open for server in servers))
-            servers[0].script = knows(1)
-            poller.start(loop, supervisor)
-            assert (await poller.wait_topology("t", WAIT)).producers
-            poller.stop()
-            if not hasattr(loop, "is_of"):  # asyncio
-                await until(loop, lambda: len(asyncio.all_tasks()) <= 2)
-            else:
-                await until(loop, lambda: gc.collect() is not None and not of_lookup() - before)
-
-        on_loop(test)
+        before = of_lookup()
+        poller = LookupPoller([server.address for server in servers], PATIENT)
+        with pytest.raises(NotRunning):
+            await poller.wait_topology("t")
+        supervisor = loop.supervisor(log)
+        poller.start(loop, supervisor)
+        tasks = [
+            supervisor.job("wait", wait, sequence)
+            for sequence in (poller.wait_topology("t"), poller.nodes(), poller.topics())
+        ]
+        await until(loop, lambda: all(server.open == 3 for server in servers))
+        poller.stop()
+        poller.stop()
+        for task in tasks:
+            assert await task.join(WAIT)
+        assert len(failures) == 3
+        await until(loop, lambda: not any(server.open for server in servers))
+        servers[0].script = knows(1)
+        poller.start(loop, supervisor)
+        assert (await poller.wait_topology("t", WAIT)).producers
+        poller.stop()
+        if not hasattr(loop, "is_of"):  # asyncio
+            await until(loop, lambda: len(asyncio.all_tasks()) <= 2)
+        else:
+            await until(loop, lambda: gc.collect() is not None and not of_lookup() - before)
 
 
 def of_lookup() -> set[Any]:
@@ -339,16 +304,11 @@ def of_lookup() -> set[Any]:
     }
 
 
-def test_nodes_are_those_of_all_who_answer_soon(on_loop: Any) -> None:
-    with scripted_http(knows(1, 2), hang, knows(3)) as servers:
-
-        async def test(loop: Any) -> None:
-            with polling(loop, servers) as poller, promptly():
-                assert {nsqd.tcp.port for nsqd in await poller.nodes(WAIT)} == {1, 2, 3}
-                await poller.nodes(WAIT)
-                assert [server.count("/nodes") for server in servers] == [1, 1, 1], "callers share one question"
-
-        on_loop(test)
+async def test_nodes_are_those_of_all_who_answer_soon(loop: Any) -> None:
+    with scripted_http(knows(1, 2), hang, knows(3)) as servers, polling(loop, servers) as poller, promptly():
+        assert {nsqd.tcp.port for nsqd in await poller.nodes(WAIT)} == {1, 2, 3}
+        await poller.nodes(WAIT)
+        assert [server.count("/nodes") for server in servers] == [1, 1, 1], "callers share one question"
 
 
 def lists(*topics: str) -> Any:
@@ -379,39 +339,31 @@ def watching(loop: Any, servers: list[ScriptedHttp], config: LookupConfig) -> It
             watch.stop()
 
 
-def test_topics_of_a_pattern_are_followed_although_a_lookupd_hangs(on_loop: Any) -> None:
+async def test_topics_of_a_pattern_are_followed_although_a_lookupd_hangs(loop: Any) -> None:
     """At once, and those that come later as well, as long as there are none."""
     with scripted_http(hang, lists("orders1", "other")) as servers:
-
-        async def test(loop: Any) -> None:
-            servers[1].script = lists("orders1", "other")
-            with watching(loop, servers, PATIENT) as followed:
-                await until(loop, lambda: followed.topics == {"orders1"})
-            servers[1].script = lists("other")
-            with watching(loop, servers, PATIENT) as followed:
-                await until(loop, lambda: servers[1].count("/topics") >= 3)
-                servers[1].script = lists("orders2")
-                await until(loop, lambda: followed.topics == {"orders2"})
-
-        on_loop(test)
+        servers[1].script = lists("orders1", "other")
+        with watching(loop, servers, PATIENT) as followed:
+            await until(loop, lambda: followed.topics == {"orders1"})
+        servers[1].script = lists("other")
+        with watching(loop, servers, PATIENT) as followed:
+            await until(loop, lambda: servers[1].count("/topics") >= 3)
+            servers[1].script = lists("orders2")
+            await until(loop, lambda: followed.topics == {"orders2"})
 
 
-def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(on_loop: Any) -> None:
+async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(loop: Any) -> None:
     with scripted_http(lists(), lists()) as servers:
-
-        async def test(loop: Any) -> None:
-            first, second = servers
-            first.script, second.script = lists("orders1", "orders2"), lists("orders3")
-            with watching(loop, servers, PATIENT.replace(lookupd_poll_interval=0.01)) as followed:
-                await until(loop, lambda: followed.topics == {"orders1", "orders2", "orders3"})
-                first.script = lists("orders2")
-                await until(loop, lambda: followed.topics == {"orders2", "orders3"})
-                second.script = lambda question: question.answer(b"", "500 Internal Server Error")
-                count = second.count("/topics")
-                await until(loop, lambda: second.count("/topics") >= count + 3)
-                assert followed.topics == {"orders2", "orders3"}
-
-        on_loop(test)
+        first, second = servers
+        first.script, second.script = lists("orders1", "orders2"), lists("orders3")
+        with watching(loop, servers, PATIENT.replace(lookupd_poll_interval=0.01)) as followed:
+            await until(loop, lambda: followed.topics == {"orders1", "orders2", "orders3"})
+            first.script = lists("orders2")
+            await until(loop, lambda: followed.topics == {"orders2", "orders3"})
+            second.script = lambda question: question.answer(b"", "500 Internal Server Error")
+            count = second.count("/topics")
+            await until(loop, lambda: second.count("/topics") >= count + 3)
+            assert followed.topics == {"orders2", "orders3"}
 
 
 # Through the clients
@@ -432,7 +384,7 @@ def beside_a_hung_one() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
 @pytest.mark.parametrize("topic", [NAMES, re.compile("orders.*")], ids=["listed", "pattern"])
-def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
+async def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
     face: Face, beside_a_hung_one: list[str], topic: Any
 ) -> None:
     seen: set[bytes] = set()
@@ -440,9 +392,413 @@ def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
     async def handle(consumer: Any, message: Any) -> None:
         seen.add(message.body)
 
-    async def main() -> None:
-        options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
-        async with face.client("Consumer", topic, "c", message_handler=handle, **options):
-            await face.until(lambda: len(seen) == len(NAMES))
+    options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
+    async with face.client("Consumer", topic, "c", message_handler=handle, **options):
+        await face.until(lambda: len(seen) == len(NAMES))
 
-    face.run(main())
+
+# HTTP, with servers that work, lie, hang and flood
+
+
+def client_of(server: Any, scheme: str = "http", **options: Any) -> HttpClient:
+    return HttpClient(Endpoint(scheme, server.address), **options)
+
+
+async def failure_of(sequence: Any) -> HttpError:
+    with pytest.raises(HttpError) as raised:
+        await sequence
+    return raised.value
+
+
+async def test_a_request_and_its_reply(loop: Any) -> None:
+    def script(question: Question) -> None:
+        asked.append(question)
+        question.send(reply(b"stored", "201 Created", "X-Name: value\r\n"))
+
+    asked: list[Question] = []
+    with scripted_http(script) as [server]:
+        client = client_of(server, headers={"Accept": "text/plain"})
+        found = await client.ask(loop, "POST", "/p", {"a": "b c", "no": None}, b"body", headers={"X-One": "1"})
+        assert (found.status, found.body, found.headers["x-name"]) == (201, b"stored", "value")
+        client.close()
+    [question] = asked
+    assert (question.method, question.target, question.body) == ("POST", "/p?a=b+c", b"body")
+    for line in (f"Host: {server.address}", "Accept: text/plain", "X-One: 1", "Content-Length: 4"):
+        assert f"\r\n{line}\r\n" in question.head
+
+
+async def test_a_refusal_says_why_and_redirects_are_not_followed(loop: Any) -> None:
+    def script(question: Question) -> None:
+        if question.target == "/moved":
+            question.send(reply(b"", "302 Found", "Location: /other\r\n"))
+        else:
+            question.answer({"message": "TOPIC_NOT_FOUND"}, "404 Not Found")
+
+    with scripted_http(script) as [server]:
+        client = client_of(server)
+        error = await failure_of(client.ask(loop, "GET", "/lookup"))
+        assert (error.status, error.text) == (404, "TOPIC_NOT_FOUND")
+        assert (await failure_of(client.ask(loop, "GET", "/moved"))).status == 302
+        client.close()
+        assert server.targets == ["/lookup", "/moved"]
+
+
+async def test_connections_are_kept_until_the_server_or_close_ends_them(loop: Any) -> None:
+    def script(question: Question) -> None:
+        question.answer()
+        if question.target == "/last":
+            question.end()
+
+    with scripted_http(script) as [server]:
+        client = client_of(server)
+        for path in ("/", "/", "/last"):
+            await client.ask(loop, "GET", path)
+        assert server.connections == 1
+        with server.changed:
+            assert server.changed.wait_for(lambda: not server.open, WAIT)
+        await client.ask(loop, "GET", "/")
+        assert server.connections == 2
+        client.close()
+        await client.ask(loop, "GET", "/")
+        assert server.connections == 3
+        client.close()
+
+
+BROKEN = {
+    "nothing": b"",
+    "no HTTP": b"E_INVALID\r\n\r\n",
+    "zeros": b"\x00" * 100,
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-",
+    "half a body": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nOK",
+    "length": b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\nOK",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nOK",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nOK",
+    "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "version": b"HTTP/9.9 999 \xff\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+async def test_a_broken_reply_is_an_error_without_a_status(loop: Any, data: bytes) -> None:
+    def script(question: Question) -> bool:
+        question.send(data)
+        return False
+
+    with scripted_http(script) as [server], promptly():
+        assert (await failure_of(client_of(server).ask(loop, "GET", "/"))).status is None
+
+
+FLOODS = {
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 4096, "a reply of more than"),
+    "body without end": (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 4096, "a reply of more than"),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 700, "a reply of more than"),
+    "header": (b"HTTP/1.1 200 OK\r\nX: ", b"x" * 4096, "headers of more than"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X: yyyyyyyyyyy\r\n" * 256, "headers of more than"),
+    "interim replies": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 160, "headers of more than"),
+    "trailers": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+        b"name: " + b"x" * 4096 + b"\r\n",
+        "of trailers or of chunk sizes",
+    ),
+    "chunk extension": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+        b"x" * 4096,
+        "of trailers or of chunk sizes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("begin", "then", "problem"), FLOODS.values(), ids=FLOODS)
+async def test_a_flood_is_given_up_and_others_have_their_turns(
+    loop: Any, begin: bytes, then: bytes, problem: str
+) -> None:
+    def script(question: Question) -> None:
+        question.send(begin)
+        while True:
+            question.send(then)
+
+    least = 100 if then.startswith(b"1\r\n") else 1  # a chunk costs as much as a read
+
+    with scripted_http(script) as [server]:
+        turns = 0
+        asked = Event(loop)
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while not asked.is_set:
+                turns += 1
+                await loop.sleep(0)
+
+        other = loop.supervisor(log).job("turns", take_turns)
+        error = await failure_of(client_of(server, max_reply_size=20_000).ask(loop, "GET", "/"))
+        asked.set()
+        assert problem in str(error)
+        assert turns >= least
+        assert await other.join(WAIT)
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+async def test_a_body_in_small_chunks_is_taken(loop: Any, size: int) -> None:
+    body = b"x" * 30_000
+    chunks = b"".join(b"%x\r\n%b\r\n" % (size, body[:size]) for _ in range(len(body) // size))
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    with scripted_http(lambda question: question.send(data)) as [server]:
+        assert (await client_of(server).ask(loop, "GET", "/")).body == body
+
+
+async def test_the_time_limit_is_for_the_whole_request(loop: Any) -> None:
+    def drip(question: Question) -> None:
+        question.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        while True:
+            question.send(b"x")
+            time.sleep(0.01)  # sleep: each byte in time, the reply never
+
+    with scripted_http(drip, Question.hang) as servers:
+        for server in servers:
+            with promptly():
+                error = await failure_of(client_of(server, timeout=0.2).ask(loop, "GET", "/"))
+            assert error.status is None
+            assert error.text == "no reply within 0.2 s"
+
+
+async def test_a_request_that_is_given_up_closes_its_connection(loop: Any) -> None:
+    with scripted_http(Question.hang) as [server]:
+        client = client_of(server, timeout=10 * WAIT)
+        task = loop.supervisor(log).job("ask", client.ask, loop, "GET", "/")
+        while not server.open:
+            await loop.sleep(0.001)  # sleep: looks again and again
+        task.cancel()
+        assert await task.join(WAIT)
+        with server.changed:
+            assert server.changed.wait_for(lambda: not server.open, WAIT)
+
+
+async def test_nobody_there_and_no_such_host(loop: Any) -> None:
+    error = await failure_of(HttpClient(Endpoint("http", free_address())).ask(loop, "GET", "/"))
+    assert "refused" in error.text
+    nowhere = Endpoint("http", free_address()._replace(host="host.invalid"))
+    assert (await failure_of(HttpClient(nowhere, timeout=5).ask(loop, "GET", "/"))).status is None
+
+
+async def test_what_http_cannot_carry_is_refused(loop: Any) -> None:
+    client = HttpClient(Endpoint("http", free_address()))
+    for method, path, headers in (
+        ("GET", "/a b", {}),
+        ("GET", "/a\r\nX: y", {}),
+        ("G T", "/", {}),
+        ("GET", "/é", {}),
+        ("GET", "/", {"X": "a\r\nY: b"}),
+        ("GET", "/", {"X Y": "a"}),
+    ):
+        with pytest.raises(ConfigError):
+            await client.ask(loop, method, path, headers=headers)
+
+
+async def test_https(loop: Any, authority: trustme.CA, tmp_path: Any) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    big = b"y" * 1_000_000
+
+    def script(question: Question) -> None:
+        question.answer(question.body)
+
+    with scripted_http(script, ssl_context=context) as [server]:
+        trusted = {"cafile": str(tmp_path / "ca.pem"), "server_hostname": "localhost"}
+        client = client_of(server, "https", tls_options=trusted)
+        for body in (b"x", big, b"z"):
+            assert (await client.ask(loop, "POST", "/", body=body)).body == body
+        assert server.connections == 1
+        client.close()
+        for options in ({"cafile": trusted["cafile"]}, None):
+            stranger = client_of(server, "https", tls_options=options)
+            assert "certificate" in (await failure_of(stranger.ask(loop, "GET", "/"))).text
+
+
+async def test_files_of_tls_that_are_renewed_are_read_by_the_next_connection(
+    loop: Any, authority: trustme.CA, tmp_path: Any
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    cafile = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(cafile)
+    with scripted_http(lambda question: question.answer(), ssl_context=context) as [server]:
+        client = client_of(server, "https", tls_options={"cafile": str(cafile), "server_hostname": "localhost"})
+        assert "certificate" in (await failure_of(client.ask(loop, "GET", "/"))).text
+        cafile.write_text("half of a certificate")
+        assert str(cafile) in (await failure_of(client.ask(loop, "GET", "/"))).text
+        authority.cert_pem.write_to_path(cafile)
+        assert (await client.ask(loop, "GET", "/")).body == b"OK"
+        client.close()
+
+
+async def test_one_client_serves_several_loops(loop: Any) -> None:
+    """Each with connections of its own; who closes the client closes those of all."""
+    with scripted_http(lambda question: question.answer()) as [server]:
+        client = client_of(server)
+        assert client.request("GET", "/").body == b"OK"
+        await client.ask(loop, "GET", "/")
+        await client.ask(loop, "GET", "/")
+        assert client.request("GET", "/").body == b"OK"
+        assert server.connections <= 2
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(WAIT)
+
+
+# Dynamic configuration: what a document may say, and sources of documents on either loop, which may block.
+
+
+WHOLE = {
+    "trace": {"orders": True, "payments": 0.05, "*": False},
+    "lookupds": {"add": ["new:4161", "https://two"], "remove": ["http://old:4161/"]},
+}
+TOML = """
+[trace]
+orders = true
+payments = 0.05
+"*" = false
+
+[lookupds]
+add = ["new:4161", "https://two"]
+remove = ["http://old:4161/"]
+"""
+
+
+def test_json_toml_and_mappings_say_the_same() -> None:
+    found = parse(json.dumps(WHOLE))
+    assert found == parse(TOML, "toml") == parse(TOML.encode(), "toml") == parse(WHOLE)
+    assert [found.share(topic) for topic in ("orders", "payments", "else")] == [1.0, 0.05, 0.0]
+    assert parse("{}") == NOTHING
+    assert NOTHING.share("orders") is None
+    assert "DynamicConfig" in DynamicConfig.schema()["$defs"]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"tarce": {}}, "unknown field `tarce`"),
+        ({"trace": {"orders": 1.5}}, "trace.orders=1.5: must be true, false, or a share of 0 to 1"),
+        ({"trace": {"orders": "on"}}, r"\$.trace"),
+        ({"trace": {"or ders": True}}, "trace: invalid topic name 'or ders'"),
+        ({"lookupds": {"add": ["a b"]}}, r"lookupds.add: invalid address 'a b'"),
+        ({"lookupds": {"remove": ["a:0"]}}, "lookupds.remove: invalid address 'a:0'"),
+        ({"lookupds": {"add": ["ftp://a"]}}, "lookupds.add: invalid address 'ftp://a'"),
+        ({"lookupds": {"add": ["a"], "remove": ["a"]}}, "a is in add and in remove"),
+    ],
+)
+def test_a_wrong_document_is_refused_with_what_is_wrong(document: dict[str, Any], said: str) -> None:
+    for content in (document, json.dumps(document)):
+        with pytest.raises(ConfigError, match=said):
+            parse(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        (b"", "json"),
+        (b"\xff", "json"),
+        (b"{", "json"),
+        (b"[]", "json"),
+        (b"a = ", "toml"),
+        (b"{}", "xml"),
+        (5, "json"),
+        (b'{"trace":' * 100_000, "json"),
+        (b" " * (1024 * 1024 + 1), "json"),
+    ],
+    ids=["empty", "no-text", "half", "list", "half-toml", "form", "number", "deep", "large"],
+)
+def test_what_is_no_document_is_refused(content: Any, form: str) -> None:
+    with pytest.raises(ConfigError, match="not a document of dynamic configuration"):
+        parse(content, form)
+
+
+def test_changes_are_one_line() -> None:
+    assert changes(NOTHING, NOTHING) == ""
+    assert changes(NOTHING, parse(WHOLE)) == (
+        "trace *: as the program says -> off; trace orders: as the program says -> on;"
+        " trace payments: as the program says -> 5 %;"
+        " lookupds.add: none -> new:4161, https://two; lookupds.remove: none -> http://old:4161/"
+    )
+    assert changes(parse(WHOLE), parse({**WHOLE, "lookupds": {}})) == (
+        "lookupds.add: new:4161, https://two -> none; lookupds.remove: http://old:4161/ -> none"
+    )
+
+
+def document(*topics: str) -> bytes:
+    return json.dumps({"trace": dict.fromkeys(topics, True)}).encode()
+
+
+@contextlib.contextmanager
+def keeping(loop: Any, source: Any) -> Iterator[tuple[ConfigKeeper, list[set[str]]]]:
+    applied: list[set[str]] = []
+    keeper = ConfigKeeper(source, lambda config: applied.append(set(config.trace)), "test")
+    keeper.start(loop, loop.supervisor(log))
+    try:
+        yield keeper, applied
+    finally:
+        keeper.stop()
+
+
+async def test_a_source_that_cannot_be_read_holds_nobody_up(loop: Any, tmp_path: Path) -> None:
+    with keeping(loop, FileConfigSource(tmp_path / "none", WAIT)) as (keeper, applied):
+        with promptly():
+            await keeper.wait_first(loop, WAIT)
+        assert keeper.stats()["problem"]
+        assert applied == []
+
+
+async def test_a_source_is_read_no_more_after_the_end(loop: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(document("before"))
+    with keeping(loop, FileConfigSource(path, 0.001)) as (keeper, applied):
+        await keeper.wait_first(loop, WAIT)
+        keeper.stop()
+        path.write_bytes(document("after"))
+        for _ in range(TURNS):
+            await loop.sleep(0.005)  # sleep: for what must not happen
+        assert applied == [{"before"}]
+
+
+async def test_a_source_of_the_program_may_block(loop: Any) -> None:
+    """On asyncio it does so in a thread: the loop goes on, and closing does not wait for it."""
+    threads: list[int] = []
+
+    class Blocking:
+        def next(self, last: ConfigDocument | None) -> ConfigDocument:
+            threads.append(threading.get_ident())
+            if len(threads) == 2:
+                raise OSError("away")
+            if len(threads) > 3:
+                waits.wait(WAIT)
+            return ConfigDocument({"trace": {f"t{len(threads)}": True}}, len(threads))
+
+    waits: Any
+    threads.clear()
+    is_asyncio = not hasattr(loop, "is_of")
+    waits = threading.Event() if is_asyncio else gevent.event.Event()
+    with keeping(loop, Blocking()) as (keeper, applied):
+        await keeper.wait_first(loop, WAIT)
+        await until(loop, lambda: len(threads) >= 4)
+        assert applied == [{"t1"}, {"t3"}]
+        assert (threading.get_ident() in threads) is not is_asyncio
+    if is_asyncio:
+        waits.set()
+
+
+def test_a_source_on_asyncio_may_be_a_coroutine_function() -> None:
+    from nsq_fast.client.asyncio_loop import AsyncioLoop
+
+    class Native:
+        async def next(self, last: ConfigDocument | None) -> ConfigDocument:
+            if last is not None:
+                await asyncio.Event().wait()
+            return ConfigDocument(document("native"), 1)
+
+    async def main() -> None:
+        loop = AsyncioLoop()
+        with keeping(loop, Native()) as (keeper, applied):
+            await keeper.wait_first(loop, WAIT)
+            assert applied == [{"native"}]
+
+    asyncio.run(main())

@@ -1,22 +1,39 @@
-"""The drop-in consumer and reader: gnsq's arguments, attributes, signals and rules, without its failures."""
+"""The drop-in consumer, reader, producer and what is built on them: gnsq's arguments, attributes, signals and rules."""
 
 from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import warnings
+from contextlib import contextmanager
 
 import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import WAIT, holds, until
+from support.waiting import WAIT, holds, promptly, until
 
+import nsq_fast
 from nsq_fast import gnsq
 from nsq_fast.gnsq import states
-from nsq_fast.gnsq.contrib import QueueHandler
-from nsq_fast.gnsq.errors import NSQException, NSQNoConnections, NSQRequeueMessage
+from nsq_fast.gnsq.contrib import (
+    BatchHandler,
+    ChannelHandler,
+    JSONLogGiveupHandler,
+    LogGiveupHandler,
+    NsqdGiveupHandler,
+    QueueHandler,
+    SentryExceptionHandler,
+)
+from nsq_fast.gnsq.errors import NSQBadTopic, NSQException, NSQInvalid, NSQNoConnections, NSQRequeueMessage
 
 
-def start(consumer):
+def start(scripted, consumer):
+    """Start a consumer; its connection at the nsqd."""
     consumer.start(block=False)
-    return consumer
+    return scripted.connection()
 
 
 def test_attributes_have_gnsqs_names_and_defaults():
@@ -53,15 +70,14 @@ def test_handlers_get_the_message_by_keyword_and_are_counted(scripted, make_cons
     heard = []
     consumer = make_consumer(message_handler=lambda sender, **given: heard.append((sender, sorted(given))))
     assert len(consumer.on_message.receivers) == 1
-    start(consumer)
-    scripted.connection().push(1)
-    scripted.connection().wait_for(lambda: scripted.connection().answered(b"FIN") == [1])
+    conn = start(scripted, consumer)
+    conn.push(1)
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert heard == [(consumer, ["message"])]
 
 
 def test_it_says_that_it_is_gnsq_and_nsq_fast(scripted, make_consumer):
-    start(make_consumer(message_handler=print))
-    agent = scripted.connection().identify["user_agent"]
+    agent = start(scripted, make_consumer(message_handler=print)).identify["user_agent"]
     assert agent.startswith("gnsq/1.0.2")
     assert "nsq_fast" in agent
 
@@ -74,8 +90,7 @@ def test_a_failure_is_requeued_with_the_consumers_delay_and_a_request_without(sc
             raise NSQRequeueMessage(False)
         message.requeue()
 
-    start(make_consumer(message_handler=handler, requeue_delay=70))
-    conn = scripted.connection()
+    conn = start(scripted, make_consumer(message_handler=handler, requeue_delay=70))
     conn.push(1, body=b"fail")
     conn.push(2, body=b"raise")
     conn.push(3, body=b"requeue")
@@ -88,8 +103,7 @@ def test_options_changed_while_it_runs_hold_for_the_next_message(scripted, make_
     given_up = []
     consumer = make_consumer(message_handler=lambda consumer, message: 1 / 0)
     consumer.on_giving_up.connect(lambda consumer, message: given_up.append(message.attempts), weak=False)
-    start(consumer)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     consumer.max_tries = 2
     consumer.requeue_delay = 33
     consumer.backoff_on_requeue = False
@@ -110,10 +124,10 @@ def test_a_message_that_a_receiver_fails_to_bury_is_kept(scripted, make_consumer
     def bury(consumer, message):
         raise OSError("the graveyard is closed")
 
-    start(consumer)
-    scripted.connection().push(1, attempts=9)
-    scripted.connection().wait_for(lambda: scripted.connection().answered(b"REQ") == [1])
-    assert scripted.connection().answered(b"FIN") == []
+    conn = start(scripted, consumer)
+    conn.push(1, attempts=9)
+    conn.wait_for(lambda: conn.answered(b"REQ") == [1])
+    assert conn.answered(b"FIN") == []
 
 
 def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(scripted, make_consumer):
@@ -123,8 +137,8 @@ def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(s
         begun.set()
         release.wait()
 
-    consumer = start(make_consumer(message_handler=handler))
-    conn = scripted.connection()
+    consumer = make_consumer(message_handler=handler)
+    conn = start(scripted, consumer)
     conn.push(1, 2)
     begun.wait()
     conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
@@ -152,8 +166,7 @@ def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(scripted,
     consumer = make_consumer()
     first = consumer.on_message.connect(lambda consumer, message: seen.append("first"), weak=False)
     consumer.on_message.connect(lambda consumer, message: seen.append("second"), weak=False)
-    start(consumer)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert sorted(seen) == ["first", "second"]
@@ -165,8 +178,8 @@ def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(scripted,
 
 def test_one_more_nsqd_can_be_added_while_it_runs(scripted, make_consumer):
     other = ScriptedNsqd()
-    consumer = start(make_consumer(message_handler=print))
-    scripted.connection()
+    consumer = make_consumer(message_handler=print)
+    start(scripted, consumer)
     consumer.connect_to_nsqd(*other.address)
     assert other.connection().rdy is not None
     assert str(other.address) in consumer.nsqd_tcp_addresses
@@ -187,8 +200,7 @@ def test_a_subclass_may_queue_messages_and_handle_them_later(scripted, make_cons
 
     kept, seen = [], []
     consumer = make_consumer(Queueing, message_handler=lambda consumer, message: seen.append(message.body))
-    start(consumer)
-    conn = scripted.connection()
+    conn = start(scripted, consumer)
     conn.push(1, 2)
     until(lambda: len(kept) == 2)
     assert seen == []
@@ -210,8 +222,7 @@ def test_a_subclass_may_wrap_the_handling(scripted, make_consumer):
             raise KeyError("bad")
 
     seen = []
-    start(make_consumer(Wrapping, message_handler=handler))
-    conn = scripted.connection()
+    conn = start(scripted, make_consumer(Wrapping, message_handler=handler))
     conn.push(1)
     conn.push(2, body=b"bad")
     conn.wait_for(lambda: conn.answered(b"FIN") == [1] and conn.answered(b"REQ") == [2])
@@ -234,10 +245,8 @@ def test_a_subclass_may_override_what_hears_of_events(scripted, make_consumer):
             heard.append(("requeue", message_id, timeout))
 
     heard = []
-    start(
-        make_consumer(Listening, message_handler=lambda consumer, message: message.attempts > 1 and message.requeue(4))
-    )
-    conn = scripted.connection()
+    consumer = make_consumer(Listening, message_handler=lambda _, message: message.attempts > 1 and message.requeue(4))
+    conn = start(scripted, consumer)
     conn.send(frame(0, b"_heartbeat_") + frame(1, b"E_FIN_FAILED no"))
     conn.push(1)
     conn.push(2, attempts=2)
@@ -256,8 +265,7 @@ def make_reader(make_consumer, **options):
 def test_a_reader_with_async_leaves_all_answers_to_the_program(scripted, make_consumer):
     kept = []
     reader = make_reader(make_consumer, message_handler=lambda reader, message: kept.append(message), **{"async": True})
-    start(reader)
-    conn = scripted.connection()
+    conn = start(scripted, reader)
     conn.push(1)
     until(lambda: kept)
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
@@ -274,8 +282,7 @@ def test_a_reader_handles_as_many_at_once_as_it_was_told(scripted, make_consumer
         release.wait()
         running.pop()
 
-    start(make_reader(make_consumer, message_handler=handler, max_concurrency=3))
-    conn = scripted.connection()
+    conn = start(scripted, make_reader(make_consumer, message_handler=handler, max_concurrency=3))
     conn.push(*range(6))
     until(lambda: len(running) == 3)
     release.set()
@@ -290,7 +297,7 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
     reader.on_message.connect(lambda reader, message: seen.append(message.body), weak=False)
     with pytest.raises(NSQNoConnections), pytest.deprecated_call():
         reader.publish("topic", b"too early")
-    start(reader)
+    reader.start(block=False)
     until(lambda: reader.total_ready_count)
     with pytest.deprecated_call():
         reader.publish("topic", b"hello")
@@ -303,7 +310,7 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
 
 def test_the_states_of_a_backoff(scripted, make_consumer):
     consumer = make_consumer(message_handler=lambda consumer, message: None, max_in_flight=50, max_backoff_duration=9)
-    start(consumer)
+    start(scripted, consumer)
     assert consumer._redistributed_ready_event.wait(WAIT)
     (conn,) = consumer._connections
     assert consumer._connections[conn] == states.RUNNING
@@ -334,9 +341,9 @@ def test_is_starved_means_that_handlers_hold_what_there_is(scripted, make_consum
     def look(consumer, message):
         starved.append(consumer.is_starved)
 
-    start(consumer)
-    scripted.connection().wait_rdy(4)
-    scripted.connection().push(1, 2, 3, 4)
+    conn = start(scripted, consumer)
+    conn.wait_rdy(4)
+    conn.push(1, 2, 3, 4)
     until(lambda: len(starved) == 4)
     assert starved[:3] == [False, False, False]
     assert consumer.is_starved
@@ -349,3 +356,353 @@ def test_is_starved_means_that_handlers_hold_what_there_is(scripted, make_consum
 def test_an_exception_of_gnsq_is_one_of_ours():
     assert issubclass(gnsq.errors.NSQRequeueMessage, NSQException)
     assert NSQRequeueMessage().backoff is None
+
+
+# Batches, queues, giving up and Sentry, with a consumer as it is and with messages made by hand.
+
+
+BINARY = b"\xff\x00body"
+
+
+def message(body: bytes = b"body") -> gnsq.Message:
+    return gnsq.Message(7, 2, b"0123456789abcdef", body)
+
+
+# Queues
+
+
+@pytest.mark.parametrize("kind", [QueueHandler, ChannelHandler])
+def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(scripted, make_consumer, kind):
+    queue = kind()
+    consumer = make_consumer()
+    consumer.on_message.connect(queue)
+    conn = start(scripted, consumer)
+    conn.push(1, 2)
+    taken = [queue.get(timeout=WAIT), queue.get(timeout=WAIT)]
+    holds(lambda: conn.answered(b"FIN") == [])
+    for each in taken:
+        each.finish()
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2])
+
+
+# Batches
+
+
+@pytest.fixture
+def batching(scripted, make_consumer):
+    handlers = []
+
+    def begin(handler, max_in_flight=8):
+        handlers.append(handler)
+        consumer = make_consumer(max_in_flight=max_in_flight)
+        consumer.on_message.connect(handler)
+        conn = start(scripted, consumer)
+        conn.wait_rdy(max_in_flight)
+        return conn
+
+    yield begin
+    for handler in handlers:
+        handler.worker.kill()
+
+
+def bodies(batch):
+    return [each.body for each in batch]
+
+
+def test_a_full_batch_is_handled_together_and_finished(batching):
+    batches = []
+    conn = batching(BatchHandler(3, lambda batch: batches.append(bodies(batch))), max_in_flight=100)
+    conn.push(*range(6))
+    conn.wait_for(lambda: sorted(conn.answered(b"FIN")) == [0, 1, 2, 3, 4, 5])
+    assert batches == [[b"body"] * 3] * 2
+
+
+def test_a_starved_consumer_ends_a_batch_early_with_a_warning(batching):
+    batches = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        conn = batching(BatchHandler(100, lambda batch: batches.append(len(batch))), max_in_flight=8)
+        conn.push(*range(8))
+        conn.wait_for(lambda: len(conn.answered(b"FIN")) == 8)
+    assert batches[0] == 7  # 85 % of what may be in flight
+    assert any("starved" in str(each.message) for each in caught)
+
+
+def test_a_batch_does_not_wait_longer_than_its_timeout(batching):
+    batches = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        handler = BatchHandler(5, lambda batch: batches.append(len(batch)), timeout=0.05)
+        conn = batching(handler, max_in_flight=100)
+        holds(lambda: not caught, 0.12)  # no message, no batch to wait for, no warning
+        conn.push(1, 2)
+        conn.wait_for(lambda: len(conn.answered(b"FIN")) == 2)
+    assert sum(batches) == 2  # a slow machine may take one at a time: its batch waits no longer either
+    assert any("timed out" in str(each.message) for each in caught)
+
+
+def test_what_fails_in_a_batch_is_requeued_and_told(batching):
+    told = []
+
+    def handle_message(each):
+        if each.body == b"bad":
+            raise KeyError("bad")
+        return each.body
+
+    def handle_message_error(error, each):
+        told.append((type(error), each.body))
+        raise ValueError("the error handler fails too")
+
+    conn = batching(BatchHandler(3, lambda batch: None, handle_message, handle_message_error=handle_message_error), 100)
+    conn.push(1, 2)
+    conn.push(3, body=b"bad")
+    conn.wait_for(lambda: sorted(conn.answered(b"FIN")) == [1, 2] and conn.answered(b"REQ") == [3])
+    assert told == [(KeyError, b"bad")]
+
+
+def test_a_batch_that_fails_is_requeued_whole(batching):
+    class Failing(BatchHandler):
+        def handle_batch(self, batch):
+            batch[0].finish()
+            raise KeyError("bad")
+
+        def handle_batch_error(self, error, messages, batch):
+            told.append((len(messages), len(batch)))
+
+    told = []
+    conn = batching(Failing(3, spawn=1), 100)
+    conn.push(1, 2, 3)
+    conn.wait_for(lambda: len(conn.answered(b"REQ")) == 2)
+    assert conn.answered(b"FIN") == [1]
+    assert told == [(3, 3)]
+
+
+# Giving up
+
+
+def test_a_message_is_logged_as_text_or_as_bytes_as_the_file_wants_it():
+    text, binary = io.StringIO(), io.BytesIO()
+    for file in (text, binary):
+        LogGiveupHandler(file.write)(None, message())
+        LogGiveupHandler(file.write, newline=";")(None, message(BINARY))
+    assert text.getvalue() == "body\n\\xff\x00body;"
+    assert binary.getvalue() == b"body\n" + BINARY + b";"
+
+
+def test_a_message_is_logged_as_json_whatever_its_body():
+    lines = []
+    for body in (b"body", BINARY):
+        JSONLogGiveupHandler(lines.append)(None, message(body))
+    first, second = map(json.loads, lines)
+    assert first == {"timestamp": 7, "attempts": 2, "id": "0123456789abcdef", "body": "body"}
+    assert base64.b64decode(second["body_base64"]) == BINARY
+
+
+def test_a_message_is_published_to_hosts_in_turn(nsq_broker):
+    made = []
+
+    class Client(gnsq.NsqdHTTPClient):
+        def __init__(self, host):
+            made.append(host)
+            super().__init__("127.0.0.1", nsq_broker.nsqd.http_address.port)
+
+    handler = NsqdGiveupHandler("graveyard", ["one", "two"], Client)
+    handler(None, message())
+    assert made == ["one", "two"]
+    assert nsq_broker.nsqd.nsqd.existing_topic("graveyard").message_count == 1
+    with pytest.raises(ValueError, match="at least one"):
+        NsqdGiveupHandler("graveyard", [])
+
+
+def test_giving_up_writes_and_finishes(scripted, make_consumer):
+    lines = []
+    consumer = make_consumer(message_handler=print)
+    handler = LogGiveupHandler(lines.append)
+    consumer.on_giving_up.connect(handler)
+    finished = []
+    consumer.on_finish.connect(lambda sender, message_id: finished.append(message_id), weak=False)
+    conn = start(scripted, consumer)
+    conn.push(1, body=b"hopeless", attempts=9)
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
+    assert lines == ["hopeless\n"]
+    assert finished == [b"%016x" % 1], "as gnsq has it, a message that is given up is finished"
+
+
+# Sentry
+
+
+class Sentry:
+    """As much of sentry_sdk as is used."""
+
+    def __init__(self):
+        self.told = []
+
+    @contextmanager
+    def new_scope(self):
+        self.told.append([])
+        yield self
+
+    def set_context(self, name, value):
+        self.told[-1].append((name, value))
+
+    def capture_exception(self, error):
+        self.told[-1].append(error)
+
+
+class Raven:
+    """As much of raven as is used."""
+
+    def __init__(self):
+        self.told = []
+
+    def captureException(self, exc_info, extra):
+        kind, error, traceback = exc_info
+        assert kind is type(error)
+        assert traceback is error.__traceback__ is not None
+        self.told.append([*extra.items(), error])
+
+
+@pytest.mark.parametrize("client", [Sentry(), Raven()])
+def test_an_exception_is_reported_with_its_message(client):
+    with pytest.raises(KeyError) as raised:
+        raise KeyError("bad")
+    error = raised.value
+    SentryExceptionHandler(client)(None, message(BINARY), error)
+    about = {"id": "0123456789abcdef", "timestamp": 7, "attempts": 2, "body": "\\xff\x00body"}
+    assert client.told == [[("message", about), error]]
+
+
+def test_without_sentry_it_says_what_is_missing():
+    try:
+        import sentry_sdk  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="sentry_sdk"):
+            SentryExceptionHandler()
+
+
+def test_a_queue_of_a_closing_consumer_gives_its_messages_back(scripted, make_consumer):
+    queue = QueueHandler()
+    consumer = make_consumer()
+    consumer.on_message.connect(queue)
+    conn = start(scripted, consumer)
+    conn.push(1)
+    until(lambda: queue.qsize() == 1)
+    closing = gevent.spawn(consumer.close, timeout=5)
+    queue.get().finish()
+    closing.get()
+    assert conn.answered(b"FIN") == [1]
+
+
+# The drop-in producer: gnsq's arguments and errors, and no publish that hangs or poisons a connection.
+
+
+@pytest.fixture
+def producer(nsq_broker):
+    producer = gnsq.Producer(str(nsq_broker.nsqd.tcp_address))
+    producer.start()
+    yield producer
+    producer.close()
+
+
+def test_it_publishes_what_it_is_given(producer, nsq_broker):
+    assert producer.publish("topic", data=b"one") == b"OK"
+    assert producer.multipublish("topic", messages=(b"%d" % n for n in range(3))) == b"OK"
+    results = [producer.publish("topic", b"x", raise_error=False) for _ in range(10)]
+    results.append(producer.multipublish("topic", [b"a", b"b"], raise_error=False))
+    gevent.joinall(results, raise_error=True)
+    assert [result.get() for result in results] == [b"OK"] * 11
+    assert nsq_broker.nsqd.nsqd.existing_topic("topic").message_count == 16
+
+
+def test_attributes_of_the_producer_have_gnsqs_names():
+    producer = gnsq.Producer("host", 7, timeout=3)
+    assert producer.nsqd_tcp_addresses == {"host:4150"}
+    assert producer.max_backoff_duration == 7
+    assert producer.conn_kwargs == {"timeout": 3}
+    assert producer.connection_config.connect_timeout == 3
+    assert not producer.is_running
+
+
+@pytest.mark.parametrize("addresses", [(), []])
+def test_it_needs_an_address(addresses):
+    with pytest.raises(ValueError, match="nowhere"):
+        gnsq.Producer(addresses)
+
+
+def test_a_refused_publish_raises_the_servers_error_and_ours(scripted):
+    scripted.replies[b"PUB"] = lambda conn, command: conn.send(frame(1, b"E_BAD_TOPIC no such name"))
+    producer = gnsq.Producer(str(scripted.address))
+    producer.start()
+    with pytest.raises(NSQBadTopic, match="no such name") as caught:
+        producer.publish("topic", b"x\n")  # the scripted nsqd reads lines
+    assert isinstance(caught.value, nsq_fast.errors.PublishFailed)
+    assert type(caught.value.__cause__) is NSQBadTopic
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(again, NSQBadTopic)
+    assert str(again) == str(caught.value)
+    result = producer.publish("topic", b"x\n", raise_error=False)
+    with pytest.raises(NSQBadTopic):
+        result.get(timeout=WAIT)
+    assert isinstance(result.exception, NSQBadTopic)
+    producer.close()
+
+
+def test_a_negative_delay_is_invalid_and_harms_nobody(producer):
+    with pytest.raises(NSQInvalid):
+        producer.publish("topic", b"x", defer=-1000)
+    assert producer.publish("topic", b"x", defer=1000) == b"OK"
+
+
+@pytest.mark.parametrize(
+    ("topic", "data", "error"),
+    [("no topic", b"x", ValueError), ("topic", "text", TypeError), ("topic", b"", ValueError)],
+)
+def test_a_rejected_publish_does_not_poison_the_connection(producer, topic, data, error):
+    producer.publish("topic", b"x")
+    with pytest.raises(error):
+        producer.publish(topic, data)
+    with gevent.Timeout(WAIT):
+        assert producer.publish("topic", b"x") == b"OK"
+
+
+def test_before_its_start_and_after_its_end_it_raises():
+    producer = gnsq.Producer("127.0.0.1:1")
+    with pytest.raises(NSQException, match="not running"):
+        producer.publish("topic", b"x")
+    producer.close()
+    with pytest.raises(NSQException, match="closed"):
+        producer.start()
+
+
+def test_no_connection_raises_and_never_hangs(closed_port):
+    producer = gnsq.Producer(f"127.0.0.1:{closed_port}")
+    producer.start()
+    with pytest.raises(NSQNoConnections):
+        producer.publish("topic", b"x", block=False)
+    with pytest.raises(NSQNoConnections):
+        producer.publish("topic", b"x", timeout=0)
+    with promptly(), pytest.raises(NSQNoConnections):
+        producer.publish("topic", b"x", timeout=0.05)
+    with promptly(), pytest.raises(NSQNoConnections):
+        producer.publish("topic", b"x", timeout=0.05, raise_error=False).get()
+    producer.close(timeout=0.1)
+
+
+def test_one_more_nsqd_can_be_published_to_while_it_runs(closed_port, nsq_broker):
+    producer = gnsq.Producer(f"127.0.0.1:{closed_port}")
+    producer.start()
+    producer.connect_to_nsqd(*nsq_broker.nsqd.tcp_address)
+    assert producer.publish("topic", b"x", timeout=5) == b"OK"
+    producer.close()
+
+
+def test_signals_tell_of_responses_and_of_the_end(nsq_broker):
+    heard, closed = [], Event()
+    producer = gnsq.Producer(str(nsq_broker.nsqd.tcp_address))
+    producer.on_response.connect(lambda producer, response: heard.append(response), weak=False)
+    producer.on_close.connect(lambda producer: closed.set(), weak=False)
+    producer.start()
+    producer.publish("topic", b"x")
+    producer.close()
+    assert producer.join()
+    until(lambda: b"OK" in heard and closed.is_set())

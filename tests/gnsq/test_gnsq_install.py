@@ -1,13 +1,22 @@
-"""One package under two names: whatever is imported as gnsq is what nsq_fast.gnsq has, and the same class."""
+"""One package under two names, the embedded servers as nsqd and nsqlookupd, and with both gnsq's own tests."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.waiting import PROCESS
+from support.servers import SERVERS, find_server
+from support.waiting import PROCESS, until
+
+from nsq_fast import Producer, gnsq
+from nsq_fast.broker.executable import main, parse_flags, version_line
+from nsq_fast.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SUBMODULES = {
@@ -38,7 +47,7 @@ SUBMODULES = {
 """gnsq's modules, and the names that programs take from them."""
 
 
-def run(*arguments: str, cwd: Path = ROOT, path: tuple[Path, ...] = ()) -> str:
+def python(*arguments: str, cwd: Path = ROOT, path: tuple[Path, ...] = ()) -> str:
     environment = {"PYTHONPATH": ":".join(map(str, (*path, ROOT))), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -69,13 +78,15 @@ from gnsq.contrib import queue
 assert gnsq is nsq_fast.gnsq and batch is gnsq.contrib.batch and queue.QueueHandler is batch.QueueHandler
 print(gnsq.__version__, gnsq.contrib.batch.BatchHandler.__module__)
 """
-    assert run("-c", code) == "1.0.2 nsq_fast.gnsq.contrib"
+    assert python("-c", code) == "1.0.2 nsq_fast.gnsq.contrib"
 
 
 def test_a_module_may_be_the_first_thing_that_is_imported():
-    assert run("-c", "from nsq_fast.gnsq.contrib.queue import QueueHandler; print(QueueHandler.__name__)")
-    assert run("-c", "import nsq_fast.gnsq.stream.stream as s; print(s.SSLSocket.__name__)") == "SSLSocket"
-    assert run("-c", "import nsq_fast; print(nsq_fast.states.BACKOFF, nsq_fast.backofftimer.BackoffTimer().c)") == "4 0"
+    assert python("-c", "from nsq_fast.gnsq.contrib.queue import QueueHandler; print(QueueHandler.__name__)")
+    assert python("-c", "import nsq_fast.gnsq.stream.stream as s; print(s.SSLSocket.__name__)") == "SSLSocket"
+    assert (
+        python("-c", "import nsq_fast; print(nsq_fast.states.BACKOFF, nsq_fast.backofftimer.BackoffTimer().c)") == "4 0"
+    )
 
 
 def test_an_error_is_caught_by_either_name():
@@ -92,7 +103,7 @@ try:
 except NSQException as error:
     print(type(error).__name__)
 """
-    assert run("-c", code) == "NotRunning"
+    assert python("-c", code) == "NotRunning"
 
 
 def test_another_gnsq_that_was_imported_before_is_not_half_replaced(tmp_path):
@@ -104,12 +115,12 @@ try:
 except ValueError as error:
     print(error)
 """
-    assert "imported already" in run("-c", code, cwd=tmp_path)
+    assert "imported already" in python("-c", code, cwd=tmp_path)
 
 
 def test_installing_twice_changes_nothing():
     code = "import nsq_fast; nsq_fast.install_as_gnsq(); import gnsq; nsq_fast.install_as_gnsq(); import gnsq as again"
-    assert run("-c", f"{code}; print(gnsq is again)") == "True"
+    assert python("-c", f"{code}; print(gnsq is again)") == "True"
 
 
 def test_the_package_itself_serves_as_gnsq_for_who_only_uses_attributes():
@@ -120,7 +131,7 @@ for name in ("Consumer", "Reader", "Producer", "Nsqd", "NsqdTCPClient", "NsqdHTT
     getattr(gnsq, name)
 print(gnsq.errors.NSQRequeueMessage(False).backoff, gnsq.states.BACKOFF, gnsq.errors.NSQInvalid.__name__)
 """
-    assert run("-c", code) == "False 4 Invalid"
+    assert python("-c", code) == "False 4 Invalid"
 
 
 PROGRAM = """
@@ -135,8 +146,8 @@ def test_run_as_gnsq_runs_a_program_and_a_module_with_their_arguments(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     expected = "nsq_fast.gnsq nsq_fast.gnsq.contrib __main__ -x --help y"
     command = ("-m", "nsq_fast", "run-as-gnsq")
-    assert run(*command, str(tmp_path / "program.py"), "-x", "--help", "y") == expected
-    assert run(*command, "-m", "program", "-x", "--help", "y", cwd=tmp_path) == expected
+    assert python(*command, str(tmp_path / "program.py"), "-x", "--help", "y") == expected
+    assert python(*command, "-m", "program", "-x", "--help", "y", cwd=tmp_path) == expected
 
 
 def test_run_as_gnsq_shows_the_programs_own_failure(tmp_path):
@@ -155,14 +166,14 @@ def test_run_as_gnsq_shows_the_programs_own_failure(tmp_path):
 def test_the_shim_distribution_makes_gnsq_importable(tmp_path):
     source = tmp_path / "shim"
     code = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
-    run("-c", f"import shutil; shutil.copytree({str(ROOT / 'shim')!r}, {str(source)!r})")
+    python("-c", f"import shutil; shutil.copytree({str(ROOT / 'shim')!r}, {str(source)!r})")
     built = tmp_path / "built"
     subprocess.run([sys.executable, "-c", code, str(built)], cwd=source, check=True, capture_output=True, timeout=250)
     (wheel,) = built.glob("gnsq-1.0.2*.whl")
     code = (
         "from gnsq.errors import NSQInvalid; import gnsq, gnsq.contrib.batch; print(gnsq.__name__, NSQInvalid.__name__)"
     )
-    assert run("-c", code, path=(wheel,)) == "nsq_fast.gnsq Invalid"
+    assert python("-c", code, path=(wheel,)) == "nsq_fast.gnsq Invalid"
 
 
 PATCHED = """
@@ -191,4 +202,240 @@ with Broker() as broker:
 
 def test_a_program_that_monkey_patches_first_runs_unchanged(tmp_path):
     (tmp_path / "program.py").write_text(PATCHED)
-    assert run("-m", "nsq_fast", "run-as-gnsq", str(tmp_path / "program.py")) == "hello"
+    assert python("-m", "nsq_fast", "run-as-gnsq", str(tmp_path / "program.py")) == "hello"
+
+
+# The embedded servers as executables called nsqd and nsqlookupd, for what starts the originals and reads their log.
+
+
+LISTENING = re.compile(r"(TCP|HTTP|HTTPS): listening on (\S+):(\d+)$")
+
+
+def our_servers(folder: Path) -> Path:
+    """Write both executables, for PATH."""
+    folder.mkdir(exist_ok=True)
+    for kind in ("nsqd", "nsqlookupd"):
+        program = folder / kind
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nsq_fast {kind} "$@"\n')
+        program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return our_servers(tmp_path / "bin")
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Iterator[object]:
+    processes = []
+
+    def start(kind: str, *flags: str) -> dict[str, tuple[str, int]]:
+        """Start one; return where it listens, by face, once TCP and HTTP do."""
+        process = subprocess.Popen(
+            [folder / kind, *flags], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        faces: dict[str, tuple[str, int]] = {}
+        for line in process.stderr:
+            if match := LISTENING.search(line):
+                faces[match[1]] = (match[2], int(match[3]))
+            if len(faces) == 2:
+                return faces
+        raise AssertionError(f"{kind} ended: {process.wait()}")
+
+    yield start
+    for process in processes:
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+def test_the_version_line_is_that_of_the_original(folder, kind):
+    line = subprocess.check_output([folder / kind, "--version"], text=True, cwd=ROOT)
+    assert re.fullmatch(rf"{kind} v\d+\.\d+\.\d+ \(built w/nsq-fast-[a-z0-9.-]+\)\n", line)
+
+
+def test_an_nsqd_registers_and_serves(run, tmp_path):
+    free = ("-tcp-address=127.0.0.1:0", "--http-address", "127.0.0.1:0", "-broadcast-address=127.0.0.1")
+    lookupd = run("nsqlookupd", *free)
+    (tmp_path / "data").mkdir()
+    nsqd = run(
+        "nsqd", *free, "--lookupd-tcp-address", "{}:{}".format(*lookupd["TCP"]), "-data-path", str(tmp_path / "data"),
+        "-max-rdy-count=7", "-msg-timeout=1m30s", "-snappy=false", "-verbose", "-log-prefix=x",
+    )  # fmt: skip
+    with Producer([nsqd["TCP"]]) as producer:
+        assert producer.publish("topic", b"x") == b"OK"
+    client = gnsq.NsqdTCPClient(*nsqd["TCP"], snappy=True)
+    client.connect()
+    reply = client.identify()
+    assert reply is not None
+    assert (reply["max_rdy_count"], reply["msg_timeout"], reply["snappy"]) == (7, 90_000, False)
+    nodes = gnsq.LookupdClient(*lookupd["HTTP"])
+    until(lambda: "topic" in nodes.topics()["topics"])
+    assert nodes.lookup("topic")["producers"][0]["tcp_port"] == nsqd["TCP"][1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (("-no-such-flag",), "flag provided but not defined: -no-such-flag"),
+        (("-msg-timeout=soon",), "not a duration"),
+        (("-tcp-address",), "needs an argument"),
+        (("argument",), "unexpected argument"),
+        (
+            ("-log-level=loud",),
+            'invalid value "loud" for flag -log-level: must be one of debug, info, warn, error, fatal',
+        ),
+        (("-version=x",), "flag provided but not defined"),
+    ],
+)
+def test_wrong_flags_are_refused_as_the_original_does(flags, error):
+    with pytest.raises(ConfigError, match=error):
+        parse_flags("nsqd", flags)
+
+
+def test_flags_that_may_come_again_are_gathered_and_https_needs_a_certificate():
+    flags = parse_flags("nsqd", ["-lookupd-tcp-address=a:1", "--lookupd-tcp-address=b:2", "-https-address=c:3"])
+    assert flags["lookupd_tcp_addresses"] == ("a:1", "b:2")
+    assert "https_address" not in flags
+
+
+CONFIG = """
+log_level = "{level}"
+id = 77
+tcp_address = "127.0.0.1:0"
+http_address = "127.0.0.1:0"
+broadcast_address = "127.0.0.1"
+nsqlookupd_tcp_addresses = ["{lookupd}"]
+msg_timeout = "1m30s"
+max_msg_timeout = 100000
+max_rdy_count = 7
+max_msg_size = 2000
+snappy = false
+tls_required = false
+no_such_option = 1
+e2e_processing_latency_percentiles = [1.0, 0.95]
+"""
+
+
+@pytest.fixture(params=["embedded", "original"])
+def run_any(request, run, tmp_path):
+    """Start an nsqd, or its original, with flags; HTTP and TCP addresses."""
+    if request.param == "embedded":
+        return run
+    binary = find_server("nsqd")
+    if binary is None:
+        pytest.skip(f"no real nsqd below {SERVERS}")
+    for kind in ("nsqd", "nsqlookupd"):
+        (tmp_path / "bin" / kind).write_text(f'#!/bin/sh\nexec "{binary.parent / kind}" "$@"\n')
+    return run
+
+
+def test_a_configuration_file_is_read_as_the_original_reads_it(run_any, tmp_path):
+    lookupd_config = tmp_path / "lookupd.cfg"
+    lookupd_config.write_text('tcp_address = "127.0.0.1:0"\nhttp_address = "127.0.0.1:0"\nbroadcast_address = "lo"\n')
+    lookupd = run_any("nsqlookupd", f"-config={lookupd_config}")
+    config = tmp_path / "nsqd.cfg"
+    config.write_text(CONFIG.format(level="info", lookupd="{}:{}".format(*lookupd["TCP"])))
+    nsqd = run_any("nsqd", "--config", str(config), "-max-msg-size=3000", f"-data-path={tmp_path}")
+    client = gnsq.NsqdTCPClient(*nsqd["TCP"], snappy=True)
+    client.connect()
+    reply = client.identify()
+    assert reply is not None
+    assert (reply["max_rdy_count"], reply["msg_timeout"], reply["max_msg_timeout"]) == (7, 90_000, 100_000)
+    assert reply["snappy"] is False
+    http = gnsq.NsqdHTTPClient(*nsqd["HTTP"])
+    assert http.publish("topic", b"x" * 3000) == b"OK"  # a flag comes before the file
+    nodes = gnsq.LookupdClient(*lookupd["HTTP"])
+    until(lambda: "topic" in nodes.topics()["topics"])
+
+
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, "failed to load config file .*nsq.cfg - .*No such file"),
+        ("tcp_address = ", "failed to load config file .*nsq.cfg - "),
+        ('log_level = "loud"', 'invalid value "loud" for log_level in .*nsq.cfg: must be one of debug'),
+    ],
+)
+def test_a_configuration_file_that_cannot_be_read_is_an_error(kind, content, error, tmp_path, capfd):
+    path = tmp_path / "nsq.cfg"
+    if content is not None:
+        path.write_text(content)
+    assert main(kind, ["-config", str(path)]) == 2
+    assert re.search(error, capfd.readouterr().err)
+
+
+def test_what_has_no_effect_is_said(tmp_path):
+    path = tmp_path / "nsq.cfg"
+    path.write_text("no_such_option = 1\nnode_id = 5\n")
+    flags = parse_flags("nsqd", [f"-config={path}", "-enable-experiment=topology-aware-consumption", "-worker-id"])
+    assert [note.partition(" has no effect")[0] for note in flags["notes"]] == [
+        "-enable-experiment=topology-aware-consumption",
+        f"{path}: no_such_option",
+        f"{path}: node_id",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "value"),
+    [
+        ("id = 5", "node_id", "5"),
+        ('sync_timeout = "3s"', "sync_timeout", 3.0),
+        ("sync_timeout = 3", "sync_timeout", 0.003),
+        ('auth_http_addresses = "a:1,b:2"', "auth_http_addresses", ("a:1", "b:2")),
+        ('e2e_processing_latency_percentiles = "1.0,0.5"', "e2e_processing_latency_percentiles", (1.0, 0.5)),
+        ("tls_required = true", "tls_required", "true"),
+        ('log_level = "WARN"', "log_level", "WARNING"),
+    ],
+)
+def test_lines_of_a_configuration_file(tmp_path, line, option, value):
+    path = tmp_path / "nsq.cfg"
+    path.write_text(line)
+    assert parse_flags("nsqd", [f"-config={path}"])[option] == value
+
+
+def test_a_version_between_two_releases_is_one_that_gnsqs_tests_can_read(monkeypatch):
+    """Their pattern: it allows no plus sign, which the version of what is built between two tags has."""
+    monkeypatch.setattr("nsq_fast.broker.executable.__version__", "1.0.0.dev7+gABC1234.dirty")
+    line = version_line("nsqd")
+    assert re.fullmatch(r"nsqd v\d+\.\d+\.\d+ \(built w/nsq-fast-1\.0\.0\.dev7-gabc1234\.dirty\)", line)
+    assert re.search(r"\(built w\/(?P<go_version>[a-z0-9.-]+)\)", line)
+
+
+# gnsq's own tests, unmodified: they need a checkout of its repository, named by NSQ_FAST_GNSQ, and six
+
+
+CHECKOUT = Path(os.environ.get("NSQ_FAST_GNSQ", "nowhere"))
+
+
+def real_servers(folder: Path) -> Path:
+    found = find_server("nsqd")
+    if found is None:
+        pytest.skip("no real nsqd")
+    return found.parent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (CHECKOUT / "tests").exists(), reason="NSQ_FAST_GNSQ names no checkout of gnsq")
+@pytest.mark.skipif(importlib.util.find_spec("six") is None, reason="gnsq's tests need six")
+@pytest.mark.parametrize("servers", [real_servers, our_servers])
+def test_all_of_them_pass(tmp_path, servers):
+    environment = {
+        **os.environ,
+        "PATH": f"{servers(tmp_path)}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SLOW_TIMEOUT": "60",
+    }
+    pytest_arguments = ["pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "."]
+    done = subprocess.run(
+        [sys.executable, "-m", "nsq_fast", "run-as-gnsq", "-m", *pytest_arguments],
+        cwd=CHECKOUT / "tests", env=environment, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert "108 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0

@@ -39,91 +39,80 @@ def in_flight(nsqd: Any, topic: str) -> tuple[int, int]:
     return channel["in_flight_count"], channel["depth"] + channel["deferred_count"]
 
 
-def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd_process: Any) -> None:
+async def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd_process: Any) -> None:
     tries: list[int] = []
     bills: list[dict[str, int]] = []
     texts: list[str] = []
+    broker = NSQBroker(nsqd_process.address, consumer=QUICK)
+    router = NSQRouter("notes.")
 
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address, consumer=QUICK)
-        router = NSQRouter("notes.")
+    @broker.subscriber("orders", "billing", max_workers=3)
+    @broker.publisher("bills")
+    async def bill(order: dict[str, int]) -> dict[str, int]:
+        tries.append(order["number"])
+        if tries.count(3) == 1 and order["number"] == 3:
+            raise ValueError("the first time")
+        return {"bill": order["number"]}
 
-        @broker.subscriber("orders", "billing", max_workers=3)
-        @broker.publisher("bills")
-        async def bill(order: dict[str, int]) -> dict[str, int]:
-            tries.append(order["number"])
-            if tries.count(3) == 1 and order["number"] == 3:
-                raise ValueError("the first time")
-            return {"bill": order["number"]}
+    @broker.subscriber("bills", "box")
+    async def box(bill: dict[str, int]) -> None:
+        bills.append(bill)
 
-        @broker.subscriber("bills", "box")
-        async def box(bill: dict[str, int]) -> None:
-            bills.append(bill)
+    @router.subscriber("text", "reader")
+    async def read(text: str) -> None:
+        texts.append(text)
 
-        @router.subscriber("text", "reader")
-        async def read(text: str) -> None:
-            texts.append(text)
-
-        broker.include_router(router)
-        async with broker:
-            await broker.start()
-            assert await broker.ping(WAIT)
-            for number in range(10):
-                await broker.publish({"number": number}, "orders")
-            await broker.publish("hello", "notes.text")
-            await until(lambda: len(bills) == 10 and texts)
-
-    asyncio.run(main())
+    broker.include_router(router)
+    async with broker:
+        await broker.start()
+        assert await broker.ping(WAIT)
+        for number in range(10):
+            await broker.publish({"number": number}, "orders")
+        await broker.publish("hello", "notes.text")
+        await until(lambda: len(bills) == 10 and texts)
     assert sorted(each["bill"] for each in bills) == list(range(10))
     assert sorted(tries) == sorted([*range(10), 3])
     assert texts == ["hello"]
     assert in_flight(nsqd_process, "orders") == (0, 0)
 
 
-def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: Any) -> None:
+async def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: Any) -> None:
     seen: list[tuple[str, int]] = []
+    broker = NSQBroker(nsqd_process.address, consumer=QUICK)
 
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address, consumer=QUICK)
+    @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL, max_workers=5)
+    async def handle(body: str, message: NSQMessage = Context()) -> None:  # noqa: B008
+        seen.append((body, message.raw_message.attempts))
+        if body == "again" and message.raw_message.attempts == 1:
+            await message.nack(0.0)
+        elif body != "keep":
+            await message.ack()
 
-        @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL, max_workers=5)
-        async def handle(body: str, message: NSQMessage = Context()) -> None:  # noqa: B008
-            seen.append((body, message.raw_message.attempts))
-            if body == "again" and message.raw_message.attempts == 1:
-                await message.nack(0.0)
-            elif body != "keep":
-                await message.ack()
-
-        async with broker:
-            await broker.start()
-            for body in ("done", "again", "keep"):
-                await broker.publish(body, "orders")
-            await until(lambda: len(seen) == 4)
-            await until(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
-
-    asyncio.run(main())
+    async with broker:
+        await broker.start()
+        for body in ("done", "again", "keep"):
+            await broker.publish(body, "orders")
+        await until(lambda: len(seen) == 4)
+        await until(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
     assert sorted(seen) == [("again", 1), ("again", 2), ("done", 1), ("keep", 1)]
 
 
-def test_a_subscriber_without_a_handler_is_asked_for_messages(nsqd_process: Any) -> None:
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address)
-        subscriber = broker.subscriber("orders", "c")
-        async with broker:
-            await broker.start()
-            await broker.publish({"number": 1}, "orders")
-            message = await subscriber.get_one(timeout=WAIT)
-            assert message is not None
-            assert await message.decode() == {"number": 1}
-            await message.ack()
-            assert await subscriber.get_one(timeout=0.05) is None
-            await subscriber.stop()
-            assert in_flight(nsqd_process, "orders") == (0, 0)
-
-    asyncio.run(main())
+async def test_a_subscriber_without_a_handler_is_asked_for_messages(nsqd_process: Any) -> None:
+    broker = NSQBroker(nsqd_process.address)
+    subscriber = broker.subscriber("orders", "c")
+    async with broker:
+        await broker.start()
+        await broker.publish({"number": 1}, "orders")
+        message = await subscriber.get_one(timeout=WAIT)
+        assert message is not None
+        assert await message.decode() == {"number": 1}
+        await message.ack()
+        assert await subscriber.get_one(timeout=0.05) is None
+        await subscriber.stop()
+        assert in_flight(nsqd_process, "orders") == (0, 0)
 
 
-def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_process: Any) -> None:
+async def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_process: Any) -> None:
     parsing: list[int] = []
 
     async def parse(message: Any, original: Callable[[Any], Any]) -> Any:
@@ -132,22 +121,19 @@ def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_process:
             await asyncio.sleep(WAIT)  # sleep: a parser that does not end
         return await original(message)
 
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address)
-        subscriber = broker.subscriber("orders", "c", parser=parse)
-        async with broker:
-            await broker.start()
-            await broker.publish("x", "orders")
-            asking = asyncio.create_task(subscriber.get_one(timeout=WAIT))
-            await until(lambda: parsing)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            message = await subscriber.get_one(timeout=WAIT)
-            assert message is not None
-            await message.ack()
-            await subscriber.stop()
-
-    asyncio.run(main())
+    broker = NSQBroker(nsqd_process.address)
+    subscriber = broker.subscriber("orders", "c", parser=parse)
+    async with broker:
+        await broker.start()
+        await broker.publish("x", "orders")
+        asking = asyncio.create_task(subscriber.get_one(timeout=WAIT))
+        await until(lambda: parsing)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        message = await subscriber.get_one(timeout=WAIT)
+        assert message is not None
+        await message.ack()
+        await subscriber.stop()
     assert parsing == [1, 2]
 
 
@@ -177,51 +163,44 @@ def test_a_broker_that_stops_loses_nothing_that_it_holds(nsqd_process: Any) -> N
 
 
 @pytest.mark.kill
-def test_an_nsqd_that_goes_down_and_comes_back_loses_no_message(nsqd_process: Any) -> None:
+async def test_an_nsqd_that_goes_down_and_comes_back_loses_no_message(nsqd_process: Any) -> None:
     handled: set[int] = set()
     begun: list[int] = []
+    broker = NSQBroker(nsqd_process.address, producer={"retry_max_delay": 0.1}, consumer=QUICK)
+    go = asyncio.Event()
 
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address, producer={"retry_max_delay": 0.1}, consumer=QUICK)
-        go = asyncio.Event()
+    @broker.subscriber("orders", "c", max_workers=4)
+    async def handle(number: int) -> None:
+        begun.append(number)
+        await go.wait()
+        handled.add(number)
 
-        @broker.subscriber("orders", "c", max_workers=4)
-        async def handle(number: int) -> None:
-            begun.append(number)
-            await go.wait()
-            handled.add(number)
-
-        async with broker:
-            await broker.start()
-            for number in range(20):
-                await broker.publish(number, "orders")
-            await until(lambda: len(begun) == 4)
-            await until(lambda: in_flight(nsqd_process, "orders") == (4, 16))  # none is on its way to the channel
-            nsqd_process.go_down()
-            publishing = [asyncio.create_task(broker.publish(number, "orders")) for number in range(20, 40)]
-            await asyncio.sleep(0)
-            nsqd_process.start()
-            await asyncio.gather(*publishing)
-            go.set()
-            await until(lambda: handled == set(range(40)))
-
-    asyncio.run(main())
+    async with broker:
+        await broker.start()
+        for number in range(20):
+            await broker.publish(number, "orders")
+        await until(lambda: len(begun) == 4)
+        await until(lambda: in_flight(nsqd_process, "orders") == (4, 16))  # none is on its way to the channel
+        nsqd_process.go_down()
+        publishing = [asyncio.create_task(broker.publish(number, "orders")) for number in range(20, 40)]
+        await asyncio.sleep(0)
+        nsqd_process.start()
+        await asyncio.gather(*publishing)
+        go.set()
+        await until(lambda: handled == set(range(40)))
 
 
-def test_what_nsq_has_not_is_an_error_and_the_rest_is_described() -> None:
-    async def main() -> None:
-        broker = NSQBroker("127.0.0.1:4150")
+async def test_what_nsq_has_not_is_an_error_and_the_rest_is_described() -> None:
+    broker = NSQBroker("127.0.0.1:4150")
 
-        @broker.subscriber("orders", "c")
-        @broker.publisher("bills")
-        async def bill(order: int) -> int:
-            return order
+    @broker.subscriber("orders", "c")
+    @broker.publisher("bills")
+    async def bill(order: int) -> int:
+        return order
 
-        with pytest.raises(FeatureNotSupportedException, match="NSQ has no replies"):
-            await broker.request(1, "orders")
-        shown = AsyncAPI(broker).to_specification().to_json()
-        assert "orders:Bill" in shown
-        assert "bills:Publisher" in shown
-        assert "127.0.0.1:4150" in shown
-
-    asyncio.run(main())
+    with pytest.raises(FeatureNotSupportedException, match="NSQ has no replies"):
+        await broker.request(1, "orders")
+    shown = AsyncAPI(broker).to_specification().to_json()
+    assert "orders:Bill" in shown
+    assert "bills:Publisher" in shown
+    assert "127.0.0.1:4150" in shown

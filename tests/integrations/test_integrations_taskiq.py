@@ -44,71 +44,45 @@ async def working(broker: NSQBroker) -> AsyncIterator[asyncio.Task[None]]:
         await broker.shutdown()
 
 
-def test_tasks_run_and_are_finished(nsqd_process: Any) -> None:
+@pytest.mark.parametrize(("count", "seconds"), [(50, 0.0), (3, 2.2)], ids=["quick", "longer than their messages"])
+async def test_tasks_run_and_are_finished_however_long_they_take(nsqd_process: Any, count: int, seconds: float) -> None:
     ran: list[int] = []
+    broker = NSQBroker(nsqd_process.address, consumer={"msg_timeout": 1.0})
 
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address)
+    @broker.task
+    async def note(number: int) -> None:
+        await asyncio.sleep(seconds)  # sleep: the work, of more than two timeouts of the message
+        ran.append(number)
 
-        @broker.task
-        async def note(number: int) -> None:
-            ran.append(number)
+    async with working(broker):
+        for number in range(count):
+            await note.kiq(number)
+        await until(lambda: broker._consumer.stats().totals.finished == count)
+        assert broker._consumer.stats().totals.expired == 0
 
-        async with working(broker):
-            for number in range(50):
-                await note.kiq(number)
-            await until(lambda: len(ran) == 50)
-            await until(lambda: broker._consumer.stats().totals.finished == 50)
-
-    asyncio.run(main())
-    assert sorted(ran) == list(range(50))
+    assert sorted(ran) == list(range(count))
 
 
-def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
+async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
     ran: list[float] = []
     address = str(real_nsqd().tcp_address)
+    broker = NSQBroker(address)
 
-    async def main() -> None:
-        broker = NSQBroker(address)
+    @broker.task
+    async def note() -> None:
+        ran.append(time.monotonic())
 
-        @broker.task
-        async def note() -> None:
-            ran.append(time.monotonic())
-
-        async with working(broker):
-            kicked = time.monotonic()
-            await note.kicker().with_labels(delay=0.5).kiq()
-            await until(lambda: ran)
-            assert ran[0] - kicked >= 0.5
-            with pytest.raises(SendTaskError) as caught:
-                await note.kicker().with_labels(delay="soon").kiq()
-            assert isinstance(caught.value.__cause__, ConfigError)
-
-    asyncio.run(main())
+    async with working(broker):
+        kicked = time.monotonic()
+        await note.kicker().with_labels(delay=0.5).kiq()
+        await until(lambda: ran)
+        assert ran[0] - kicked >= 0.5
+        with pytest.raises(SendTaskError) as caught:
+            await note.kicker().with_labels(delay="soon").kiq()
+        assert isinstance(caught.value.__cause__, ConfigError)
 
 
-def test_a_task_may_take_longer_than_the_message_timeout(nsqd_process: Any) -> None:
-    ran: list[int] = []
-
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address, consumer={"msg_timeout": 1.0})
-
-        @broker.task
-        async def note(number: int) -> None:
-            await asyncio.sleep(2.2)  # sleep: longer than two timeouts of the message
-            ran.append(number)
-
-        async with working(broker):
-            for number in range(3):
-                await note.kiq(number)
-            await until(lambda: broker._consumer.stats().totals.finished == 3)
-            assert broker._consumer.stats().totals.expired == 0
-
-    asyncio.run(main())
-    assert sorted(ran) == [0, 1, 2]
-
-
-def test_a_task_that_was_begun_often_is_not_given_up(nsqd_process: Any) -> None:
+async def test_a_task_that_was_begun_often_is_not_given_up(nsqd_process: Any) -> None:
     ran: list[int] = []
 
     async def begin_often() -> None:
@@ -118,52 +92,45 @@ def test_a_task_that_was_begun_often_is_not_given_up(nsqd_process: Any) -> None:
                 if message.attempts > 6:
                     break
 
-    async def main() -> None:
-        broker = NSQBroker(nsqd_process.address)
+    broker = NSQBroker(nsqd_process.address)
 
-        @broker.task
-        async def note(number: int) -> None:
-            ran.append(number)
+    @broker.task
+    async def note(number: int) -> None:
+        ran.append(number)
 
-        producer = NSQBroker(nsqd_process.address)
-        await producer.startup()
-        await note.kicker().with_broker(producer).kiq(1)
-        await producer.shutdown()
-        await begin_often()
-        async with working(broker):
-            await until(lambda: ran)
-
-    asyncio.run(main())
+    producer = NSQBroker(nsqd_process.address)
+    await producer.startup()
+    await note.kicker().with_broker(producer).kiq(1)
+    await producer.shutdown()
+    await begin_often()
+    async with working(broker):
+        await until(lambda: ran)
     assert ran == [1]
 
 
-def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:
+async def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:
     begun: set[int] = set()
     ran: set[int] = set()
+    has_restarted = asyncio.Event()
+    options = {"retry_max_delay": 0.1, "max_backoff_duration": 0.1}
+    broker = NSQBroker(nsqd_process.address, producer=options, consumer={"max_reconnect_delay": 0.1})
 
-    async def main() -> None:
-        has_restarted = asyncio.Event()
-        options = {"retry_max_delay": 0.1, "max_backoff_duration": 0.1}
-        broker = NSQBroker(nsqd_process.address, producer=options, consumer={"max_reconnect_delay": 0.1})
+    @broker.task
+    async def note(number: int) -> None:
+        begun.add(number)
+        if number >= 10:  # some run when nsqd ends
+            await has_restarted.wait()
+        ran.add(number)
 
-        @broker.task
-        async def note(number: int) -> None:
-            begun.add(number)
-            if number >= 10:  # some run when nsqd ends
-                await has_restarted.wait()
-            ran.add(number)
-
-        async with working(broker):
-            for number in range(50):
-                await note.kiq(number)
-            # Not while it sends: a real nsqd may lose a message then that is in none of its queues just now.
-            await until(lambda: len(begun) == 50 and len(ran) == 10)
-            nsqd_process.stop()
-            kicking = [asyncio.create_task(note.kiq(number)) for number in range(50, 100)]
-            await asyncio.sleep(0)
-            nsqd_process.start()
-            has_restarted.set()
-            await asyncio.gather(*kicking)
-            await until(lambda: len(ran) == 100)
-
-    asyncio.run(main())
+    async with working(broker):
+        for number in range(50):
+            await note.kiq(number)
+        # Not while it sends: a real nsqd may lose a message then that is in none of its queues just now.
+        await until(lambda: len(begun) == 50 and len(ran) == 10)
+        nsqd_process.stop()
+        kicking = [asyncio.create_task(note.kiq(number)) for number in range(50, 100)]
+        await asyncio.sleep(0)
+        nsqd_process.start()
+        has_restarted.set()
+        await asyncio.gather(*kicking)
+        await until(lambda: len(ran) == 100)

@@ -1,6 +1,6 @@
 """The HTTP clients of nsqd and nsqlookupd, and administration by name, against real and scripted servers.
 
-What HTTP itself bounds stands in tests/client/test_client_http.py.
+What HTTP itself bounds stands in tests/client/test_client_lookup.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lookup: the poller of greenlets against lookupds that work, lie, hang and come back, and topics that are found.
 
-What holds on every loop stands in tests/client/test_client_lookup.py; what HTTP bounds, in test_client_http.py.
+What holds on every loop stands in tests/client/test_client_lookup.py; what HTTP bounds, in test_client_lookup.py.
 """
 
 from __future__ import annotations

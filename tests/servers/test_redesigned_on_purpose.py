@@ -1,4 +1,4 @@
-"""Where the embedded cluster differs from the real one on purpose: docs/broker.md. Each test runs on both."""
+"""What the embedded cluster and a real one say: where they differ on purpose, and where a channel begins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,115 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import cluster
+from support.cluster import RedesignedCluster as RealRedesignedCluster
 from support.http import ask
-from support.redesigned import Consumer
-from support.sites import OurSite, RealSite, Site, eventually, figures, in_sync, led, publish
+from support.redesigned import Consumer, detail, sized
+from support.sequences import ACCEPT
 from support.transcripts import ERROR
 from support.waiting import until
 from support.wire import WireClient
+
+from nsq_fast.broker import RedesignedCluster
+from nsq_fast.names import Address
+
+PATIENCE = 900.0
+"""Seconds that a real cluster may take for one thing."""
+
+
+class Site:
+    """A cluster with one nsqlookupd: the embedded one, with options, or a real one in a folder of its own, with flags.
+
+    Attributes:
+        is_ours: whether it is the embedded one.
+        lookupd: the HTTP address of its nsqlookupd.
+    """
+
+    def __init__(self, nodes: int, path: Path | None = None, **options: Any) -> None:
+        self.is_ours = path is None
+        self._path = path
+        self.cluster: Any
+        if path is None:
+            self.cluster = RedesignedCluster(nodes, 1, **{"readiness": 0.0, **options})
+            self.cluster.start()
+            self.lookupd = self.cluster.lookupds[0].http_address
+        else:
+            path.mkdir()
+            self.cluster = cluster.RedesignedCluster(path, nodes, 1, **options)
+            self.lookupd = self.cluster.lookupd_addresses[0]
+
+    @property
+    def nodes(self) -> list[Any]:
+        """Its nsqds, each with ``tcp_address`` and ``http_address``."""
+        return list(self.cluster.nsqds)
+
+    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
+        """Create a topic (flags: ``ordered``) with the channel ``ch``; return when it takes publishes."""
+        self.cluster.create_topic(topic, partitions, replicas, channels=("ch",), **flags)
+
+    def kill(self, node: Any) -> None:
+        """End an nsqd as SIGKILL does."""
+        self.cluster.kill_node(node) if self.is_ours else node.kill()
+
+    def end(self, node: Any) -> None:
+        """End an nsqd as SIGTERM does."""
+        self.cluster.kill_node(node) if self.is_ours else node.stop()
+
+    def start(self, node: Any) -> None:
+        """Start an nsqd that has ended."""
+        self.cluster.restart_node(node) if self.is_ours else node.start()
+
+    def log(self) -> str:
+        """What the nsqlookupd of a real one has written."""
+        assert self._path is not None
+        return (self._path / "nsqlookupd0" / "nsqlookupd.INFO").read_text(errors="replace")
+
+    def stop(self) -> None:
+        """Kill everything."""
+        self.cluster.stop()
+
+
+def led(site: Site, topic: str, access: str = "r") -> dict[int, Any]:
+    """Partition -> the nsqd that leads it, as lookup shows it to consumers, or to publishers ("w")."""
+    answer = ask(site.lookupd, "GET", f"/lookup?topic={topic}&access={access}", Accept=ACCEPT)
+    ports = {node.tcp_address.port: node for node in site.nodes}
+    found = answer.json.get("partitions") or {} if answer.status == 200 else {}
+    return {int(number): ports[node["tcp_port"]] for number, node in found.items()}
+
+
+def in_sync(site: Site, topic: str) -> set[Any]:
+    """The nsqds that have all of partition 0, as its leader says; none while nobody leads."""
+    leader = led(site, topic).get(0)
+    if leader is None:
+        return set()
+    answer = ask(leader.http_address, "GET", f"/coordinator/stats?topic={topic}&partition=0")
+    rows = [row for topic_row in answer.json["topic_coord_stats"] or () for row in topic_row["isr_stats"] or ()]
+    ids = {row["node_id"] for row in rows}
+    return {node for node in site.nodes if any(f":{node.tcp_address.port}:" in id for id in ids)}
+
+
+def figures(node: Any, topic: str) -> dict[str, Any]:
+    """What an nsqd says of partition 0."""
+    answer = ask(node.http_address, "GET", f"/stats?format=json&topic={topic}", Accept=ACCEPT)
+    [row] = answer.json["topics"]
+    return dict(row)
+
+
+def publish(node: Any, topic: str, *bodies: bytes) -> None:
+    """Publish to partition 0; each is confirmed."""
+    client = WireClient(node.tcp_address)
+    for body in bodies:
+        assert client.command(f"PUB {topic} 0\n".encode() + sized(body)) == b"OK"
+    client.close()
+
+
+def eventually(probe: Callable[[], Any]) -> Any:
+    """What ``probe`` returns, when it is true: a real cluster may need minutes."""
+    return until(probe, PATIENCE, every=0.05)
+
+
+# Where the embedded cluster differs from the real one on purpose: docs/broker.md
+
 
 KINDS = ["embedded", "real"]
 DAY = 24 * 3600 * 10**9
@@ -25,7 +128,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A cluster of one node with a topic, ``t``, for all tests that leave it as it was."""
     if request.param == "real":
         request.getfixturevalue("wants_real")
-    made: Site = OurSite(1) if request.param == "embedded" else RealSite(tmp_path_factory.mktemp("site") / "0", 1)
+    made = Site(1, tmp_path_factory.mktemp("site") / "0" if request.param == "real" else None)
     try:
         made.create_topic("t")
         yield made
@@ -47,7 +150,7 @@ def open_site(is_real: bool, tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
     def start(nodes: int, *, flags: dict[str, tuple[str, ...]] | None = None, **options: object) -> Site:
         path = tmp_path / f"cluster{len(running)}"
-        running.append(RealSite(path, nodes, **(flags or {})) if is_real else OurSite(nodes, **options))
+        running.append(Site(nodes, path, **(flags or {})) if is_real else Site(nodes, **options))
         return running[-1]
 
     yield start
@@ -124,7 +227,7 @@ def test_the_state_of_a_cluster_is_in_its_process_here(open_site: Callable[..., 
     """And what is left of it after its end in the folders of its nodes."""
     site = open_site(1, data_path=str(tmp_path))
     site.create_topic("t")
-    if isinstance(site, RealSite):
+    if not site.is_ours:
         assert b"/Topics/t/0" in ask(site.cluster.etcd_address, "GET", "/v2/keys/NSQMetaData?recursive=true").body
         return
     publish(site.nodes[0], "t", b"1")
@@ -219,8 +322,195 @@ def test_messages_go_one_by_one_here(open_site: Callable[..., Site]) -> None:
         for _ in range(3):
             consumer.finish(consumer.receive())
     eventually(lambda: figures(node, "t")["channels"][0]["depth"] == 0)
-    if isinstance(site, OurSite):
+    if site.is_ours:
         site.cluster.partition("t", 0).clean(time.time_ns() + 365 * DAY)
     else:
         assert ask(node.http_address, "POST", "/topic/greedyclean?topic=t&partition=0").status == 200
     assert (figures(node, "t")["backend_start"] > 0) is site.is_ours
+
+
+# Where a channel begins when somebody says so: the embedded cluster and a real one say the same.
+
+
+END_OF_FILE, NOT_FOUND = "commit log end of file", "search commit log data not found"
+WITHOUT_RECORD = {
+    "timestamp:0": END_OF_FILE,
+    "timestamp:99999999999": END_OF_FILE,
+    "timestamp:-5": "Invalid timestamp -5",
+    "timestamp:9223372037": "Invalid timestamp 9223372037",
+    "virtual_queue:0": END_OF_FILE,
+    "virtual_queue:-1": END_OF_FILE,
+    "virtual_queue:99999999": END_OF_FILE,
+    "virtual_queue:-999999": END_OF_FILE,
+    "virtual_queue:-1000000": NOT_FOUND,
+    "msgcount:0": END_OF_FILE,
+    "msgcount:99999999": END_OF_FILE,
+    "msgcount:-1000000": NOT_FOUND,
+    "special:-1": None,
+    "special:0": "not supported offset type",
+}
+"""What is answered in an empty partition; None: OK."""
+
+WITH_RECORDS = {
+    "timestamp:0": b"a",
+    "timestamp:99999999999": b"end",
+    "timestamp:9223372036": b"end",
+    "virtual_queue:0": b"a",
+    "virtual_queue:-1": b"a",
+    "virtual_queue:-999999": b"a",
+    "virtual_queue:1": b"b",
+    "virtual_queue:99999999": b"end",
+    "msgcount:-1": b"a",
+    "msgcount:0": b"a",
+    "msgcount:1": b"a",
+    "msgcount:2": b"b",
+    "msgcount:3": b"c",
+    "msgcount:4": b"end",
+    "msgcount:99999999": b"end",
+    "special:-1": b"end",
+}
+"""The first message that comes when the partition has a, b and c; "end" is published behind the subscription."""
+
+REFUSED_ALWAYS = ("timestamp:-5", "timestamp:9223372037", "virtual_queue:-1000000", "msgcount:-1000000", "special:0")
+SEARCHES = {
+    "count&search_pos=1": (404, END_OF_FILE),
+    "count&search_pos=99": (404, END_OF_FILE),
+    "count&search_pos=-1000000": (404, NOT_FOUND),
+    "virtual_offset&search_pos=0": (404, END_OF_FILE),
+    "virtual_offset&search_pos=99999999": (404, END_OF_FILE),
+}
+EMPTY, FILLED = "empty", "filled"
+
+
+@pytest.fixture(scope="module")
+def stocked(site: Site) -> Site:
+    """With a topic that nothing is published to, and another one."""
+    site.create_topic(EMPTY)
+    site.create_topic(FILLED)
+    return site
+
+
+def subscribe(node: Any, topic: str, channel: str, position: str) -> str | None:
+    """The text of the error that ends the connection; None: OK.
+
+    The channel has to be a new one: a position is only looked at when no other client is there, and one that has left
+    may be counted for a while.
+    """
+    with closing(WireClient(node.tcp_address)) as client:
+        answer = client.command(f"SUB_ADVANCED {topic} {channel} 0 {position}\n".encode())
+    return None if answer == b"OK" else answer.decode().removeprefix("E_INVALID ")
+
+
+def set_offset(node: Any, topic: str, channel: str, position: str) -> tuple[int, str | None]:
+    """The status, and the message of an error."""
+    path = f"/channel/setoffset?topic={topic}&partition=0&channel={channel}"
+    answer = ask(node.http_address, "POST", path, position.encode())
+    return answer.status, None if answer.status == 200 else answer.json["message"]
+
+
+def test_an_empty_partition_has_no_position_but_its_end(stocked: Site) -> None:
+    node = stocked.nodes[0]
+    answers = {position: subscribe(node, EMPTY, f"c{at}", position) for at, position in enumerate(WITHOUT_RECORD)}
+    assert answers == WITHOUT_RECORD
+    over_http = {position: set_offset(node, EMPTY, "c0", position) for position in WITHOUT_RECORD}
+    assert over_http == {position: (500 if text else 200, text) for position, text in WITHOUT_RECORD.items()}
+
+
+def test_no_message_of_an_empty_partition_is_found(stocked: Site) -> None:
+    path = f"/message/get?topic={EMPTY}&partition=0&search_mode="
+    answers = {query: ask(stocked.nodes[0].http_address, "GET", path + query) for query in SEARCHES}
+    assert {query: (answer.status, answer.json["message"]) for query, answer in answers.items()} == SEARCHES
+
+
+def test_a_position_beyond_the_records_is_their_end(stocked: Site) -> None:
+    node = stocked.nodes[0]
+    publish(node, FILLED, b"a", b"b", b"c")
+    refused = {position: subscribe(node, FILLED, f"r{at}", position) for at, position in enumerate(REFUSED_ALWAYS)}
+    assert refused == {position: WITHOUT_RECORD[position] for position in REFUSED_ALWAYS}
+    consumers = {}
+    for number, position in enumerate(WITH_RECORDS):
+        consumers[position] = Consumer(node, f"SUB_ADVANCED {FILLED} c{number} 0 {position}")
+    publish(node, FILLED, b"end")
+    assert {position: detail(consumer.receive())[2] for position, consumer in consumers.items()} == WITH_RECORDS
+    for consumer in consumers.values():
+        consumer.close()
+
+
+# What nsqlookupds answer to administrators: the embedded ones and the real ones say the same.
+
+
+CREATE = "/topic/create?topic={topic}&partition_num=1&replicator=1"
+NOT_LEADER, NOT_CLUSTER_LEADER = "E_FAILED_ON_NOT_LEADER", "Not nsqlookup leader"
+NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
+
+# Each path is asked of the other nsqlookupd first, and of the one that leads. The message is empty where it is
+# done; the last text is that of the other one, None where it is the same.
+ANSWERS = [
+    (CREATE + "&retention=x", 'strconv.Atoi: parsing "x": invalid syntax', None),
+    (CREATE + "&syncdisk=x", "INVALID_ARG_TOPIC_SYNC_DISK", None),
+    (CREATE + "&syncdisk=5000", "", NOT_LEADER),
+    (CREATE + "&syncdisk=-5&retention=-3", "", NOT_LEADER),
+    (
+        "/topic/create?topic=n&partition_num=1&replicator=3",
+        "ErrType:9 ErrCode:1 : No node is available for topic",
+        NOT_LEADER,
+    ),
+    ("/topic/create?topic=n&partition_num=255&replicator=1&multipart=true", "max partition allowed exceed", NOT_LEADER),
+    ("/topic/create?topic=a&partition_num=1&replicator=1", "", NOT_LEADER),
+    ("/topic/create?topic=a&partition_num=1&replicator=1&retention=5", "already exist", NOT_LEADER),
+    ("/topic/create?topic=a&partition_num=1&replicator=1&orderedmulti=true", "already exist", NOT_LEADER),
+    ("/topic/meta/update", "MISSING_ARG_TOPIC", None),
+    ("/topic/meta/update?topic=none", "topic is not created", NOT_CLUSTER_LEADER),
+    ("/topic/meta/update?topic=.!", "invalid topic name", NOT_CLUSTER_LEADER),
+    ("/topic/meta/update?topic=a&retention=61", "max retention days allowed exceed", NOT_CLUSTER_LEADER),
+    ("/topic/meta/update?topic=a&retention=x", 'strconv.Atoi: parsing "x": invalid syntax', None),
+    ("/topic/meta/update?topic=a&syncdisk=4001", "max sync every allowed exceed", NOT_CLUSTER_LEADER),
+    ("/topic/meta/update?topic=a&syncdisk=x", "INVALID_ARG_TOPIC_SYNC_DISK", None),
+    ("/topic/meta/update?topic=a&replicator=6", "INVALID_ARG_TOPIC_REPLICATOR", None),
+    ("/topic/meta/update?topic=a&replicator=0", "INVALID_ARG_TOPIC_REPLICATOR", None),
+    ("/topic/meta/update?topic=a&retention=-1", "", NOT_CLUSTER_LEADER),
+    ("/topic/meta/update?topic=a&retention=7&syncdisk=3", "", NOT_CLUSTER_LEADER),
+]
+ANSWERS += [
+    ("/cluster/node/remove?remove_node=x", "", NOT_CLUSTER_LEADER),
+    ("/topic/partition/expand?topic=a", "MISSING_ARG_TOPIC_PARTITION_NUM", None),
+    ("/topic/partition/expand?topic=a&partition_num=0", "INVALID_ARG_TOPIC_PARTITION_NUM", None),
+    ("/topic/partition/move?topic=a", "MISSING_ARG_TOPIC_PARTITION", None),
+    ("/topic/partition/move?topic=a&partition=x", "INVALID_ARG_TOPIC_PARTITION_NUM", None),
+    ("/topic/partition/move?topic=a&partition=255", "INVALID_ARG_TOPIC_PARTITION_NUM", None),
+]
+
+
+@pytest.fixture(params=["embedded", "real"])
+def lookupds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Address, Address]]:
+    """The nsqlookupd that leads, and another one, of a cluster of two nodes with the topic ``a``."""
+    if request.param == "real":
+        request.getfixturevalue("wants_real")
+        cluster = RealRedesignedCluster(tmp_path, 2, 2)
+        try:
+            cluster.create_topic("a")
+            leader = cluster.leader()
+            assert leader is not None
+            yield leader, next(address for address in cluster.lookupd_addresses if address != leader)
+        finally:
+            cluster.stop()
+        return
+    with RedesignedCluster(2, 2, readiness=0.0) as embedded:
+        embedded.create_topic("a", channels=["ch"])
+        yield embedded.lookupds[0].http_address, embedded.lookupds[1].http_address
+
+
+def post(lookupd: Address, path: str) -> tuple[int, str]:
+    answer = ask(lookupd, "POST", path)
+    # Quotes in a message stand there as they are on the real server, so that it is no JSON.
+    text = answer.body.decode().removeprefix('{"message":"').removesuffix('"}').replace('\\"', '"')
+    return answer.status, text
+
+
+def test_answers_to_administrators(lookupds: tuple[Address, Address]) -> None:
+    leader, other = lookupds
+    for number, (path, message, elsewhere) in enumerate(ANSWERS):
+        path = path.format(topic=f"t{number}")
+        refused = message if elsewhere is None else elsewhere
+        assert post(other, path) == (400, refused), path
+        assert post(leader, path) == (400 if message else 200, message), path

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
-from collections import defaultdict
+import subprocess
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import gevent
 import pytest
 from click.testing import CliRunner
-from support.exporter import Shown, exporter
+from gevent import get_hub
 from support.fleet import Fleet, channels
-from support.scenarios import CHANNEL, consuming, new_topic
+from support.ledger import Kind
+from support.scenarios import CHANNEL, Scale, consuming, expected, ext, following, mixed, new_topic, traced
 from support.spans import Exported, check_process, ids
-from support.waiting import until
-from support.worker import START, Worker
+from support.waiting import PROMPT, until
+from support.worker import START, Shown, Worker, exporter
 
 from nsq_fast import Consumer, Message, Producer
 from nsq_fast.cli import main
+from nsq_fast.client.trace import ConsumeRecord, PublishRecord, ReceiveRecord
 
 PATIENCE = 180.0
 """Seconds that a real cluster may take for one thing."""
@@ -129,8 +138,7 @@ def test_a_worker_is_restarted_without_a_gap_and_drains_with_partitions_and_orde
     assert not before & after
     assert min(clients) >= 1, "each partition has had a consumer all the time"
     until(lambda: {pid for pid, _ in worker.noted()} >= after, START, about=worker.log)
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
     load.stop()
     found = until(lambda: (rows := here()) and not any(each["in_flight_count"] for each in rows) and rows)
     assert len(found) == 4
@@ -146,8 +154,7 @@ def test_a_worker_is_restarted_without_a_gap_and_drains_with_partitions_and_orde
         f"{len(load.published)} messages, {len(left)} of them left to the next worker, 0 lost,"
         f" {len(worker.noted()) - len(load.published)} twice"
     )
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
 
 
 def test_the_exporter_shows_each_partition_once(fleet: Fleet, report: list[str]) -> None:
@@ -231,3 +238,132 @@ def test_spans_are_linked_by_extended_headers_after_a_requeue_too(fleet: Fleet) 
     (received,) = exported.spans(f"receive {topic}")
     assert (received.links[0].context.trace_id, received.links[0].context.span_id) in published
     assert {trace_id for _, trace_id in attempts} < {trace_id & (2**64 - 1) for trace_id, _ in published}
+
+
+# Publishing and consuming on a redesigned cluster, from end to end. What is done to it meanwhile: test_bad_days.
+
+
+def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small: Scale, report: list[str]) -> None:
+    ledger, records = traced(fleet, small)
+    published, received, consumed = (
+        Counter(records.of(kind)) for kind in (PublishRecord, ReceiveRecord, ConsumeRecord)
+    )  # fmt: skip
+    joined = published.keys() & consumed.keys()
+    report.append(f"records: {published.total()} of publishes, {consumed.total()} of deliveries, {len(joined)} joined")
+    assert published.keys() == consumed.keys()
+    assert len(published) == published.total() == ledger.totals[Kind.STORED] == small.messages
+    assert received == consumed
+    # Real servers deliver a message twice that waited before the first ordered subscription: a record of each.
+    assert consumed.total() == ledger.totals[Kind.BEGUN]
+    assert {record.outcome for record in records.all if isinstance(record, ConsumeRecord)} == {"FIN"}
+
+
+def test_filters_and_tags_of_an_ext_topic_let_through_what_they_should(
+    fleet: Fleet, small: Scale, report: list[str]
+) -> None:
+    seen = ext(fleet, small)
+    numbers = range(small.messages)
+    report.append(", ".join(f"{name} {len(counts)}" for name, counts in seen.items()))
+    assert seen == {name: Counter(number for number in numbers if expected(name, number)) for name in seen}
+
+
+def test_an_original_nsqd_beside_the_partitions_is_consumed_too(
+    fleet: Fleet, small: Scale, report: list[str], folder: Path
+) -> None:
+    ledger, sources = mixed(fleet, small, folder)
+    report.append(f"{sources[None]} from the original nsqd, {sources[0]} and {sources[1]} from partitions")
+    assert ledger.missing == []
+    assert sources[None] >= small.messages // 2
+    assert min(sources[0], sources[1]) > 0
+
+
+def upgrade(url: str) -> None:
+    with suppress(HTTPError), urlopen(Request(url, method="POST")):  # only the leading nsqlookupd takes it
+        pass
+
+
+def test_a_topic_that_has_just_got_headers_takes_them(fleet: Fleet, report: list[str]) -> None:
+    """An operator upgrades a topic under a producer that has asked lookup about it a moment ago."""
+    topic = new_topic("upgraded")
+    fleet.create_topic(topic, 2, 1, channels=("ch",))
+    seen: Counter[str] = Counter()
+
+    def handle(_consumer: object, message: Message) -> None:
+        seen[str((message.headers or {}).get("color"))] += 1
+
+    with Producer((), fleet.lookupds, publish_timeout=120.0) as producer:
+        for _ in range(2):
+            producer.publish(topic, b"plain")
+        for address in fleet.lookupds:
+            get_hub().threadpool.apply(upgrade, (f"http://{address}/topic/meta/update?topic={topic}&upgradeext=true",))
+        began = monotonic()
+        producer.publish(topic, b"with headers", headers={"color": "red"})
+        report.append(f"published with headers {monotonic() - began:.2f} s after the upgrade")
+    with consuming(fleet, topic, handle):
+        until(lambda: seen.total() == 3, 120)
+    assert seen == {"None": 2, "red": 1}
+
+
+def test_a_consumer_follows_a_leader_within_two_seconds(fleet: Fleet, small: Scale, report: list[str]) -> None:
+    seconds = following(fleet, small)
+    report.append(f"{seconds:.2f} s after lookup knows the new leader")
+    assert seconds < (2.0 if fleet.is_real else PROMPT)  # embedded servers are as slow as the machine
+
+
+def test_more_instances_and_restarts_leave_a_channel_where_it_is(fleet: Fleet, report: list[str]) -> None:
+    """Each says where the channel begins: only the first of them is heard."""
+    topic = new_topic("start")
+    fleet.create_topic(topic, 1, 1, channels=("other",))
+    seen: Counter[bytes] = Counter()
+
+    def handle(_consumer: object, message: Message) -> None:
+        seen[message.body] += 1
+
+    def publish(first: int, count: int) -> None:
+        with Producer((), fleet.lookupds, publish_timeout=120.0) as producer:
+            producer.multipublish(topic, [b"%d" % number for number in range(first, first + count)])
+
+    publish(0, 20)
+    for turn, position in enumerate(("offset:0", "end", "end"), 1):
+        with consuming(fleet, topic, handle, start_position=position):
+            until(lambda turn=turn: len(seen) == 20 * turn, 120)
+            until(lambda: fleet.unanswered(topic, "ch") == 0, 60)
+        publish(20 * turn, 20)
+    report.append(f"{len(seen)} messages in three starts")
+    assert len(seen) == 60
+
+
+# The programs of docs/redesigned.md run as they stand: only the address of the nsqlookupd is changed.
+
+
+ROOT = Path(__file__).parents[2]
+PUBLISH, CONSUME, ADMIN, TRACE = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "redesigned.md").read_text(), re.DOTALL
+)
+LIMIT = 30.0
+
+
+def start(program: str, lookupd: str, folder: Path) -> subprocess.Popen[str]:
+    program = program.replace("127.0.0.1:4161", lookupd)
+    command = [sys.executable, "-u", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+
+
+def test_the_programs_publish_consume_and_trace(embedded_fleet: Fleet, tmp_path: Path) -> None:
+    lookupd = embedded_fleet.lookupds[0]
+    embedded_fleet.create_topic("orders", 3, 2, channels=("billing",), ordered=True)
+    consumer = start(CONSUME, lookupd, tmp_path)
+    try:
+        producer = start(TRACE + PUBLISH, lookupd, tmp_path)
+        output, errors = producer.communicate(timeout=LIMIT)
+        assert (errors, len(output.splitlines())) == ("", 1)
+        assert consumer.stdout is not None
+        lines = [consumer.stdout.readline() for _ in range(3)]
+        outcome, errors = start(ADMIN, lookupd, tmp_path).communicate(timeout=LIMIT)
+        assert (errors, outcome.count(" True ")) == ("", 3)
+    finally:
+        consumer.kill()
+        consumer.communicate()
+    assert [line.split()[-1] for line in lines] == ["b'created'", "b'paid'", "b'sent'"]
+    assert " 4711 " in lines[2]
+    assert len((tmp_path / "trace.jsonl").read_text().splitlines()) == 3

@@ -3,20 +3,20 @@
 Servers:
     servers         processes of nsqd and nsqlookupd, real and embedded, back on their ports; ports, processes
     cluster         a real redesigned cluster with etcd, or one nsqd alone; namespaces: hosts of their own for it
-    fleet, sites    one face over the embedded cluster and the real one: for clients; for what differs on purpose
+    fleet           one face over the embedded cluster and the real one, for clients
     peers           the other end of one connection, played by a function
     scripted_nsqd   an nsqd that does what a test says; partitions: of the redesigned NSQ; publishing: for producers
     held_publishes  the same for producers in threads of their own
     http_server     a server of HTTP that answers as a test says
 Talking to servers:
     wire, redesigned, http      commands, frames and requests by hand
-    transcripts                 the same steps on two servers: differential and original_stage say how answers are
-                                compared, sequences and original_sequences make steps, replay has recorded ones
+    transcripts                 the same steps on two servers: differential says how answers are compared, sequences
+                                makes steps, replay has recorded ones
 Clients:
     contract        one scenario on every face; loops
     ledger          what clients did with messages, and what it means; scenarios: proofs on a cluster that is well;
     bad_days        ... and on one that has every fault
-    worker, exporter, spans, browser        what programs and pages show
+    worker, spans, browser      what programs and pages show
 Waiting, kinds of tests, the compiled core and its oracle:
-    waiting, kinds, side_by_side, compiled, core, oracle, properties
+    waiting, kinds, compiled, core, oracle, properties
 """

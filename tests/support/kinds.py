@@ -24,12 +24,12 @@ SHARING = {
     },
     "standalone": {"test_spark_replay_kills", "test_spark_deployments"},
 }  # fmt: skip
-"""Fixtures of a whole run that take long to make, and the files that use them: see ``side_by_side``."""
+"""Fixtures of a whole run that take long to make, and the files that use them: see ``conftest``."""
 
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
     "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_cli", "test_spark_bench",
-    "test_soak_run", "test_worker_run",
+    "test_soak", "test_worker_run",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""

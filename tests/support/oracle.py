@@ -54,12 +54,7 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    data: bytes,
-    *,
-    detail: bool = False,
-    ext: bool = False,
-    max_frame_size: int = 8 << 20,
-    skip_oversized: bool = False,
+    data: bytes, *, detail: bool = False, ext: bool = False, max_frame_size: int = 8 << 20, skip_oversized: bool = False
 ) -> Decoded:
     """Decode a whole stream at once."""
     frames: list[OracleMessage | OracleFrame | OracleTruncated] = []

@@ -1,4 +1,4 @@
-"""`nsq-fast run` as a process, with the programs that tests give it."""
+"""`nsq-fast run` as a process, with the programs that tests give it; `nsq-fast exporter`, and what it shows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from gevent import subprocess
+from gevent import get_hub, subprocess
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.processes import kill_session, of_session
@@ -98,6 +100,11 @@ class Worker:
         self._follower.join(START)
         return code
 
+    def terminated(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal. It has to end well."""
+        self.send(number)
+        assert self.ended() == 0, self.log()
+
     def stop(self) -> None:
         """SIGKILL to all that is left."""
         if self._process is not None:
@@ -154,3 +161,43 @@ class Worker:
         with os.fdopen(output, errors="replace") as lines:
             for line in lines:
                 self.lines.append(line.rstrip())
+
+
+class Shown:
+    """The series of a scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        """The sum of the series of a metric that have these labels; None where there is none."""
+        samples = [
+            sample
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == f"nsq_fast_{name}" and labels.items() <= sample.labels.items()
+        ]
+        return sum(sample.value for sample in samples) if samples else None
+
+
+@contextmanager
+def exporter(*flags: str) -> Iterator[Callable[[str], str]]:
+    """The command as a process; gives what reads a page of it."""
+    command = [sys.executable, "-m", "nsq_fast", "exporter", "--http", "127.0.0.1:0", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+
+        def read(path: str) -> str:
+            with urlopen(found[0] + path, timeout=WAIT) as answer:
+                return str(answer.read().decode())
+
+        yield lambda path: get_hub().threadpool.apply(read, (path,))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -133,8 +133,7 @@ def fourth(consumer, messages):
     expected = {"greenlet 1", "thread 0", "loop 0", "batch 1"}
     until(lambda: worker.handled() == expected, START, about=worker.log)
     until(lambda: worker.figure("nsq_fast_consumer_messages_finished_total") == 4, about=worker.log)
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
     assert "orders/greenlets: closed: 1 finished, 0 requeued" in worker.log()
 
 
@@ -155,8 +154,7 @@ class workers:
     worker.ready()
     bodies = publish(nsqd_process, "one")
     until(lambda: worker.handled() == bodies, about=worker.log)
-    worker.send(signal.SIGINT)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated(signal.SIGINT)
 
 
 @pytest.mark.kill
@@ -193,8 +191,7 @@ def test_a_rolling_restart_under_load_loses_nothing_and_leaves_no_gap(run: Run, 
     assert {pid for pid, _ in worker.noted()} >= set(current)
     found = channel(nsqd_process)
     assert (found["depth"], found["timeout_count"]) == (0, 0)
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
 
 
 @pytest.mark.kill
@@ -215,8 +212,7 @@ def handle(consumer, message):
     assert channel(nsqd_process)["depth"] == 0
     assert "was killed by SIGKILL" in worker.log()
     assert worker.figure("nsq_fast_worker_restarts_total") == 1
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
 
 
 @pytest.mark.parametrize(
@@ -234,8 +230,7 @@ def test_what_is_unfinished_at_the_end_of_the_drain_is_requeued(run: Run, nsqd_p
     worker = run(program, "--drain-timeout", "0.5").ready()
     publish(nsqd_process, "long")
     until(lambda: worker.handled() == {"long"}, about=worker.log)
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
     assert "requeued 1 messages that handlers have not finished" in worker.log()
     # Long before nsqd would take it back by itself, after 60 s.
     until(lambda: channel(nsqd_process)["depth"] == 1)
@@ -284,8 +279,7 @@ def test_readiness_ends_while_a_consumer_does_nothing_of_what_there_is_to_do(run
     (reason,) = worker.probed("/readyz")["reasons"]
     assert "orders/billing does nothing: handlers_busy for" in reason
     assert worker.asked("/healthz")[0] == 200
-    worker.send(signal.SIGTERM)
-    assert worker.ended() == 0, worker.log()
+    worker.terminated()
 
 
 def test_consumers_of_greenlets_and_of_asyncio_have_their_nsqds_asked_what_waits(tmp_path: Path) -> None:
