@@ -19,7 +19,7 @@ from time import sleep, time
 from typing import Any, NamedTuple
 
 import pytest
-from chaos.links import Links
+from chaos.faults import Links
 from support.servers import RealNsqd
 from support.waiting import PROCESS, block_until, until
 
