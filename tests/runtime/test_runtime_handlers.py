@@ -6,19 +6,17 @@ Where they do, servers are processes of their own: an embedded one in this proce
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
 from support.outside_nsqd import Server, handle_many, second_server, server
-from support.processes import FORKING_PYTHON
+from support.processes import run_python
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Producer, RequeueMessage
@@ -231,10 +229,7 @@ print("done")
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["unpatched", "patched"])
 def test_it_works_in_programs_that_are_patched_and_that_fork(server, patch):
-    done = subprocess.run(
-        [*FORKING_PYTHON, "-c", patch + PROGRAM, server.tcp],
-        capture_output=True, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    done = run_python(patch + PROGRAM, server.tcp)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

@@ -7,7 +7,6 @@ import gc
 import inspect
 import logging
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,8 +15,8 @@ from typing import Any
 
 import gevent
 import pytest
-from gevent import subprocess
 from gevent.event import Event
+from support.processes import run_python
 from support.sources import parsed
 from support.waiting import WAIT, until
 
@@ -380,7 +379,5 @@ thread.join()
 producer.close()
 print(results)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(nsqd.tcp_address)], stdout=subprocess.PIPE, timeout=60, check=True
-    )
-    assert done.stdout.strip() == b"[b'OK']"
+    done = run_python(program, str(nsqd.tcp_address))
+    assert done.stdout.strip() == "[b'OK']"
