@@ -1,17 +1,63 @@
-"""What no argument may be: refused at once, before any room is taken, on every face."""
+"""Arguments: the faces have the same, and refuse wrong ones at once, before any room is taken."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.contract import FACES, Face
+from support.contract import Face
 
-from nsq_fast import Producer
+import nsq_fast
+from nsq_fast import Producer, aio, threads
 from nsq_fast.errors import AlreadyResponded, ConfigError, NoLeader, NoNsqd, PublishFailed
+
+ASYNCIO_LACKS = {"raise_error"}  # a coroutine is a promise already
+
+
+def arguments_of(call: Any) -> list[tuple[str, Any, Any]]:
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(call).parameters.values()
+        if each.name not in ASYNCIO_LACKS
+    ]
+
+
+@pytest.mark.parametrize("package", [threads, aio])
+@pytest.mark.parametrize("kind", ["Producer", "Consumer"])
+def test_a_client_is_made_with_the_same_arguments(package: Any, kind: str) -> None:
+    assert inspect.signature(getattr(package, kind)).parameters == inspect.signature(getattr(nsq_fast, kind)).parameters
+
+
+@pytest.mark.parametrize("package", [threads, aio])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("Producer", name)
+        for name in (
+            "publish",
+            "publish_nowait",
+            "multipublish",
+            "start",
+            "close",
+            "join",
+            "stats",
+            "progress",
+            "is_running",
+        )
+    ]
+    + [("Consumer", name) for name in ("close", "join", "pause", "resume", "stats", "progress")],
+)
+def test_a_method_takes_the_same_arguments(package: Any, kind: str, method: str) -> None:
+    ours, gevents = (getattr(getattr(each, kind), method) for each in (package, nsq_fast))
+    if isinstance(gevents, property):
+        assert isinstance(ours, property)
+    else:
+        assert arguments_of(ours) == arguments_of(gevents)
+
 
 NAN = float("nan")
 WRONG_TIMES: list[Any] = [-1, NAN, "1", b"1", [], True]
@@ -26,12 +72,6 @@ WRONG: dict[str, list[Any]] = {
 }
 WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
 MOST = 3
-
-
-@pytest.fixture(params=FACES, ids=lambda face: str(face.name))
-def face(request: pytest.FixtureRequest) -> Face:
-    found: Face = request.param
-    return found
 
 
 async def published(face: Face, producer: Any, method: str, *arguments: Any, **extras: Any) -> Any:
