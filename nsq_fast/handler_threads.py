@@ -259,8 +259,8 @@ class OutsideWorker(Worker):
         self._size = min(2 * self._size, self._outside.max_batch) if monotonic() - began < QUICK else 1
 
     def _begins(self, message: Message) -> bool:
-        if message.has_expired():  # while it waited elsewhere: nsqd has taken it back
-            return False
+        if message.has_expired() and self._acknowledger.consumer.config.drop_expired:
+            return False  # it expired while it waited for a thread: nsqd has taken it back
         self.current: Message = message
         return True
 

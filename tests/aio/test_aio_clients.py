@@ -6,25 +6,23 @@ import asyncio
 import contextvars
 import gc
 import logging
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.held_publishes import OK, PublishNsqd
 from support.loops import LOOPS, NewLoop, run, until_async
-from support.waiting import PROCESS, WAIT, until
+from support.processes import run_python
+from support.waiting import WAIT, until
 
 from nsq_fast import Message, threads
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import ConfigError, NotRunning
 
-ROOT = Path(__file__).parent.parent.parent
 COUNT = 20
 number_of = contextvars.ContextVar[int]("number_of")
 
@@ -222,8 +220,7 @@ async def main():
         await asyncio.sleep(0.01)  # sleep: looks again and again
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
+    done = run_python(program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

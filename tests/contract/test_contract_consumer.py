@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +15,6 @@ from support.contract import BODIES, FACES, Face, Topic
 from support.scripted_nsqd import ScriptedNsqd, frame, message_frame
 
 from nsq_fast import Message
-from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
 
 NOBODY = "127.0.0.1:1"
@@ -95,38 +94,6 @@ def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Fa
             assert totals.requeued == totals.received - len(found)
 
     face.run(main())
-
-
-def test_an_ordered_topic_keeps_its_order(face: Face) -> None:
-    seen: dict[int | None, list[int]] = defaultdict(list)
-    running: set[int | None] = set()
-    overlaps: list[int | None] = []
-
-    async def handle(consumer: Any, message: Message) -> None:
-        if message.partition in running:
-            overlaps.append(message.partition)
-        running.add(message.partition)
-        await face.sleep(0.001)  # sleep: a handler that waits
-        seen[message.partition].append(int(message.body))
-        running.discard(message.partition)
-
-    async def main(servers: dict[str, Any]) -> None:
-        async with face.client("Producer", **servers) as producer:
-            for number in range(40):
-                receipt = await face(
-                    producer.publish("orders", b"%d" % number, key=str(number % 5), trace_id=number + 1)
-                )
-                assert receipt.trace_id == number + 1
-        options: dict[str, Any] = {"ordered": True, "concurrency": 4, "max_in_flight": 20, **servers}
-        async with face.client("Consumer", "orders", "c", message_handler=handle, **options):
-            await face.until(lambda: sum(map(len, seen.values())) == 40)
-
-    with ClusterProcess(nodes=2, lookupds=1) as cluster:
-        cluster.create_topic("orders", 2, 1, channels=("c",), ordered=True)
-        face.run(main({"lookupd_http_addresses": str(cluster.lookupds[0].http)}))
-    assert overlaps == []
-    assert len(seen) == 2
-    assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
 def test_a_server_that_restarts_loses_no_message(face: Face, nsqd_process: Any, filled: str) -> None:
@@ -313,8 +280,6 @@ def ordered_frame(number: int) -> bytes:
 @pytest.mark.parametrize("way", ["one by one", "shared pool", "batches", "ordered", "iterated", "at a thread", "kept"])
 def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> None:
     """It expired while it waited for the handler of another one. Unless ``drop_expired=False`` says so."""
-    if way == "kept" and face.name == "threads":
-        pytest.xfail("native threads drop what has expired whatever drop_expired says (handler_threads.py, _begins)")
     if way == "at a thread" and face.name != "gevent":
         pytest.skip("of gevent alone")
     handled: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 from support.contract import Face
 from support.waiting import WAIT
 
-from nsq_fast.errors import ConfigError, NoNsqd, NotRunning, PublishFailed, PublishTimeout
+from nsq_fast.errors import ConfigError, NotRunning, PublishFailed, PublishTimeout
 
 NOBODY = "127.0.0.1:1"
 
@@ -28,33 +28,6 @@ async def bodies_of(face: Face, address: str, count: int) -> list[bytes]:
                 await face(message.finish())
                 break
     return found
-
-
-def test_every_way_to_publish(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address) as producer:
-
-            async def publish(number: int) -> list[bytes]:
-                return [await face(producer.publish("t", b"%d-%d" % (number, each))) for each in range(25)]
-
-            jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
-            assert [await join() for join in jobs] == 4 * [25 * [b"OK"]]
-            assert await face.result(producer.publish_nowait("t", b"nowait")) == b"OK"
-            assert await face(producer.multipublish("t", [b"a", bytearray(b"b"), memoryview(b"c")])) == b"OK"
-            if not face.name.endswith(("asyncio", "uvloop")):
-                assert await face.result(producer.publish("t", bytearray(b"d"), raise_error=False)) == b"OK"
-                assert await face.result(producer.multipublish("t", [b"e"], raise_error=False)) == b"OK"
-            else:
-                assert await face(producer.multipublish("t", (each for each in (b"d", b"e")))) == b"OK"
-            assert producer.is_running
-            assert producer.is_connected
-        assert not producer.is_running
-        assert await face(producer.join(WAIT))
-        found = await bodies_of(face, nsqd_process.address, 106)
-        several = [b"%d-%d" % pair for pair in itertools.product(range(4), range(25))]
-        assert sorted(found) == sorted([*several, b"a", b"b", b"c", b"d", b"e", b"nowait"])
-
-    face.run(main())
 
 
 def test_a_body_is_what_it_was_at_the_call(face: Face, nsqd_process: Any) -> None:
@@ -88,17 +61,6 @@ def test_it_publishes_between_start_and_close_only(face: Face) -> None:
         with pytest.raises(NotRunning, match="closed"):
             producer.publish_nowait("t", b"x")
         assert await face(producer.join(WAIT))
-
-    face.run(main())
-
-
-def test_without_an_nsqd_the_caller_waits_as_long_as_it_says(face: Face) -> None:
-    async def main() -> None:
-        async with face.client("Producer", NOBODY) as producer:
-            with pytest.raises(NoNsqd):
-                await face(producer.publish("t", b"x", timeout=0.05))
-            with pytest.raises(NoNsqd):
-                await face(producer.publish("t", b"x", block=False))
 
     face.run(main())
 

@@ -19,6 +19,7 @@ import trustme
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 from support.peers import PeerServer, RecordingOwner, message
+from support.processes import run_python
 from support.waiting import PROCESS, WAIT, promptly, until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
@@ -259,8 +260,7 @@ def test_addresses_are_connected_to_without_a_thread_of_the_resolver():
     """A process without threads may fork without the warning that CPython has for it from 3.12 on."""
     with BrokerProcess() as broker:
         addresses = [str(each) for each in (broker.nsqd.tcp, broker.nsqd.http, broker.lookupd.http)]
-        program = [sys.executable, "-c", IN_ONE_THREAD, *addresses]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=PROCESS)
+        done = run_python(IN_ONE_THREAD, *addresses)
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 

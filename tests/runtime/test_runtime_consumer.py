@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from time import monotonic
 
 import gevent
 import pytest
 from gevent.event import Event
+from support.processes import run_python
 from support.scripted_nsqd import frame
-from support.waiting import PROCESS, holds, promptly, until
+from support.waiting import holds, promptly, until
 
 from nsq_fast import Consumer, Message, RequeueMessage
 from nsq_fast.client.give_up import Discard
@@ -295,7 +294,7 @@ for name in names:
     for handler in logging.getLogger(name).handlers:
         assert isinstance(handler, logging.NullHandler), (name, handler)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=False)
+    done = run_python(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

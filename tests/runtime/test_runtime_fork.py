@@ -7,13 +7,11 @@ a child has harmed shows it by a warning on stderr.
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.processes import FORKING_PYTHON
-from support.waiting import PROCESS
+from support.processes import run_python
 
 from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess
@@ -299,7 +297,7 @@ def broker() -> Iterator[BrokerProcess]:
 def run(broker: BrokerProcess, *parts: str) -> None:
     program = "".join((parts[0], COMMON, *parts[1:]))
     addresses = [str(broker.nsqd.tcp), f"http://{broker.nsqd.http}", f"http://{broker.lookupd.http}"]
-    done = subprocess.run([*FORKING_PYTHON, "-c", program, *addresses], capture_output=True, text=True, timeout=PROCESS)
+    done = run_python(program, *addresses)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -387,7 +385,7 @@ def test_a_fork_costs_nothing_to_those_who_have_no_consumer() -> None:
     program = (
         "import os, gevent, nsq_fast.client.greenlets as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
     )
-    assert subprocess.run([*FORKING_PYTHON, "-c", program], timeout=PROCESS).returncode == 0
+    assert run_python(program).returncode == 0
 
 
 def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:
@@ -438,6 +436,5 @@ fork(lambda: False)  # in the parent, too, nothing is left of it
     ids=["waits for it", "not for ever"],
 )
 def test_a_fork_waits_for_a_lookup(seconds: float | None, patience: float, failed: str) -> None:
-    program = IN_A_LOOKUP.format(seconds=seconds, patience=patience, failed=failed)
-    done = subprocess.run([*FORKING_PYTHON, "-c", program], capture_output=True, text=True, timeout=PROCESS)
+    done = run_python(IN_A_LOOKUP.format(seconds=seconds, patience=patience, failed=failed))
     assert (done.returncode, done.stderr) == (0, "")

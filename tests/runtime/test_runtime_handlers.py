@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 import time
 import urllib.request
@@ -15,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
-from support.processes import FORKING_PYTHON
+from support.partitions import PartitionNsqd, answers, push_record, topology
+from support.processes import run_python
 from support.waiting import WAIT, block_until, until
 
 from nsq_fast import Consumer, Producer, RequeueMessage
@@ -248,6 +247,31 @@ def test_what_waits_for_a_thread_when_the_consumer_is_closed_is_not_handled(nsqd
     assert not gate.running
 
 
+def test_an_ordered_partition_has_one_handler_at_a_time_in_order(consume):
+    nsqds = {number: PartitionNsqd() for number in range(2)}
+    seen, running, most = {0: [], 1: []}, Counter(), Counter()
+
+    def handler(consumer, message):
+        running[message.partition] += 1
+        most[message.partition] = max(most[message.partition], running[message.partition])
+        time.sleep(0.001)  # sleep: long enough for another thread to begin
+        seen[message.partition].append(message.internal_id & ((1 << 50) - 1))
+        running[message.partition] -= 1
+
+    consumer = consume(handler, found=topology(nsqds), ordered=True, handler_threads=4)
+    for count in range(1, 6):
+        for number, each in nsqds.items():
+            push_record(each.subscriber(number), count)
+        for number, each in nsqds.items():
+            connection = each.subscriber(number)
+            connection.wait_for(lambda connection=connection, count=count: len(answers(connection, b"FIN")) == count)
+    assert seen == {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5]}
+    assert set(most.values()) == {1}
+    consumer.close()
+    for each in nsqds.values():
+        each.stop()
+
+
 def test_who_iterates_needs_no_threads(nsqd):
     consumer = Consumer("t", "c", str(nsqd.address), handler_threads=2)
     with pytest.raises(ConfigError, match="handler_threads=2 needs a handler"):
@@ -297,10 +321,7 @@ print("done")
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["unpatched", "patched"])
 def test_it_works_in_programs_that_are_patched_and_that_fork(server, patch):
-    done = subprocess.run(
-        [*FORKING_PYTHON, "-c", patch + PROGRAM, server.tcp],
-        capture_output=True, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    done = run_python(patch + PROGRAM, server.tcp)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import subprocess
 import sys
 from urllib.request import Request, urlopen
 
@@ -16,8 +15,9 @@ from gevent.event import Event
 from support.partitions import topology
 from support.peers import frame
 from support.ports import free_address
+from support.processes import run_python
 from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
-from support.waiting import PROCESS, WAIT, promptly, until
+from support.waiting import WAIT, promptly, until
 from support.wire import WireClient
 
 from nsq_fast import Producer, Receipt, errors
@@ -361,8 +361,7 @@ with RedesignedCluster(nodes=1) as cluster:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit of the address space")
 def test_want_of_memory_while_a_command_is_made_does_not_wedge_its_partition():
-    command = [sys.executable, "-c", WANT_OF_MEMORY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False)
+    done = run_python(WANT_OF_MEMORY)
     assert done.stdout.split("\n")[:-1] == ["PublishFailed False", "b'OK'"] * 2, done.stderr[-2000:]
 
 

@@ -67,7 +67,7 @@ def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd, new_
     assert len(server.peers) == 1
 
 
-def test_what_waits_behind_another_publish_may_lose_any_number_of_connections(publishing):
+def test_a_server_that_ends_one_connection_after_the_other_fails_no_publish(publishing):
     lost = []
 
     def answer(peer, command):
@@ -80,9 +80,7 @@ def test_what_waits_behind_another_publish_may_lose_any_number_of_connections(pu
     _, sender = publishing(answer, coalesce=False, retry_max_delay=0.05, max_publish_attempts=3)
     results = [sender.publish_nowait("t", body) for body in numbers(5)]
     gevent.joinall(results, timeout=WAIT)
-    assert [result.successful() for result in results] == [False, True, True, True, True]
-    error = results[0].exception  # the server was working on it each time
-    assert (error.attempts, error.possibly_stored) == (3, True)
+    assert all(result.successful() for result in results)  # also the one that it was working on each time
 
 
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])

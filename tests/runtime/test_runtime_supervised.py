@@ -380,7 +380,7 @@ thread.join()
 producer.close()
 print(results)
 """
-    done = subprocess.run(
+    done = subprocess.run(  # gevent's: the server is in this process
         [sys.executable, "-c", program, str(nsqd.tcp_address)], stdout=subprocess.PIPE, timeout=60, check=True
     )
     assert done.stdout.strip() == b"[b'OK']"

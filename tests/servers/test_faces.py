@@ -69,6 +69,7 @@ def test_ordered_partitions_come_in_order_one_at_a_time_with_their_receipts(flee
     face.run(main())
     assert all(isinstance(receipt, Receipt) for receipt in receipts.values())
     assert overlaps == []
+    assert len(seen) == 2
     for numbers in seen.values():
         assert list(dict.fromkeys(numbers)) == sorted(set(numbers))
     assert all(len(partitions) == 1 for partitions in of_key.values())
