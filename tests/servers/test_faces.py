@@ -19,7 +19,7 @@ from support.namespaces import Network, missing_for_namespaces
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import WAIT, until
 
-from nsq_fast import Message, NsqdHTTPClient, Receipt
+from nsq_fast import LookupdHTTPClient, Message, NsqdHTTPClient, Receipt
 from nsq_fast.client.admin import ClusterAdmin
 from nsq_fast.client.progress import ConsumerProgress
 from nsq_fast.errors import RequeueMessage
@@ -177,6 +177,8 @@ def original(real_lookupd: Callable[..., RealLookupd], real_nsqd: Callable[..., 
     with NsqdHTTPClient.from_url(str(nsqd.http_address)) as client:
         client.create_topic("t")
         client.create_channel("t", "ch")
+    with LookupdHTTPClient.from_url(str(lookupd.http_address)) as client:
+        until(lambda: "t" in client.topics()["topics"])  # nsqd registers what it has by and by
     return Site("t", [str(lookupd.http_address)])
 
 
