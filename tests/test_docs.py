@@ -87,16 +87,16 @@ ELSEWHERE = {
         "from nsq_fast import trace_log",
     ): "servers/test_redesigned_production.py::test_the_programs_publish_consume_and_trace",
     ("spark-examples", "from pyspark import pipelines"): (
-        "spark/test_spark_targets.py::test_a_declarative_pipeline_reads_what"
+        "spark/test_spark_options.py::test_a_declarative_pipeline_reads_what"
     ),
     ("spark-examples", "import nsq_fast.spark"): (
         "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and"
     ),
     ("spark-examples", "import json"): (
-        "spark/test_spark_exactly_once.py::test_a_kill_between_publish_and_commit_doubles_no_effect"
+        "spark/test_spark_sink_task.py::test_a_kill_between_publish_and_commit_doubles_no_effect"
     ),
     ("spark-operations", "import nsq_fast.spark"): (
-        "spark/test_spark_listener.py::test_the_figures_of_queries_of_both_kinds"
+        "spark/test_spark_source.py::test_the_figures_of_queries_of_both_kinds"
     ),
     ("spark", "import nsq_fast.spark"): "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and",
     ("production", "# app.py"): "test_docs.py::test_the_app_of_production_runs",
@@ -110,7 +110,7 @@ NOT_RUN = {
         "from nsq_fast.spark import trace",
     ): "reads logs that are the reader's: tests/spark/test_spark_trace*.py",
     ("spark-operations", 'records = trace.stream_logs(spark, "/var/log/traces")  # files that appear there'): (
-        "shows calls and has parts left out: tests/spark/test_spark_trace_stream.py"
+        "shows calls and has parts left out: tests/spark/test_spark_trace.py"
     ),
 }
 # Blocks that are no programs, by language.

@@ -236,7 +236,7 @@ def test_the_page_has_each_metric_and_no_other(scraper: Scraper) -> None:
     assert sorted(rows) == sorted(shown_names(scraper))
 
 
-# Those of Spark are its listener's: tests/spark/test_spark_listener.py.
+# Those of Spark are its listener's: tests/spark/test_spark_source.py.
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
 def test_every_metric_of_the_examples_exists(name: str, scraper: Scraper) -> None:
     text = (ROOT / "examples" / "prometheus" / name).read_text()

@@ -1,7 +1,10 @@
-"""The journal in an object store: requests that fail, are repeated, come late or are ignored; and their number."""
+"""Journals in objects of S3, on mounts, and those of other checkpoints of the same channel."""
 
 from __future__ import annotations
 
+import copy
+import json
+import os
 import pickle
 import sys
 import time
@@ -9,15 +12,17 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support.journal import CHANNEL, TOPIC, Query, Server, check_killed_attempt, check_late_attempt
+from click.testing import CliRunner, Result
+from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, check_killed_attempt, check_late_attempt
 from support.ports import free_address
 from support.s3 import BUCKET, CREDENTIALS, REGION, UNAVAILABLE, answers, cuts_its_answer, loses_its_answer
 from support.spark_ledger import account
 
-from nsq_fast.errors import ConfigError, JournalClosed, JournalMissing, JournalStorageFailed, JournalTaken
+from nsq_fast.cli import main
+from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.files import Storage
 from nsq_fast.spark.journal.slot import open_storage
@@ -27,9 +32,16 @@ from nsq_fast.spark.options import ObjectStore, SourceOptions
 if TYPE_CHECKING:
     from support.s3_server import S3Server
 
+
+# The journal in an object store: requests that fail, are repeated, come late or are ignored; and their number.
+
+
 ROWS = 6_000
+
 OURS = pytest.mark.parametrize("server", ["ours"], indirect=True)
+
 CONFLICT = answers("409 Conflict", "ConditionalRequestConflict")
+
 DENIED = answers("403 Forbidden", "AccessDenied")
 
 
@@ -54,9 +66,6 @@ def given(s3: S3Server) -> dict[str, str]:
 @pytest.fixture
 def query(server: Server, given: dict[str, str]) -> Query:
     return Query(given["journal"], {**server.options, **given})
-
-
-# Requests
 
 
 @pytest.mark.parametrize(
@@ -121,9 +130,6 @@ def test_listings_of_many_objects_are_whole(s3: S3Server, batch: Storage, monkey
         assert batch.names() == [f"s0-{number}" for number in range(7)]
     finally:
         s3.page = None
-
-
-# What is told
 
 
 def test_an_outage_is_told_with_what_and_where_and_what_to_do(batch: Storage) -> None:
@@ -207,9 +213,6 @@ def test_credentials_are_neither_in_tasks_nor_in_offsets(server: Server, query: 
     query.plan()
     told = pickle.dumps((query.tasks(), query.reader, query.planned))
     assert not [secret for secret in CREDENTIALS.values() if secret.encode() in told]
-
-
-# A query
 
 
 @OURS
@@ -307,3 +310,341 @@ def test_a_query_that_waits_asks_the_store_for_metrics_alone_and_seldom(s3: S3Se
     listed = s3.requests.pop("LIST")  # for the metrics
     assert listed <= 1 + (time.monotonic() - began) / LISTING_INTERVAL
     assert s3.requests == Counter()
+
+
+# A journal on a file system that driver and executors share: each process sees it through a mount of its own.
+#
+# Here the mounts are two paths of one folder. ``NSQ_FAST_TEST_MOUNTS=/mnt/a:/mnt/b`` names two mounts of a network
+# file system in their place.
+
+
+OURS = pytest.mark.parametrize("server", ["ours"], indirect=True)
+
+
+class Mounts(NamedTuple):
+    """Two paths of one folder: where the driver sees it, and where executors do."""
+
+    driver: Path
+    executor: Path
+
+    def seen_by_executor(self, task: Any) -> Any:
+        """A task, with its paths as an executor with the other mount has them."""
+        moved = copy.copy(task)
+        moved.path = task.path.replace(str(self.driver), str(self.executor), 1)
+        moved.suspects = task.suspects.replace(str(self.driver), str(self.executor), 1)
+        assert moved.path != task.path
+        return moved
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Mounts:
+    if given := os.environ.get("NSQ_FAST_TEST_MOUNTS"):
+        name = uuid.uuid4().hex
+        first, second = (Path(path) / name for path in given.split(":"))
+        first.mkdir()
+        return Mounts(first, second)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "other").symlink_to(tmp_path / "shared")
+    return Mounts(tmp_path / "shared", tmp_path / "other")
+
+
+@pytest.fixture
+def mounted(server: Server, mounts: Mounts) -> Query:
+    return Query(mounts.driver / "journal", {**server.options, "nsq.msg_timeout": "2"})
+
+
+@OURS
+@pytest.mark.parametrize("place", ["before claim 0", "after claim 0", "before claim 1", "after claim 1"])
+def test_an_executor_that_is_killed_at_its_mount_loses_and_doubles_nothing(
+    server: Server, mounted: Query, mounts: Mounts, tmp_path: Path, place: str
+) -> None:
+    check_killed_attempt(server, mounted, mounts.seen_by_executor, place, tmp_path)
+
+
+@OURS
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_of_two_attempts_through_two_mounts_one_is_kept(
+    server: Server, mounted: Query, mounts: Mounts, tmp_path: Path, is_committed: bool
+) -> None:
+    check_late_attempt(server, mounted, mounts.seen_by_executor, is_committed, tmp_path)
+
+
+@OURS
+def test_a_driver_on_another_machine_goes_on(server: Server, mounted: Query, mounts: Mounts) -> None:
+    bodies = server.publish(ROWS)
+    mounted.plan()
+    (task,) = mounted.tasks()
+    rows = mounted.run_task(mounts.seen_by_executor(task))
+    mounted.move(mounts.executor / "journal")
+    assert mounted.run() == rows
+    mounted.done(rows)
+    mounted.drain(server)
+    account(bodies, mounted.rows).check()
+
+
+@OURS
+def test_an_executor_that_has_another_file_system_there_says_so(
+    server: Server, mounted: Query, mounts: Mounts, tmp_path: Path
+) -> None:
+    server.publish(10)
+    mounted.plan()
+    (task,) = mounted.tasks()
+    task.path = task.path.replace(str(mounts.driver), str(tmp_path / "local"), 1)
+    with pytest.raises(JournalError, match="not on a file system that the driver and all executors share"):
+        mounted.run_task(task)
+    server.wait_depth(10, 0, 0)
+
+
+# A new checkpoint with the journal of an old one: what was acknowledged and not committed reaches somebody.
+
+
+LEFT_ROWS = 1_000
+
+
+def dead(server: Server, journal: Path, count: int = LEFT_ROWS) -> tuple[Query, list[bytes]]:
+    """A query that has acknowledged all there is, and whose driver died before the commit."""
+    bodies = server.publish(count)
+    query = Query(journal, server.options)
+    assert query.plan()
+    assert len(query.run()) == count
+    server.wait_depth(0, 0, 0)
+    return query, bodies
+
+
+def folders(journal: Path) -> list[Path]:
+    return sorted(journal.glob("*/b*"))
+
+
+def test_a_new_checkpoint_reads_what_the_old_one_has_not_committed(server: Server, tmp_path: Path) -> None:
+    _, bodies = dead(server, tmp_path / "j")
+    query = Query(tmp_path / "j", server.options)
+    assert len(query.batch()) == LEFT_ROWS
+    account(bodies, query.rows).check()
+    more = server.publish(100, "n")
+    query.batch()
+    account(bodies + more, query.rows).check()
+
+
+def test_what_is_adopted_is_committed_where_it_lay(server: Server, tmp_path: Path) -> None:
+    old, _ = dead(server, tmp_path / "j")
+    query = Query(tmp_path / "j", server.options)
+    query.batch()
+    assert not folders(tmp_path / "j")
+    assert not Query(tmp_path / "j", server.options).plan()
+    with pytest.raises(JournalMissing, match="committed and deleted"):
+        old.tasks()
+
+
+def test_a_query_killed_between_adoption_and_commit_goes_on(server: Server, tmp_path: Path) -> None:
+    _, bodies = dead(server, tmp_path / "j")
+    query = Query(tmp_path / "j", server.options)
+    assert query.plan()
+    first = query.run()
+    query.start()  # killed with its batch in the sink; the checkpoint has the plan
+    again = query.run()
+    assert again == first
+    query.done(again)
+    account(bodies, query.rows).check()
+
+
+@pytest.mark.parametrize("steps", ["begun", "planned", "read"])
+def test_a_query_killed_before_its_commit_leaves_all_to_the_next_checkpoint(
+    server: Server, tmp_path: Path, steps: str
+) -> None:
+    _, bodies = dead(server, tmp_path / "j")
+    killed = Query(tmp_path / "j", server.options)
+    if steps != "begun":
+        assert killed.plan()
+    if steps == "read":
+        assert len(killed.run()) == LEFT_ROWS
+    query = Query(tmp_path / "j", server.options)
+    query.batch()
+    account(bodies, query.rows).check()
+
+
+def test_a_kill_between_the_commits_of_both_folders_is_made_good(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(server, tmp_path / "j")
+    query = Query(tmp_path / "j", server.options)
+    assert query.plan()
+    rows = query.run()
+    query.rows, query.offset = rows, query.planned  # Spark has committed, and was killed before it told the source
+    query.start()
+    server.publish(10, "n")
+    query.batch()
+    assert not Query(tmp_path / "j", server.options).plan()
+
+
+def test_orphans_may_be_refused(server: Server, tmp_path: Path) -> None:
+    old, _ = dead(server, tmp_path / "j")
+    with pytest.raises(JournalError, match=rf"{old.offset['j']} \({LEFT_ROWS:,} rows.*orphans=adopt"):  # type: ignore[index]
+        Query(tmp_path / "j", {**server.options, "orphans": "refuse"})
+
+
+def test_orphans_may_be_warned_of(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, _ = dead(server, tmp_path / "j")
+    query = Query(tmp_path / "j", {**server.options, "orphans": "warn"})
+    assert f"{old.offset['j']} ({LEFT_ROWS:,} rows, the oldest" in caplog.text  # type: ignore[index]
+    assert not query.plan()
+
+
+@pytest.mark.parametrize("other", [{"topic": "others"}, {"channel": "other"}])
+def test_folders_of_another_topic_or_channel_are_left_alone(
+    server: Server, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    dead(server, tmp_path / "j")
+    server.client.create_topic("others")
+    server.client.create_channel(TOPIC, "other")
+    server.client.create_channel("others", CHANNEL)
+    before = folders(tmp_path / "j")
+    assert not Query(tmp_path / "j", {**server.options, **other}).plan()
+    assert folders(tmp_path / "j") == before
+
+
+def journal(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["journal", *map(str, arguments)])
+
+
+def shown(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_ls_shows_what_is_not_committed(server: Server, tmp_path: Path) -> None:
+    old, _ = dead(server, tmp_path / "j")
+    (found,) = shown(journal("ls", tmp_path / "j", "--json"))
+    assert found["age"] >= 0
+    named = {name: found[name] for name in ("folder", "topic", "channel", "committed", "batch", "rows")}
+    assert old.offset is not None
+    assert named == {
+        "folder": old.offset["j"],
+        "topic": TOPIC,
+        "channel": CHANNEL,
+        "committed": 0,
+        "batch": 1,
+        "rows": LEFT_ROWS,
+    }
+    assert "1,000" in journal("ls", tmp_path / "j").stdout
+    old.done(old.run())
+    (found,) = shown(journal("ls", tmp_path / "j", "--json"))
+    assert (found["committed"], found["rows"], found["age"]) == (1, 0, None)
+
+
+def test_read_prints_rows_and_changes_nothing(server: Server, tmp_path: Path) -> None:
+    old, bodies = dead(server, tmp_path / "j")
+    assert old.offset is not None
+    folder = old.offset["j"]
+    assert sorted(journal("read", tmp_path / "j", folder).stdout.encode().splitlines()) == sorted(bodies)
+    rows = shown(journal("read", tmp_path / "j", folder, "--json"))
+    assert sorted(row["body"].encode() for row in rows) == sorted(bodies)
+    assert {(row["topic"], row["nsqd"], row["partition"], row["attempts"]) for row in rows} == {
+        (TOPIC, str(server.tcp), None, 1)
+    }
+    query = Query(tmp_path / "j", server.options)
+    query.batch()
+    account(bodies, query.rows).check()
+    assert "no folder nobody" in journal("read", tmp_path / "j", "nobody").output
+
+
+def later(server: Server, folder: Path) -> tuple[Query, list[bytes], str]:
+    """A query with a batch behind it, and another that was left to die; what it holds, and its folder."""
+    heir = Query(folder, server.options)
+    first = server.publish(10, "first")
+    account(first, heir.batch()).check()
+    old = Query(folder, {**server.options, "orphans": "warn"})
+    bodies = server.publish(LEFT_ROWS)
+    assert old.plan()
+    assert len(old.run()) == LEFT_ROWS
+    assert old.offset is not None
+    return heir, first + bodies, old.offset["j"]
+
+
+def told(heir: Query, folder: Path, dead: str) -> Result:
+    assert heir.offset is not None
+    return journal("adopt", folder, dead, "--by", heir.offset["j"])
+
+
+def test_adopt_gives_rows_to_a_query_that_has_begun(server: Server, tmp_path: Path) -> None:
+    heir, bodies, old = later(server, tmp_path)
+    found = told(heir, tmp_path, old)
+    assert found.exit_code == 0, found.output
+    assert f"reads {LEFT_ROWS:,} rows of {old} when it is started again" in found.output
+    assert not heir.plan()  # it runs
+    heir.start()
+    heir.batch()
+    account(bodies, heir.rows).check()
+    heir.start()
+    assert not heir.plan()
+    assert not [path for path in folders(tmp_path) if old in str(path)]
+
+
+def test_adopt_refuses_what_cannot_be(server: Server, tmp_path: Path) -> None:
+    heir, _, old = later(server, tmp_path)
+    assert heir.offset is not None
+    own = heir.offset["j"]
+    assert "one of them" in journal("adopt", tmp_path, old).output
+    assert "no rows" in journal("adopt", tmp_path, own, "--by", old).output
+    assert "no folder none" in journal("adopt", tmp_path, "none", "--by", own).output
+    assert "is that query's own" in journal("adopt", tmp_path, old, "--by", old).output
+
+
+@pytest.mark.parametrize("kill", ["told", "planned", "read", "in the sink"])
+def test_a_query_told_to_adopt_and_killed_reads_all_once(server: Server, tmp_path: Path, kill: str) -> None:
+    heir, bodies, old = later(server, tmp_path)
+    told(heir, tmp_path, old)
+    heir.start()
+    if kill != "told":
+        assert heir.plan()
+    if kill in ("read", "in the sink"):
+        rows = heir.run()
+    heir.start()
+    if kill == "in the sink":  # the plan is in the checkpoint, so Spark runs it again, and commits it then
+        assert heir.run() == rows
+        assert heir.planned is not None
+        before, heir.offset = heir.offset, heir.planned
+        assert heir.reader.latestOffset(heir.offset) == heir.offset  # not adopted once more
+        heir.offset = before
+        heir.done(rows)
+    bodies += server.publish(10, "n")
+    heir.batch()
+    heir.batch()
+    account(bodies, heir.rows).check()
+    assert not [path for path in folders(tmp_path) if old in str(path)]
+
+
+@pytest.mark.parametrize("place", ["before claim 0", "after claim 0"])
+def test_a_task_killed_while_it_collects_leaves_what_it_claimed_to_a_new_checkpoint(
+    server: Server, tmp_path: Path, place: str
+) -> None:
+    """What it has claimed and not finished comes again by its timeout, too, and is known then."""
+    bodies = server.publish(LEFT_ROWS)
+    options = {**server.options, "nsq.msg_timeout": "1"}
+    old = Query(tmp_path / "j", options)
+    old.plan()
+    (task,) = old.tasks()
+    Attempt(task, place, tmp_path).kill()
+    query = Query(tmp_path / "j", options)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["read", "committed"])
+def test_a_task_of_the_old_query_that_wakes_up_keeps_nothing(server: Server, tmp_path: Path, committed: bool) -> None:
+    bodies = server.publish(LEFT_ROWS)
+    old = Query(tmp_path / "j", server.options)
+    old.plan()
+    (task,) = old.tasks()
+    task.rows = 500
+    late = Attempt(task, "after claim 0", tmp_path)
+    query = Query(tmp_path / "j", server.options)
+    assert query.plan()
+    rows = query.run()
+    assert len(rows) == 500
+    if committed:
+        query.done(rows)
+    assert late.go_on() == (JournalClosed if committed else JournalTaken).__name__
+    if not committed:
+        query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()

@@ -1,4 +1,4 @@
-"""The journal on disk: a name is claimed once, whoever races; what is sealed stays; a folder that is gone fences."""
+"""The journal's folder on a disk: its files, what damages them, and where else they may be."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import json
 import mmap
 import os
 import struct
+import subprocess
 import sys
 import threading
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.s3 import BUCKET, REGION
+from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
@@ -22,7 +27,7 @@ from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.journal import slot as suspects_module
 from nsq_fast.spark.journal.collect import Quota, Screen, take
-from nsq_fast.spark.journal.files import FileStorage, check_links
+from nsq_fast.spark.journal.files import FileStorage, Storage, check_links
 from nsq_fast.spark.journal.plan import (
     Depth,
     Offset,
@@ -40,12 +45,16 @@ from nsq_fast.spark.journal.slot import (
     batches,
     check_path,
     keys_of,
+    open_storage,
     read,
     seal,
     seals,
     uncertain,
 )
-from nsq_fast.spark.options import NAMES, SourceOptions
+from nsq_fast.spark.options import NAMES, ObjectStore, SourceOptions
+
+# The journal on disk: a name is claimed once, whoever races; what is sealed stays; a folder that is gone fences.
+
 
 ABOUT = About("orders", "spark")
 
@@ -84,9 +93,6 @@ def journal(tmp_path):
     made = QueryJournal(FileStorage(str(tmp_path / "journal")), "j1")
     made.create(ABOUT)
     return made
-
-
-# Segments
 
 
 @pytest.mark.parametrize("ext", [None, b'{"a":"b"}', b""])
@@ -135,9 +141,6 @@ def test_the_byte_order_is_part_of_a_segment(batch):
     stored = Chain(batch, 0).claim(0, Head(order=order))
     with pytest.raises(JournalError, match="byte order"):
         read(batch, stored.name)
-
-
-# Claims
 
 
 def test_what_is_written_in_parts_is_whole(tmp_path, monkeypatch):
@@ -222,9 +225,6 @@ def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
     assert calls[1:] == ["link", "b1"]
 
 
-# Seals
-
-
 def test_a_slot_that_an_attempt_left_is_sealed_with_what_there_is(batch):
     chain = Chain(batch, 0)
     for number in range(3):
@@ -283,9 +283,6 @@ def test_the_seals_of_a_batch_say_what_each_run_took(batch):
     assert seals(batch) == {0: Head(is_seal=True, fresh={"a": 2, "b": 2}, seen=(b"k" * 24,))}
 
 
-# Suspects
-
-
 def test_the_same_id_of_another_time_is_another_message(journal):
     journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
     columns = columns_of([b"a"])
@@ -325,9 +322,6 @@ def test_taking_rows_of_columns_keeps_all_of_them(rows, detail):
     facts = {"topic": "t", "partition": None, "nsqd": "n", "is_redesigned": True}
     whole = to_batch(columns, NAMES, **facts)
     assert to_batch(take(columns, chosen), NAMES, **facts).to_pylist() == [whole.to_pylist()[row] for row in chosen]
-
-
-# The folder of a query
 
 
 def test_a_journal_is_readable_by_its_owner_only(journal):
@@ -381,9 +375,6 @@ def test_commit_forgets_suspects_that_a_batch_has_met(journal):
     assert journal.suspects.load() == {keys[1]}
 
 
-# Where it may lie
-
-
 @pytest.mark.parametrize(
     ("journal", "reason"),
     [
@@ -429,9 +420,6 @@ def test_a_file_system_whose_links_are_not_what_they_must_be_is_refused(tmp_path
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="No such file or directory"):
         check_links(str(tmp_path / "none"))
-
-
-# Offsets and plans: what a batch is made of, and never worked out a second time.
 
 
 SOURCES = st.dictionaries(st.sampled_from(["h:1", "h:2", "p0", "p1", "p2"]), st.integers(0, 10_000))
@@ -511,3 +499,212 @@ def test_a_server_that_has_no_time_limit_for_its_buffer_takes_nothing_from_the_p
     quota = Quota(10)
     assert quota.patience(-1, has_some=has_some) == quota.patience(0, has_some=has_some)
     assert quota.patience(250, has_some=has_some) == 0.25 + quota.patience(0, has_some=has_some)
+
+
+# What a journal needs of its storage holds of a file system and of an object store alike.
+
+
+@pytest.fixture(params=["files", "objects"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ObjectStore]:
+    """Where nothing is yet."""
+    if request.param == "files":
+        return str(tmp_path / "a" / "journal"), ObjectStore()
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}/journal", ObjectStore(request.getfixturevalue("s3").url, REGION)
+
+
+@pytest.fixture
+def root(place: tuple[str, ObjectStore]) -> Storage:
+    made = open_storage(*place)
+    made.make(parents=True)
+    return made
+
+
+@pytest.fixture
+def stored_batch(root: Storage) -> Storage:
+    made = root.below("b1")
+    made.make()
+    return made
+
+
+def test_a_name_is_claimed_once_and_what_was_there_stays(stored_batch: Storage) -> None:
+    stored_batch.claim("s0-0", [b"the ", memoryview(b"first")])
+    with pytest.raises(JournalTaken, match="b1/s0-0 has been written by another attempt"):
+        stored_batch.claim("s0-0", [b"the second"])
+    assert bytes(stored_batch.view("s0-0")) == b"the first"
+    assert stored_batch.names() == ["s0-0"]
+
+
+def test_where_no_place_was_made_nothing_is_claimed(root: Storage) -> None:
+    with pytest.raises(JournalClosed, match="b7 is not there: the batch has been committed by another attempt"):
+        root.below("b7").claim("s0-0", [b"x"])
+    assert root.names() == []
+    assert root.below("b7").names() == []
+
+
+def test_where_a_place_was_retired_nothing_is_claimed(
+    root: Storage, stored_batch: Storage, place: tuple[str, ObjectStore]
+) -> None:
+    stored_batch.claim("s0-0", [b"first"])
+    before = stored_batch.view("s0-0")
+    root.retire("b1")
+    for name in ("s0-0", "s0-1"):
+        with pytest.raises((JournalClosed, JournalTaken)):
+            stored_batch.claim(name, [b"late"])
+    root.sweep()
+    with pytest.raises(JournalClosed):
+        stored_batch.claim("s0-0", [b"late"])
+    assert (root.names(), root.tree("b"), stored_batch.names()) == ([], [], [])
+    assert bytes(before) == b"first"
+    with pytest.raises(FileNotFoundError):
+        open_storage(stored_batch.path, place[1]).view("s0-0")
+
+
+def test_a_claim_that_races_the_end_of_its_place_is_swept_or_refused(root: Storage, stored_batch: Storage) -> None:
+    """A writer claims until it is refused: what it was told that it has was there before the end."""
+    claimed: list[tuple[int, float]] = []
+
+    def write() -> None:
+        try:
+            for number in range(10_000):
+                began = time.monotonic()
+                stored_batch.claim(f"s0-{number}", [b"x"])
+                claimed.append((number, began))
+                some.set()
+        except JournalClosed:
+            pass
+
+    some = threading.Event()
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert some.wait(60)
+    root.retire("b1")
+    retired = time.monotonic()
+    writer.join()
+    root.sweep()
+    assert all(began < retired for _, began in claimed)
+    assert root.tree("b") == []
+
+
+def test_what_is_swept_is_what_was_retired(root: Storage, stored_batch: Storage) -> None:
+    other = root.below("b2")
+    other.make()
+    for storage in (root, stored_batch, other):
+        storage.claim("s0-0", [b"x"])
+    root.retire("b1")
+    root.retire("b1")
+    root.sweep()
+    root.sweep()
+    assert root.names() == ["b2", "s0-0"]
+    assert other.names() == ["s0-0"]
+    other.claim("s0-1", [b"y"])
+
+
+def test_an_entry_is_replaced_as_a_whole(root: Storage) -> None:
+    for data in (b"one", b"", b"three"):
+        root.replace("committed", data)
+        assert bytes(root.view("committed")) == data
+    assert root.names() == ["committed"]
+
+
+def test_what_is_not_there_is_told(root: Storage) -> None:
+    with pytest.raises(FileNotFoundError):
+        root.view("none")
+    root.remove("none")
+    root.replace("some", b"x")
+    root.remove("some")
+    assert root.names() == []
+    assert root.below("none").names() == []
+    assert root.below("none").tree("") == []
+
+
+def test_the_tree_tells_names_sizes_and_times(root: Storage, stored_batch: Storage) -> None:
+    root.below("b12").make()
+    root.below("b12").claim("s0-0", [b"1234"])
+    root.claim("about.json", [b"{}"])
+    stored_batch.claim("s0-0", [b"12"])
+    stored_batch.claim("s0-1", [b""])
+    assert sorted((each.name, each.size) for each in root.tree("b")) == [
+        ("b1/s0-0", 2),
+        ("b1/s0-1", 0),
+        ("b12/s0-0", 4),
+    ]
+    assert sorted(each.name for each in root.tree("b1/")) == ["b1/s0-0", "b1/s0-1"]
+    assert all(abs(each.written_at - time.time()) < 600 for each in root.tree("b"))
+
+
+def test_making_a_place_twice_changes_nothing(root: Storage, stored_batch: Storage) -> None:
+    stored_batch.claim("s0-0", [b"x"])
+    root.make(parents=True)
+    stored_batch.make()
+    assert stored_batch.names() == ["s0-0"]
+
+
+def test_a_good_storage_is_left_as_it_was(root: Storage) -> None:
+    root.check()
+    assert root.names() == []
+
+
+RACER = """
+import sys
+from nsq_fast.errors import JournalTaken
+from nsq_fast.spark.journal.slot import open_storage
+from nsq_fast.spark.options import ObjectStore
+storage = open_storage(sys.argv[1], ObjectStore(*sys.argv[3:]))
+print("ready", flush=True)
+sys.stdin.readline()
+won = 0
+for slot in range(40):
+    try:
+        storage.claim(f"s{slot}-0", [sys.argv[2].encode()])
+    except JournalTaken:
+        continue
+    won += 1
+print(won, flush=True)
+"""
+
+
+def test_of_two_processes_that_race_one_wins_each_name_and_all_see_whose_it_is(
+    stored_batch: Storage, place: tuple[str, ObjectStore]
+) -> None:
+    told = [each for each in (place[1].endpoint, place[1].region) if each]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, stored_batch.path, name, *told],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    wins = {name: int(process.communicate(timeout=PROCESS)[0]) for name, process in zip("ab", processes, strict=True)}
+    owners = [bytes(stored_batch.view(f"s{slot}-0")).decode() for slot in range(40)]
+    assert {name: owners.count(name) for name in "ab"} == wins
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a/b"),
+        ("s3a://bucket//a/", "s3://bucket/a"),
+        ("s3n://bucket", "s3://bucket"),
+    ],
+)
+def test_a_place_in_an_object_store_has_one_spelling(given: str, path: str) -> None:
+    assert check_path(given) == path
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("s3:///a", "names no bucket"), ("s3://", "names no bucket"), ("s3://k:hush@b/a", "credentials")],
+)
+def test_what_names_no_bucket_is_refused(given: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as told:
+        check_path(given)
+    assert "hush" not in str(told.value)

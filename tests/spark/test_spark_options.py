@@ -1,30 +1,51 @@
-"""Options as Spark passes them: what they become, what is refused and how it says so, what is never shown."""
+"""Options of source and sink, where they find servers, and which lakes rows go to."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gevent
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from support import spark_lakes
+from support.cluster import Standalone
+from support.spark_driver import Driver
+from support.spark_marks import LIMIT
+from support.spark_settings import ROOT, spark_environment, spark_settings
 from support.waiting import PROCESS
 
+import nsq_fast
+from nsq_fast import Producer
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader, Columns
+from nsq_fast.broker import Broker, BrokerProcess, RedesignedCluster
 from nsq_fast.client.http import Endpoint
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import arrow_schema, to_batch
+from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, nsqd_client
 from nsq_fast.spark.options import HEADERS_AS, NAMES, SinkOptions, SourceOptions, of_topic
 from nsq_fast.spark.schema import spark_schema
-from nsq_fast.spark.source import check_load, check_use
+from nsq_fast.spark.source import check_load, check_use, choose
+
+# Options as Spark passes them: what they become, what is refused and how it says so, what is never shown.
+
 
 NEEDED = {"topic": "t", "channel": "c", "nsqd_tcp_addresses": "a,b:5150", "nsqd_http_addresses": "a,https://b:5151"}
+
 SECRET = "open-sesame"
 
 
@@ -49,9 +70,6 @@ def refusal(kind: Any, options: dict[str, str | None]) -> str:
     assert SECRET not in text
     assert "\n" not in text
     return text
-
-
-# What they become
 
 
 def test_what_is_left_out_has_its_default() -> None:
@@ -184,9 +202,8 @@ def test_options_of_the_sink() -> None:
     assert sink(reportPath="/r").report_path == "/r"
 
 
-# What is refused
-
 POSITIONS = ["", "5", "[]", "{}", '{"a": 1}', '{"0": "x"}', '{"0": 1.5}', '{"0": -3}', '{"2000": 1}']
+
 WRONG_VALUES = [
     *(("startingOffsets", text) for text in POSITIONS),
     ("topic", "with space"),
@@ -298,9 +315,6 @@ def test_what_a_sink_refuses(options: dict[str, str | None], text: str) -> None:
     assert refusal(sink, options).startswith(text)
 
 
-# What goes together
-
-
 @pytest.mark.parametrize(
     ("options", "is_stream", "text"),
     [
@@ -347,12 +361,12 @@ def test_what_cannot_be_honoured_is_refused_at_load(options: dict[str, str], nam
     assert str(failure.value).startswith(named)
 
 
-# Rows: what columns of frames become, that the buffers are the same ones, and that Spark takes the types.
-
-
 T0 = 1_700_000_000_123_456_789
+
 ID = bytes(range(16))
+
 IN_UTC: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+
 PLACE: dict[str, Any] = {"topic": "t", "partition": 3, "nsqd": "host:4150", "is_redesigned": True}
 
 
@@ -501,3 +515,327 @@ def test_what_is_the_same_in_each_row(size: int) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     assert pa.ipc.open_stream(sink.getvalue()).read_all().to_batches() == [batch]
+
+
+# The servers of a topic, found through lookup services and nsqds of both families; which reader that gives.
+
+
+def options_of(*, lookupds: Any = (), nsqds: Any = (), **others: str) -> SourceOptions:
+    """Options that name servers by their parts of a broker."""
+    servers = {"lookupd_http_addresses": ",".join(str(each.http_address) for each in lookupds)} if lookupds else {}
+    if nsqds:
+        servers["nsqd_tcp_addresses"] = ",".join(str(each.tcp_address) for each in nsqds)
+        servers["nsqd_http_addresses"] = ",".join(str(each.http_address) for each in nsqds)
+    return SourceOptions.parse({"topic": "t", "channel": "c", **servers, **others})
+
+
+@pytest.fixture
+def two_nsqds() -> Iterator[Broker]:
+    with Broker(nsqds=2) as two_nsqds:
+        yield two_nsqds
+
+
+@pytest.fixture
+def three_nodes() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(nodes=3, lookupds=2, kind=True) as three_nodes:
+        three_nodes.create_topic("t", partitions=3, replicas=1, channels=["c"], ext=True)
+        yield three_nodes
+
+
+@pytest.mark.parametrize("way", ["lookup", "direct"])
+def test_an_original_topic(two_nsqds: Broker, way: str) -> None:
+    for nsqd in two_nsqds.nsqds:
+        with nsq_fast.NsqdHTTPClient(*nsqd.http_address) as client:
+            client.create_topic("t")
+    options = options_of(lookupds=[two_nsqds.lookupd]) if way == "lookup" else options_of(nsqds=two_nsqds.nsqds)
+    servers = discover(options)
+    assert {nsqd.tcp for nsqd in servers.nsqds} == {nsqd.tcp_address for nsqd in two_nsqds.nsqds}
+    assert {nsqd.http.address for nsqd in servers.nsqds} == {nsqd.http_address for nsqd in two_nsqds.nsqds}
+    assert (servers.leaders, servers.meta, servers.is_redesigned) == ({}, None, False)
+    assert (servers.has_ext, servers.is_ordered) == (False, False)
+    with nsqd_client(options, servers.nsqds[0]) as client:
+        assert client.ping() == b"OK"
+
+
+@pytest.mark.parametrize("way", ["lookup", "direct"])
+def test_a_redesigned_topic(three_nodes: RedesignedCluster, way: str) -> None:
+    options = options_of(lookupds=three_nodes.lookupds) if way == "lookup" else options_of(nsqds=three_nodes.nsqds)
+    servers = discover(options)
+    leaders = {number: three_nodes.leader_of("t", number).tcp_address for number in range(3)}
+    assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == leaders
+    assert servers.is_redesigned
+    assert (servers.has_ext, servers.is_ordered) == (True, False)
+    assert all(nsqd.is_redesigned for nsqd in servers.nsqds)
+
+
+def test_a_leader_that_has_moved_is_found_anew(three_nodes: RedesignedCluster) -> None:
+    three_nodes.create_topic("u", partitions=1, replicas=2)
+    options = SourceOptions.parse(
+        {"topic": "u", "channel": "c", "lookupd_http_addresses": str(three_nodes.lookupds[0].http_address)}
+    )
+    before = discover(options).leaders[0]
+    three_nodes.move_leader("u", 0)
+    after = discover(options).leaders[0]
+    assert after.tcp == three_nodes.leader_of("u", 0).tcp_address != before.tcp
+
+
+def test_an_unknown_topic_has_no_servers(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None:
+    assert discover(options_of(lookupds=[two_nsqds.lookupd])) == TopicServers((), {}, None, False)
+    unknown = options_of(lookupds=three_nodes.lookupds, topic="unknown")
+    servers = discover(unknown)
+    assert (servers.nsqds, servers.is_redesigned) == ((), True)
+    with pytest.raises(LookupFailed, match="topic 'unknown' is not known"):
+        choose(unknown, is_stream=True)
+
+
+def test_a_lookup_service_that_is_away_is_asked_again(two_nsqds: Broker) -> None:
+    with nsq_fast.NsqdHTTPClient(*two_nsqds.nsqds[0].http_address) as client:
+        client.create_topic("t")
+    options = options_of(lookupds=[two_nsqds.lookupd])
+    gevent.sleep(0.05)  # sleep: the lookupd learns of the topic
+    two_nsqds.lookupd.stop()
+    back = gevent.spawn_later(0.6, two_nsqds.lookupd.start)
+    start = time.monotonic()
+    discover(options)
+    assert time.monotonic() - start > 0.3
+    back.join()
+
+
+@pytest.mark.parametrize("way", ["lookup", "direct"])
+def test_nobody_answers(way: str) -> None:
+    names = {"lookup": ("lookupd_http_addresses",), "direct": ("nsqd_tcp_addresses", "nsqd_http_addresses")}[way]
+    options = SourceOptions.parse({"topic": "t", "channel": "c", **dict.fromkeys(names, "127.0.0.1:1")})
+    start = time.monotonic()
+    with pytest.raises((LookupFailed, HttpError), match=r"127\.0\.0\.1:1"):
+        discover(options, timeout=0.5)
+    assert time.monotonic() - start < 3.0
+
+
+@pytest.mark.parametrize("family", ["original", "redesigned"])
+def test_one_nsqd_that_is_away_hides_no_other(two_nsqds: Broker, three_nodes: RedesignedCluster, family: str) -> None:
+    nsqds = two_nsqds.nsqds if family == "original" else three_nodes.nsqds
+    options = options_of(nsqds=nsqds)
+    away = nsqds[0].tcp_address
+    nsqds[0].stop()
+    servers = discover(options, timeout=1.0)
+    assert [nsqd.tcp for nsqd in servers.nsqds] == [nsqd.tcp_address for nsqd in nsqds]
+    assert servers.is_redesigned == (family == "redesigned")
+    assert away not in {nsqd.tcp for nsqd in servers.leaders.values()}
+    assert len(servers.leaders) == (0 if family == "original" else 2)
+    assert in_cluster(options, servers) == (family == "redesigned")
+
+
+def test_which_reader(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None:
+    original, redesigned = {"nsqds": two_nsqds.nsqds}, {"lookupds": three_nodes.lookupds}
+    with nsq_fast.NsqdHTTPClient(*two_nsqds.nsqds[0].http_address) as client:
+        client.create_topic("t")
+    assert choose(options_of(**redesigned), is_stream=True) == "replayable"
+    assert choose(options_of(**redesigned), is_stream=False) == "replayable"
+    assert choose(options_of(**redesigned, startingOffsets='{"0": 5}'), is_stream=True) == "replayable"
+    assert choose(options_of(**redesigned, journal="/j"), is_stream=True) == "journalled"
+    assert choose(options_of(**original, journal="/j"), is_stream=True) == "journalled"
+    assert choose(options_of(**original), is_stream=False) == "journalled"
+    with pytest.raises(ConfigError, match="journal: is required"):
+        choose(options_of(**original), is_stream=True)
+    with pytest.raises(ConfigError, match="journal: is required"):
+        choose(options_of(**original, consume="true"), is_stream=False)
+    with pytest.raises(ConfigError, match="startingOffsets: the journalled reader cannot"):
+        choose(options_of(**original, journal="/j", startingOffsets="earliest"), is_stream=True)
+
+
+def test_a_cluster_is_told_by_lookup_and_by_its_nsqds(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None:
+    for options in (options_of(lookupds=three_nodes.lookupds), options_of(nsqds=three_nodes.nsqds)):
+        assert in_cluster(options, discover(options))
+        assert choose(options, is_stream=True) == "replayable"
+    options = options_of(nsqds=two_nsqds.nsqds)
+    assert not in_cluster(options, discover(options))
+
+
+def test_a_redesigned_nsqd_without_a_cluster_gets_a_journal(standalone_nsqd: Standalone) -> None:
+    standalone_nsqd.create_topic("t")
+    lookup = SimpleNamespace(http_address=standalone_nsqd.lookupd_address)
+    for options in (options_of(lookupds=[lookup]), options_of(nsqds=[standalone_nsqd])):
+        servers = discover(options)
+        assert servers.is_redesigned
+        assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == {0: standalone_nsqd.tcp_address}
+        assert not in_cluster(options, servers)
+        assert choose(options, is_stream=False) == "journalled"
+
+
+def test_a_reader_that_is_asked_for_needs_no_server() -> None:
+    nowhere = {"lookupd_http_addresses": "127.0.0.1:1"}
+    options = SourceOptions.parse({"topic": "t", "channel": "c", "reader": "replayable", **nowhere})
+    assert choose(options, is_stream=True) == "replayable"
+
+
+# Programs of docs/spark-examples.md that need jars or a command: formats, tables whose batch runs again, pipelines.
+
+
+PAGE = (ROOT / "docs" / "spark-examples.md").read_text()
+
+AVRO, PROTOBUF, DELTA, ICEBERG, PIPELINE, MERGE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[4:10]
+
+DELTA_MERGE = MERGE
+
+for iceberg, delta in (
+    (
+        re.findall(r"settings = \{.*?\n\}\n", MERGE, re.DOTALL)[0],
+        re.findall(r"settings = \{.*?\n\}\n", DELTA, re.DOTALL)[0],
+    ),
+    ("lake.shop.states", "delta.`/var/lib/orders/states`"),
+    ("USING iceberg", "USING delta"),
+):
+    DELTA_MERGE = DELTA_MERGE.replace(iceberg, delta)
+
+# The programs have settings of their own: the test's are those of the command that starts them.
+RUN = """
+import os
+from support.spark_program import arguments, say
+
+os.environ["PYSPARK_SUBMIT_ARGS"] = arguments()["submit"]
+exec(arguments()["text"])
+rows = globals().get("rows")
+if rows is not None:
+    bodies = [bytes(row.body).decode() if "body" in row else f"{row.number} {row.state}" for row in rows.collect()]
+    say("rows", bodies=sorted(bodies))
+"""
+
+
+@pytest.fixture
+def lake_broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as running:
+        yield running
+
+
+def publish(lake_broker: BrokerProcess, count: int, name: str) -> list[str]:
+    texts = [f"{name}{number}" for number in range(count)]
+    with Producer(lookupd_http_addresses=str(lake_broker.lookupd.http)) as producer:
+        producer.multipublish("orders", [text.encode() for text in texts])
+    return texts
+
+
+def here(program: str, lake_broker: BrokerProcess, folder: Path) -> str:
+    """A program of the page, with the places of this test."""
+    assert "127.0.0.1:4161" in program
+    return program.replace("127.0.0.1:4161", str(lake_broker.lookupd.http)).replace("/var/lib", str(folder))
+
+
+@pytest.fixture
+def with_jars(spark_driver: Callable[..., Driver], lake_broker: BrokerProcess, tmp_path: Path) -> Callable[..., Driver]:
+    """A driver of a program of the page, with the jars of this name."""
+
+    def make(name: str, program: str) -> Driver:
+        jars, reason = spark_lakes.jars(name)
+        if reason:
+            pytest.skip(reason)
+        (tmp_path / "orders").mkdir()
+        settings = {**spark_settings("local[2]", tmp_path), "spark.jars": ",".join(map(str, jars))}
+        del settings["spark.sql.codegen.factoryMode"]  # their own expressions have to be compiled
+        submit = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        text = here(program, lake_broker, tmp_path)
+        return spark_driver(RUN, text=text, submit=shlex.join([*submit, "pyspark-shell"]))
+
+    return make
+
+
+def rows_of(driver: Driver) -> list[str]:
+    driver.start()
+    driver.wait()
+    found: list[str] = driver.said("rows")[-1]["bodies"]
+    return found
+
+
+def lose_commit(folder: Path, number: int) -> None:
+    """As if killed between the commit of the table and that of Spark."""
+    commits = folder / "orders" / "checkpoint" / "commits"
+    for file in (commits / str(number), commits / f".{number}.crc"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(("lake", "program"), [("delta", DELTA), ("iceberg", ICEBERG)])
+def test_a_batch_that_is_run_again_is_in_a_table_once(
+    lake: str, program: str, lake_broker: BrokerProcess, with_jars: Callable[..., Driver], tmp_path: Path
+) -> None:
+    driver = with_jars(lake, program)
+    texts = publish(lake_broker, 50, "first")
+    assert rows_of(driver) == sorted(texts)
+    lose_commit(tmp_path, 0)
+    assert rows_of(driver) == sorted(texts)
+    texts += publish(lake_broker, 10, "second")
+    assert rows_of(driver) == sorted(texts)
+
+
+@pytest.mark.parametrize(("lake", "program"), [("delta", DELTA_MERGE), ("iceberg", MERGE)])
+def test_a_merge_keeps_the_latest_of_each_order(
+    lake: str, program: str, lake_broker: BrokerProcess, with_jars: Callable[..., Driver], tmp_path: Path
+) -> None:
+    driver = with_jars(lake, program)
+    with Producer(lookupd_http_addresses=str(lake_broker.lookupd.http)) as producer:
+        producer.multipublish("orders", [b'{"number": %d, "state": "new"}' % number for number in range(20)])
+        assert rows_of(driver) == sorted(f"{number} new" for number in range(20))
+        producer.multipublish("orders", [b'{"number": %d, "state": "paid"}' % number for number in range(5)])
+    states = sorted(f"{number} {'paid' if number < 5 else 'new'}" for number in range(20))
+    assert rows_of(driver) == states
+    lose_commit(tmp_path, 1)
+    assert rows_of(driver) == states
+
+
+@pytest.mark.parametrize(("name", "program"), [("avro", AVRO), ("protobuf", PROTOBUF)])
+def test_records_of_a_format_go_there_and_back(
+    name: str, program: str, with_jars: Callable[..., Driver], tmp_path: Path
+) -> None:
+    from pyarrow import parquet
+
+    driver = with_jars(name, program)
+    if name == "protobuf":
+        (tmp_path / "orders" / "payment.desc").write_bytes(payment_descriptor())
+    driver.start()
+    driver.wait()
+    rows = parquet.read_table(tmp_path / "orders" / name).to_pylist()
+    assert sorted((row["shop"], row["cents"]) for row in rows) == [("books", 1200), ("bread", 300)]
+
+
+def payment_descriptor() -> bytes:
+    """What protoc makes of the message in the program's comment."""
+    descriptor = pytest.importorskip("google.protobuf.descriptor_pb2")
+    files = descriptor.FileDescriptorSet()
+    file = files.file.add(name="payment.proto", syntax="proto3")
+    message = file.message_type.add(name="Payment")
+    kinds = {"shop": descriptor.FieldDescriptorProto.TYPE_STRING, "cents": descriptor.FieldDescriptorProto.TYPE_INT64}
+    for number, (name, kind) in enumerate(kinds.items(), 1):
+        message.field.add(name=name, number=number, type=kind, label=descriptor.FieldDescriptorProto.LABEL_OPTIONAL)
+    text: bytes = files.SerializeToString()
+    return text
+
+
+def test_a_declarative_pipeline_reads_what_there_is(java: None, lake_broker: BrokerProcess, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark.pipelines", reason="PySpark has declarative pipelines from 4.1 on")
+    pytest.importorskip("yaml", reason="pyspark[pipelines] is not installed")
+    from pyarrow import parquet
+
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "transformations").mkdir()
+    (tmp_path / "transformations" / "orders.py").write_text(here(PIPELINE, lake_broker, tmp_path))
+    (tmp_path / "spark-pipeline.yml").write_text(
+        f"name: orders\nstorage: file://{tmp_path}/storage\nlibraries:\n  - glob:\n      include: transformations/**\n"
+    )
+    texts = publish(lake_broker, 50, "order")
+    run_pipeline(tmp_path)
+    found = parquet.read_table(tmp_path / "warehouse" / "orders", columns=["body"])["body"].to_pylist()
+    assert sorted(body.decode() for body in found) == sorted(texts)
+    sizes = parquet.read_table(tmp_path / "warehouse" / "sizes").to_pylist()
+    assert sum(row["count"] for row in sizes) == len(texts)
+
+
+def run_pipeline(folder: Path) -> None:
+    settings = spark_settings("local[2]", folder)
+    del settings["spark.master"]  # the command makes its own server
+    conf = folder / "conf"
+    conf.mkdir(exist_ok=True)
+    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    environment = {**spark_environment(), "SPARK_CONF_DIR": str(conf)}
+    environment["SPARK_TESTING"] = "1"  # with it the server takes a port that is free
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = [str(Path(sys.executable).with_name("spark-pipelines")), "run", "--spec", "spark-pipeline.yml"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr

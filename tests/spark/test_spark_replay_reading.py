@@ -1,42 +1,54 @@
-"""Pieces of a log of the embedded cluster are read whole, in order and once, while the cluster is not well."""
+"""Reading a topic again from its log: positions, parts, rows."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from typing import Any
 
 import pytest
 from gevent import joinall, sleep, spawn
+from hypothesis import given
+from hypothesis import strategies as st
 from support.spark_replay import Topic
 from support.waiting import WAIT, holds, until
 
+from nsq_fast._codec import encode_message
+from nsq_fast._frame import ColumnReader, Columns
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.client.http import Endpoint
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, LookupFailed, NotLeader, Unauthorized
+from nsq_fast.names import Address
+from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
-from nsq_fast.spark.replay.logs import TopicLogs
-from nsq_fast.spark.replay.reading import Piece, PieceReader, Route
+from nsq_fast.spark.replay.logs import Log, Record, TopicLogs, first_at
+from nsq_fast.spark.replay.position import Identity, Position, start_of
+from nsq_fast.spark.replay.reading import Assembly, Piece, PieceReader, Route, Run, own_channel, pieces
+from nsq_fast.spark.replay.stream import share_out
+
+# Pieces of a log of the embedded cluster are read whole, in order and once, while the cluster is not well.
+
 
 NAMES = (f"topic{number}" for number in count())
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as cluster:
-        yield cluster
+def moving_cluster() -> Iterator[ClusterProcess]:
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as moving_cluster:
+        yield moving_cluster
 
 
 @pytest.fixture
-def make_topic(cluster: ClusterProcess) -> Callable[..., Topic]:
+def make_topic(moving_cluster: ClusterProcess) -> Callable[..., Topic]:
     def make(partitions: int = 2, replicas: int = 1, **flags: Any) -> Topic:
         name = next(NAMES)
         multi = {} if flags.get("ordered") else {"multi_part": True}
-        cluster.create_topic(name, partitions, replicas, **{"channels": ["spark"], **multi, **flags})
-        return Topic(name, str(cluster.lookupds[0].http))
+        moving_cluster.create_topic(name, partitions, replicas, **{"channels": ["spark"], **multi, **flags})
+        return Topic(name, str(moving_cluster.lookupds[0].http))
 
     return make
 
@@ -74,9 +86,6 @@ def piece_of(topic: Topic, partition: int = 0, **given: str) -> tuple[SourceOpti
     found = options(topic, **given)
     pieces = whole(ReplayStreamReader(found))
     return found, next(piece for piece in pieces if piece.partition == partition)
-
-
-# --- all is well
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -131,11 +140,11 @@ def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topi
     for partition in (0, 1):
         topic.publish(partition, bodies[partition::2])
     given = {"maxRecordsPerPartition": "100", **({"minPartitions": least} if least else {})}
-    for reader, pieces in (
+    for reader, shares in (
         ((stream := ReplayStreamReader(options(topic, **given))), whole(stream)),
         ((batch := ReplayBatchReader(options(topic, **given))), batch.partitions()),
     ):
-        parts = [rows(reader.read(piece)) for piece in pieces]
+        parts = [rows(reader.read(piece)) for piece in shares]
         assert len(parts) >= 12 if least else [len(part) for part in parts] == [100, 100, 51, 100, 100, 50]
         assert max(map(len, parts)) <= 100
         assert [body for part in parts for body in part] == bodies[::2] + bodies[1::2]
@@ -172,9 +181,6 @@ def _route(topic: Topic, leader: dict[str, Any]) -> Route:
     host = leader["broadcast_address"]
     http = Endpoint("http", Address(host, leader["http_port"]))
     return Route(Nsqd(Address(host, leader["tcp_port"]), http), False, False, False)
-
-
-# --- where to begin and end
 
 
 def test_a_query_begins_where_its_channel_stands(make_topic: Callable[..., Topic]) -> None:
@@ -231,9 +237,6 @@ def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> Non
         slice(endingOffsets='{"0": 999999999, "1": -1}')
 
 
-# --- leaders move and die
-
-
 class Troubled(PieceReader):
     """Calls ``trouble`` once, when it has read so many rows of a connection; counts its connections."""
 
@@ -271,33 +274,33 @@ class Interrupted:
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_leader_moves_within_a_piece(
-    cluster: ClusterProcess, make_topic: Callable[..., Topic], ordered: bool
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], ordered: bool
 ) -> None:
     topic = make_topic(1, 2, ordered=ordered)
     bodies = topic.fill(6000, [0])
     before = topic.leader(0)["tcp_port"]
-    reader = Troubled(*piece_of(topic), lambda: cluster.move_leader(topic.name, 0))
+    reader = Troubled(*piece_of(topic), lambda: moving_cluster.move_leader(topic.name, 0))
     assert rows(reader.batches()) == bodies
     assert reader.connections > 1
     assert topic.leader(0)["tcp_port"] != before
 
 
-def test_a_leader_dies_within_a_piece(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_a_leader_dies_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(1, 2)
     bodies = topic.fill(6000, [0])
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
-    reader = Troubled(*piece_of(topic), lambda: cluster.kill_node(node))
+    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    reader = Troubled(*piece_of(topic), lambda: moving_cluster.kill_node(node))
     try:
         found = [row for batch in reader.batches() for row in batch.to_pylist()]
     finally:
-        cluster.restart_node(node)
+        moving_cluster.restart_node(node)
     assert [row["body"] for row in found] == bodies
     assert len({row["nsqd"] for row in found}) == 2
 
 
 @pytest.mark.parametrize("moment", ["record_at", "record_number"])
 def test_a_leader_moves_while_a_batch_by_time_is_planned(
-    cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, moment: str
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     topic = make_topic(1, 2)
     topic.fill(300, [0], label="before")
@@ -309,7 +312,7 @@ def test_a_leader_moves_while_a_batch_by_time_is_planned(
 
     def move_and_ask(*question: Any) -> Any:
         if to_move:
-            cluster.move_leader(topic.name, to_move.pop())
+            moving_cluster.move_leader(topic.name, to_move.pop())
         return ask(*question)
 
     monkeypatch.setattr(TopicLogs, moment, move_and_ask)
@@ -319,16 +322,16 @@ def test_a_leader_moves_while_a_batch_by_time_is_planned(
 
 
 def test_a_leader_dies_while_a_batch_by_time_is_planned(
-    cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(1, 2)
     bodies = topic.fill(500, [0])
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
     ask, to_kill = TopicLogs.record_at, [node]
 
     def kill_and_ask(*question: Any) -> Any:
         if to_kill:
-            cluster.kill_node(to_kill.pop())
+            moving_cluster.kill_node(to_kill.pop())
         return ask(*question)
 
     monkeypatch.setattr(TopicLogs, "record_at", kill_and_ask)
@@ -336,22 +339,24 @@ def test_a_leader_dies_while_a_batch_by_time_is_planned(
     try:
         assert [body for piece in reader.partitions() for body in rows(reader.read(piece))] == bodies
     finally:
-        cluster.restart_node(node)
+        moving_cluster.restart_node(node)
 
 
-def test_a_partition_without_a_leader_is_waited_for(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_a_partition_without_a_leader_is_waited_for(
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
+) -> None:
     topic = make_topic(1, 1)
     bodies = topic.fill(500, [0])
     found, piece = piece_of(topic)
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
-    cluster.kill_node(node)
+    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    moving_cluster.kill_node(node)
     job = spawn(lambda: rows(PieceReader(found, piece).batches()))
     holds(lambda: not job.ready(), 0.5)
-    cluster.restart_node(node)
+    moving_cluster.restart_node(node)
     assert job.get(timeout=WAIT) == bodies
 
 
-def test_a_connection_that_ends_is_made_again(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_a_connection_that_ends_is_made_again(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(1)
     bodies = topic.fill(6000, [0])
     reader = Troubled(*piece_of(topic), _raise(ConnectionLost("gone")))
@@ -388,33 +393,32 @@ def test_what_does_not_pass_is_raised_after_a_while(make_topic: Callable[..., To
 
 
 def test_a_query_begins_when_all_partitions_can_be_asked(
-    cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(2, 1)
     topic.fill(10)
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(1)["tcp_port"])
-    cluster.kill_node(node)
+    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(1)["tcp_port"])
+    moving_cluster.kill_node(node)
     job = spawn(ReplayStreamReader(options(topic)).initialOffset)
     holds(lambda: not job.ready(), 0.3)
-    cluster.restart_node(node)
+    moving_cluster.restart_node(node)
     assert job.get(timeout=WAIT)["offsets"] == {topic.name: {"0": 0, "1": 0}}
 
 
-def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_no_news_while_the_servers_cannot_be_asked(
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
+) -> None:
     from nsq_fast.spark.versions import ReadAllAvailable
 
     topic = make_topic(1, 1)
     topic.fill(10, [0])
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
-    cluster.kill_node(node)
+    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    moving_cluster.kill_node(node)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
-    cluster.restart_node(node)
+    moving_cluster.restart_node(node)
     until(lambda: reader.latestOffset(start, ReadAllAvailable()) != start)
-
-
-# --- two attempts at one piece
 
 
 def test_attempts_do_not_disturb_each_other(make_topic: Callable[..., Topic]) -> None:
@@ -467,11 +471,8 @@ def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Call
     assert topic.channels(0)["spark"]["depth"] == len(later)
 
 
-# --- what is lost
-
-
 def test_retention_that_has_overtaken_a_query_is_told(
-    cluster: ClusterProcess, make_topic: Callable[..., Topic]
+    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
 ) -> None:
     from nsq_fast.spark.versions import ReadAllAvailable
 
@@ -479,7 +480,7 @@ def test_retention_that_has_overtaken_a_query_is_told(
     bodies = topic.fill(100, [0])
     found, piece = piece_of(topic)
     cut = topic.stats(0)["backend_depth"] // 4
-    cluster.forget_log(topic.name, 0, cut)
+    moving_cluster.forget_log(topic.name, 0, cut)
     lost = rf"topic '{topic.name}', partition 0: offsets 0 up to {cut} are lost: .*has overtaken.*; failOnDataLoss"
     with pytest.raises(DataLost, match=lost):
         list(PieceReader(found, piece).batches())
@@ -526,13 +527,13 @@ def _rows(limit: int) -> Any:
     return ReadMaxRows(limit)
 
 
-def test_retention_within_a_piece(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_retention_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(1)
     topic.fill(6000, [0])
     found, piece = piece_of(topic)
 
     def forget() -> None:
-        cluster.forget_log(topic.name, 0, piece.end // 2)
+        moving_cluster.forget_log(topic.name, 0, piece.end // 2)
         raise ConnectionLost("and gone")
 
     with pytest.raises(DataLost, match="partition 0"):
@@ -561,29 +562,26 @@ def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., T
     assert job.get(timeout=WAIT) == [*bodies, b"late"]
 
 
-# --- the wire
-
-
-def test_an_unknown_topic(cluster: ClusterProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_topic(moving_cluster: ClusterProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsq_fast.spark.discovery.MISSING_PATIENCE", 0.5)
-    topic = Topic("nowhere", str(cluster.lookupds[0].http))
+    topic = Topic("nowhere", str(moving_cluster.lookupds[0].http))
     with pytest.raises(LookupFailed, match="nowhere"):
         ReplayStreamReader(options(topic)).initialOffset()
 
 
-def test_nsqds_without_lookup(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_nsqds_without_lookup(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(2, 2)
     bodies = topic.fill(2000)
     given = {
         "topic": topic.name,
         "channel": "spark",
-        "nsqd_tcp_addresses": ",".join(str(nsqd.tcp) for nsqd in cluster.nsqds),
-        "nsqd_http_addresses": ",".join(str(nsqd.http) for nsqd in cluster.nsqds),
+        "nsqd_tcp_addresses": ",".join(str(nsqd.tcp) for nsqd in moving_cluster.nsqds),
+        "nsqd_http_addresses": ",".join(str(nsqd.http) for nsqd in moving_cluster.nsqds),
         "startingOffsets": "earliest",
     }
     reader = ReplayStreamReader(SourceOptions.parse(given))
     pieces = whole(reader)
-    cluster.move_leader(topic.name, 0)
+    moving_cluster.move_leader(topic.name, 0)
     assert sorted(body for piece in pieces for body in rows(reader.read(piece))) == bodies
 
 
@@ -606,3 +604,220 @@ def test_servers_are_asked_for_news_now_and_then(
             assert reader.latestOffset(start, ReadAllAvailable()) == start
         assert len(asked) <= most
     assert len(asked) == 20
+
+
+# The parts of the replayable reader that ask nobody: putting a range together, positions, shares, cuts, times.
+
+
+NSQD = Nsqd(Address("h", 1), Endpoint("http", Address("h", 2)))
+
+SIZES = [35, 31, 40, 31, 33, 50, 31, 36, 42, 31]
+
+OFFSETS = [sum(SIZES[:n]) for n in range(len(SIZES))]
+
+END = sum(SIZES)
+
+
+def columns(rows: Iterable[int]) -> Columns:
+    """Records of the log above, by their places."""
+    frames = [encode_message(n, 1, b"%016d" % n, b"x", offset=OFFSETS[n], raw_size=SIZES[n]) for n in rows]
+    return ColumnReader(detail=True).feed(b"".join(frames))
+
+
+def rows_of(runs: Iterable[Run]) -> list[int]:
+    """The places of the records in runs."""
+    return [int(run.columns.ids[16 * n : 16 * n + 16]) for run in runs for n in range(run.first, run.stop)]
+
+
+def assembled(assembly: Assembly, *chunks: Iterable[int]) -> list[int]:
+    return [row for chunk in chunks for row in rows_of(assembly.add(columns(chunk)))]
+
+
+def test_a_record_belongs_to_the_range_in_which_it_begins() -> None:
+    cut = OFFSETS[5] + 1
+    first, second = Assembly(0, cut), Assembly(cut, END)
+    assert assembled(first, range(10)) == [0, 1, 2, 3, 4, 5]
+    assert first.is_complete
+    assert assembled(second, range(10)) == []  # only the log can tell that nothing is missing
+    assert rows_of(second.skip_to(OFFSETS[6])) == [6, 7, 8, 9]
+
+
+def test_what_came_too_early_waits() -> None:
+    assembly = Assembly(0, END)
+    assert assembled(assembly, [7, 8, 9], [3]) == []
+    assert assembly.held_rows == 4
+    assert assembled(assembly, [0, 1, 2], [3, 4, 5, 6]) == list(range(10))
+
+
+def test_what_was_let_go_has_to_come_again() -> None:
+    assembly = Assembly(0, END)
+    assembled(assembly, range(5, 10))
+    assembly.forget_held()
+    assert assembled(assembly, range(5)) == list(range(5))
+    assert not assembly.is_complete
+
+
+def test_records_that_do_not_lie_on_the_others_are_no_continuation() -> None:
+    assembly = Assembly(OFFSETS[3] + 5, END)
+    assert assembled(assembly, [3, 4]) == []
+    assert assembly.expected == OFFSETS[3] + 5
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), max_size=30))
+def test_whatever_comes_each_record_is_handed_on_once_and_in_order(chunks: list[list[int]]) -> None:
+    assembly = Assembly(OFFSETS[1], OFFSETS[9])
+    got = assembled(assembly, *chunks)
+    assert got == list(range(1, 1 + len(got)))
+    got += assembled(assembly, range(10))
+    assert got == list(range(1, 9))
+    assert assembly.is_complete
+
+
+OPTIONS = SourceOptions.parse({"topic": "t", "channel": "c", "lookupd_http_addresses": "a:4161,b:4161"})
+
+IDENTITY = Identity(OPTIONS.server_names, "c")
+
+
+def at(*offsets: int, **more: Any) -> Position:
+    """A position in the topic of these options."""
+    return Position({"t": dict(enumerate(offsets))}, **more)
+
+
+def test_a_position_is_an_object_by_topic_and_partition() -> None:
+    position = Position({"u": {10: 7, 2: 5}, "t": {0: 1}}, identity=IDENTITY)
+    assert json.dumps(position.to_json()) == (
+        '{"channel": "c", "servers": ["a:4161", "b:4161"], "offsets": {"t": {"0": 1}, "u": {"2": 5, "10": 7}}}'
+    )
+    assert Position.from_json(position.to_json(), OPTIONS) == position
+
+
+def test_the_first_batch_begins_where_its_end_says() -> None:
+    first, found_again = at(5, 6, is_initial=True), at(50, 60, is_initial=True)
+    end = Position.from_json(first.until({"t": {0: 9, 1: 6}}).to_json(), OPTIONS)
+    assert start_of(found_again, end) == {"t": {0: 5, 1: 6}}
+    assert start_of(end, end.until({"t": {0: 12, 1: 8}})) == end.offsets
+    assert end.until({"t": {0: 12, 1: 8}}) == at(12, 8)
+
+
+def test_an_empty_batch_ends_where_it_begins() -> None:
+    for position in (at(5), at(5, is_initial=True), at(5, begin={"t": {0: 1}})):
+        assert position.until({"t": {0: 5}}) is position
+    initial = at(5, is_initial=True)
+    assert start_of(at(7, is_initial=True), initial) == {"t": {0: 5}}
+    assert start_of(initial, initial.until({"t": {0: 8}})) == {"t": {0: 5}}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"j": "x", "slots": {}},
+        {"0": "x"},
+        {"0": 1, "begin": [1]},
+        {"0": None},
+        {"offsets": [1]},
+        {"offsets": {"t": 5}},
+        {"offsets": {}, "channel": "c"},
+    ],
+)
+def test_an_offset_of_something_else_is_refused(found: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="checkpointLocation"):
+        Position.from_json(found, OPTIONS)
+
+
+def test_an_offset_of_an_older_version_is_read_and_completed() -> None:
+    old = Position.from_json({"0": 9, "1": 6, "begin": {"0": 5, "1": 6}}, OPTIONS)
+    assert old == at(9, 6, begin={"t": {0: 5, 1: 6}})
+    old.check(IDENTITY, OPTIONS)
+    assert old._replace(identity=IDENTITY).until({"t": {0: 10, 1: 6}}).to_json() == {
+        "channel": "c",
+        "servers": ["a:4161", "b:4161"],
+        "offsets": {"t": {"0": 10, "1": 6}},
+    }
+    several = SourceOptions.parse({"topic": "t,u", "channel": "c", "lookupd_http_addresses": "a"})
+    with pytest.raises(ConfigError, match="once with that topic alone"):
+        Position.from_json({"0": 9}, several)
+
+
+@pytest.mark.parametrize(
+    ("position", "match"),
+    [
+        (Position({"other": {0: 5}}, identity=IDENTITY), "made with the topic 'other', which the options do not name"),
+        (at(5, identity=Identity(IDENTITY.servers, "d")), "made with channel='d', and the option is channel='c'"),
+        (at(5, identity=Identity(("x:4161",), "c")), "made with the servers x:4161, and the options name a:4161, b"),
+    ],
+)
+def test_the_position_of_another_query_is_refused(position: Position, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        position.check(IDENTITY, OPTIONS)
+
+
+def test_a_server_more_or_less_is_the_same_cluster() -> None:
+    at(5, identity=Identity(("b:4161", "x:4161"), "c")).check(IDENTITY, OPTIONS)
+
+
+def test_topics_by_pattern_are_those_of_a_checkpoint() -> None:
+    pattern = SourceOptions.parse({"topicPattern": "t|u.*", "channel": "c", "lookupd_http_addresses": "a"})
+    Position({"t": {0: 5}, "unity": {0: 5}}).check(IDENTITY, pattern)
+    with pytest.raises(ConfigError, match="made with the topic 'tt'"):
+        Position({"tt": {0: 5}}).check(IDENTITY, pattern)
+
+
+def log(messages: int, start: int = 0) -> Log:
+    return Log(start, 10 * messages, messages, NSQD, False, False, False, {})
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 10**6), min_size=1), st.integers(1, 10**6))
+def test_shares_are_fair_and_use_the_limit_up(rows: dict[int, int], limit: int) -> None:
+    shares = share_out(rows, limit)
+    assert sum(shares.values()) == min(limit, sum(rows.values()))
+    assert all(0 <= shares[partition] <= rows[partition] for partition in rows)
+    for partition, found in rows.items():
+        assert shares[partition] >= limit * found // max(sum(rows.values()), limit)
+
+
+def ranges(starts: dict[int, int], ends: dict[int, int], minimum: int | None) -> list[tuple[int, int, int]]:
+    found = pieces({"t": starts}, {"t": ends}, {}, minimum)
+    assert {piece.topic for piece in found} <= {"t"}
+    return [(piece.partition, piece.start, piece.end) for piece in found]
+
+
+def test_a_partition_with_something_is_a_piece() -> None:
+    assert ranges({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}, None) == [(0, 5, 9), (2, 0, 3)]
+    assert ranges({0: 5}, {0: 5}, None) == []
+    assert ranges({0: 5}, {0: 4}, 3) == []
+
+
+def test_a_route_goes_with_its_piece() -> None:
+    route = Route.of(log(1))
+    found = pieces({}, {"t": {0: 1, 1: 1}, "u": {1: 1}}, {"t": {1: route}}, None)
+    assert [(piece.topic, piece.route) for piece in found] == [("t", None), ("t", route), ("u", None)]
+
+
+@given(st.integers(1, 20), st.dictionaries(st.integers(0, 5), st.integers(1, 10**6), min_size=1))
+def test_pieces_are_at_least_so_many_and_make_up_the_whole(minimum: int, ends: dict[int, int]) -> None:
+    found = ranges({}, ends, minimum)
+    if min(ends.values()) >= minimum:
+        assert len(found) >= minimum
+    for partition, end in ends.items():
+        own = [(start, stop) for number, start, stop in found if number == partition]
+        assert [start for start, _ in own] == [0, *(stop for _, stop in own[:-1])]
+        assert own[-1][1] == end
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(-1, 52), st.integers(0, 5))
+def test_the_first_record_at_a_time_is_found(times: list[int], wanted: int, forgotten: int) -> None:
+    times.sort()
+    records = [Record(10 * n, n + 1, at) for n, at in enumerate(times)][min(forgotten, len(times) - 1) :]
+    by_number = {record.number: record for record in records}
+    found = first_at(by_number.get, records[0], log(len(times)), wanted)
+    assert found == next((record for record in records if record.timestamp >= wanted), None)
+
+
+def test_a_channel_of_a_reader_has_a_name_of_its_own() -> None:
+    assert own_channel("spark").startswith("spark.")
+    assert own_channel("spark") != own_channel("spark")
+    for name in ("c" * 64, "c#ephemeral"):
+        own = own_channel(name)
+        assert len(own) <= 64
+        assert own.endswith("#ephemeral")
+        assert own.count("#") == 1

@@ -1,24 +1,37 @@
-"""One task of a write, without Spark: where rows go, what is refused before it is sent, what is said of failures."""
+"""A task of the sink: what it publishes, what it reports, and each row once."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+import sqlite3
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import gevent
 import pyarrow as pa
 import pytest
+from support.cluster import Standalone
 from support.peers import Peer
 from support.publishing import Command, EndOfPeer, PublishNsqd, refuse
+from support.servers import RealLookupd, RealNsqd
+from support.spark_driver import BESIDE, Driver, Program
 from support.spark_ledger import account
+from support.spark_settings import ROOT
 from support.spark_sink import batch, numbered, taken, write
+from support.waiting import until
+from support.wire import WireClient
 
-from nsq_fast.broker import Broker
+from nsq_fast import NsqdHTTPClient, Producer
+from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import BadTopic, ConfigError, NoNsqd, RowInvalid, WriteFailed
 from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
@@ -27,34 +40,37 @@ from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.sink.plan import RowKeys, keys_of_batch, keys_of_stream
 from nsq_fast.spark.sink.task import RECEIPTS, TaskWriter, WriteReport
 
+# One task of a write, without Spark: where rows go, what is refused before it is sent, what is said of failures.
+
+
 PARTITIONS = 3
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
+def own_broker() -> Iterator[Broker]:
     with Broker() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RedesignedCluster]:
+def own_cluster() -> Iterator[RedesignedCluster]:
     with RedesignedCluster(nodes=3, kind=True) as running:
         yield running
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
+def own_topic(request: pytest.FixtureRequest) -> str:
     return request.node.originalname[:60]
 
 
 @pytest.fixture
-def original(broker: Broker) -> dict[str, str]:
-    return {"nsqd_tcp_addresses": str(broker.nsqd.tcp_address)}
+def original(own_broker: Broker) -> dict[str, str]:
+    return {"nsqd_tcp_addresses": str(own_broker.nsqd.tcp_address)}
 
 
 @pytest.fixture
-def redesigned(cluster: RedesignedCluster) -> dict[str, str]:
-    lookupds = ",".join(str(lookupd.http_address) for lookupd in cluster.lookupds)
+def redesigned(own_cluster: RedesignedCluster) -> dict[str, str]:
+    lookupds = ",".join(str(lookupd.http_address) for lookupd in own_cluster.lookupds)
     return {"lookupd_http_addresses": lookupds, "nsq.lookupd_refresh_interval": "0.05"}
 
 
@@ -71,66 +87,64 @@ def scripted() -> Iterator[Callable[..., PublishNsqd]]:
         server.stop()
 
 
-def records(cluster: RedesignedCluster, topic: str, partitions: int = PARTITIONS) -> dict[int, list[Any]]:
-    return {number: cluster.partition(topic, number).log.read(0, 1_000_000) for number in range(partitions)}
+def records(own_cluster: RedesignedCluster, own_topic: str, partitions: int = PARTITIONS) -> dict[int, list[Any]]:
+    return {number: own_cluster.partition(own_topic, number).log.read(0, 1_000_000) for number in range(partitions)}
 
 
-def all_bodies(cluster: RedesignedCluster, topic: str, partitions: int = PARTITIONS) -> list[bytes]:
-    return [record.body for log in records(cluster, topic, partitions).values() for record in log]
+def all_bodies(own_cluster: RedesignedCluster, own_topic: str, partitions: int = PARTITIONS) -> list[bytes]:
+    return [record.body for log in records(own_cluster, own_topic, partitions).values() for record in log]
 
 
-# Bodies, batches, topics
-
-
-def test_every_row_of_every_batch_once(broker: Broker, original: dict[str, str], topic: str) -> None:
+def test_every_row_of_every_batch_once(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     bodies = numbered(5000)
     batches = [batch(body=bodies[start : start + 700]) for start in range(0, 5000, 700)]
-    report = write([*batches, batch(body=pa.array([], pa.binary()))], topic=topic, **original)
-    assert (report.rows, report.places) == (5000, {(topic, None): 5000})
-    account(bodies, taken(broker.nsqd.tcp_address, topic, 5000)).check()
+    report = write([*batches, batch(body=pa.array([], pa.binary()))], own_topic=own_topic, **original)
+    assert (report.rows, report.places) == (5000, {(own_topic, None): 5000})
+    account(bodies, taken(own_broker.nsqd.tcp_address, own_topic, 5000)).check()
 
 
-def test_a_slice_of_a_batch_and_text_and_large_types(broker: Broker, original: dict[str, str], topic: str) -> None:
+def test_a_slice_of_a_batch_and_text_and_large_types(
+    own_broker: Broker, original: dict[str, str], own_topic: str
+) -> None:
     whole = batch(body=numbered(100), key=pa.nulls(100, pa.string()))
     texts = pa.array(["ä", "b"])
     batches = [whole.slice(10, 20), batch(body=pa.array(["c"], pa.large_string()), key=pa.nulls(1, pa.string()))]
     batches.append(batch(body=texts, key=pa.nulls(2, pa.string())))
-    assert write(batches, topic=topic, **original).rows == 23
+    assert write(batches, own_topic=own_topic, **original).rows == 23
     expected = [*numbered(20, 10), b"c", "ä".encode(), b"b"]
-    account(expected, taken(broker.nsqd.tcp_address, topic, 23)).check()
+    account(expected, taken(own_broker.nsqd.tcp_address, own_topic, 23)).check()
 
 
 def test_no_rows_need_no_server() -> None:
     nothing = batch(body=pa.array([], pa.binary()))
-    assert write([nothing], topic="t", nsqd_tcp_addresses="127.0.0.1:1").rows == 0
+    assert write([nothing], own_topic="t", nsqd_tcp_addresses="127.0.0.1:1").rows == 0
 
 
-def test_a_column_names_the_topics_unless_the_option_does(broker: Broker, original: dict[str, str], topic: str) -> None:
-    names = [f"{topic}{number % 3}" for number in range(30)]
-    rows = batch(body=numbered(30), topic=names)
-    assert write([rows], **original).places == {(f"{topic}{number}", None): 10 for number in range(3)}
-    assert write([rows], topic=topic, **original).places == {(topic, None): 30}
+def test_a_column_names_the_topics_unless_the_option_does(
+    own_broker: Broker, original: dict[str, str], own_topic: str
+) -> None:
+    names = [f"{own_topic}{number % 3}" for number in range(30)]
+    rows = batch(body=numbered(30), own_topic=names)
+    assert write([rows], **original).places == {(f"{own_topic}{number}", None): 10 for number in range(3)}
+    assert write([rows], own_topic=own_topic, **original).places == {(own_topic, None): 30}
     for number in range(3):
-        assert sorted(taken(broker.nsqd.tcp_address, f"{topic}{number}", 10)) == sorted(numbered(30)[number::3])
+        assert sorted(taken(own_broker.nsqd.tcp_address, f"{own_topic}{number}", 10)) == sorted(numbered(30)[number::3])
 
 
-def test_large_batches_are_cut(broker: Broker, original: dict[str, str], topic: str) -> None:
+def test_large_batches_are_cut(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     bodies = [b"%05d" % number + bytes(1000) for number in range(3000)]
     limits = {"nsq.max_body_size": "50000", "nsq.linger_max_messages": "100", "nsq.max_pending": "500"}
-    assert write([batch(body=bodies)], topic=topic, **limits, **original).rows == 3000
-    account(bodies, taken(broker.nsqd.tcp_address, topic, 3000)).check()
+    assert write([batch(body=bodies)], own_topic=own_topic, **limits, **original).rows == 3000
+    account(bodies, taken(own_broker.nsqd.tcp_address, own_topic, 3000)).check()
 
 
-def test_deferred_rows_come_later(broker: Broker, original: dict[str, str], topic: str) -> None:
+def test_deferred_rows_come_later(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     rows = batch(body=numbered(6), defer_ms=pa.array([None, 0, 600, 600, None, 600], pa.int32()))
     began = time.monotonic()
-    assert write([rows], topic=topic, **original).rows == 6
-    assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == [b"0", b"1", b"4"]
-    assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == [b"2", b"3", b"5"]
+    assert write([rows], own_topic=own_topic, **original).rows == 6
+    assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == [b"0", b"1", b"4"]
+    assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == [b"2", b"3", b"5"]
     assert time.monotonic() - began > 0.6
-
-
-# Partitions
 
 
 @pytest.mark.parametrize(
@@ -144,58 +158,62 @@ def test_deferred_rows_come_later(broker: Broker, original: dict[str, str], topi
     ids=["text", "bytes", "Java text", "Java long"],
 )
 def test_keys_go_where_a_producer_sends_them_in_order(
-    cluster: RedesignedCluster,
+    own_cluster: RedesignedCluster,
     redesigned: dict[str, str],
     request: pytest.FixtureRequest,
     strategy: str,
     hashed: Callable[[Any, int], int],
     keys: list[Any],
 ) -> None:
-    topic = f"keys{abs(hash(request.node.name))}"
-    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    own_topic = f"keys{abs(hash(request.node.name))}"
+    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
     bodies = numbered(2000)
     batches = [batch(body=bodies[at : at + 300], key=keys[at : at + 300]) for at in range(0, 2000, 300)]
     report = write(
-        batches, topic=topic, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"}, **redesigned
+        batches, own_topic=own_topic, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"}, **redesigned
     )
     assert report.rows == 2000
-    for number, log in records(cluster, topic).items():
+    for number, log in records(own_cluster, own_topic).items():
         assert [record.body for record in log] == [
             body for body, key in zip(bodies, keys, strict=True) if hashed(key, PARTITIONS) == number
         ]
-        assert report.places.get((topic, number), 0) == len(log)
+        assert report.places.get((own_topic, number), 0) == len(log)
 
 
 def test_partitions_keys_and_neither_side_by_side(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
-    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
     rows = batch(
         body=numbered(600),
         partition=pa.array([number % 3 if number % 6 < 3 else None for number in range(600)], pa.int32()),
         key=[None if number % 6 < 4 else "key" for number in range(600)],
     )
-    assert write([rows], topic=topic, **redesigned).rows == 600
-    log = records(cluster, topic)
+    assert write([rows], own_topic=own_topic, **redesigned).rows == 600
+    log = records(own_cluster, own_topic)
     for number in range(3):
         ours = [body for body in numbered(600) if int(body) % 6 < 3 and int(body) % 3 == number]
         assert [record.body for record in log[number] if int(record.body) % 6 < 3] == ours
     keyed = [record.body for record in log[murmur3_partition("key", 3)] if int(record.body) % 6 > 3]
     assert keyed == [body for body in numbered(600) if int(body) % 6 > 3]
-    account(numbered(600), all_bodies(cluster, topic)).check()
+    account(numbered(600), all_bodies(own_cluster, own_topic)).check()
 
 
-def test_rows_without_a_key_take_turns(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
-    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
-    report = write([batch(body=numbered(3000))], topic=topic, **{"nsq.linger_max_messages": "100"}, **redesigned)
-    assert all(500 < report.places[topic, number] < 1500 for number in range(PARTITIONS))
-    account(numbered(3000), all_bodies(cluster, topic)).check()
+def test_rows_without_a_key_take_turns(
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
+) -> None:
+    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    report = write(
+        [batch(body=numbered(3000))], own_topic=own_topic, **{"nsq.linger_max_messages": "100"}, **redesigned
+    )
+    assert all(500 < report.places[own_topic, number] < 1500 for number in range(PARTITIONS))
+    account(numbered(3000), all_bodies(own_cluster, own_topic)).check()
 
 
 def test_leaders_move_while_rows_are_written(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
-    cluster.create_topic(topic, PARTITIONS, 2, ordered=True, channels=["check"])
+    own_cluster.create_topic(own_topic, PARTITIONS, 2, ordered=True, channels=["check"])
     chance = random.Random(7)
     keys = [f"key-{chance.randrange(40)}" for _ in range(6000)]
     moved = gevent.event.Event()
@@ -207,21 +225,21 @@ def test_leaders_move_while_rows_are_written(
 
     def trouble() -> None:
         for number in range(PARTITIONS):
-            cluster.move_leader(topic, number)
+            own_cluster.move_leader(own_topic, number)
             gevent.sleep(0.04)  # sleep: trouble that is spread over the rows
-        node = cluster.leader_of(topic, 0)
-        cluster.kill_node(node)
+        node = own_cluster.leader_of(own_topic, 0)
+        own_cluster.kill_node(node)
         gevent.sleep(0.1)  # sleep: a node that is away for a time
-        cluster.restart_node(node)
+        own_cluster.restart_node(node)
         moved.set()
 
     mover = gevent.spawn(trouble)
-    options = SinkOptions.parse({"topic": topic, "nsq.linger_max_messages": "25", **redesigned})
+    options = SinkOptions.parse({"topic": own_topic, "nsq.linger_max_messages": "25", **redesigned})
     report = TaskWriter(options, {"body": "body", "key": "key"}).write(batches())
     mover.get(timeout=10)
     assert moved.is_set()
     assert report.rows == 6000
-    stored = records(cluster, topic)
+    stored = records(own_cluster, own_topic)
     assert {record.body for log in stored.values() for record in log} == set(numbered(6000))
     for number, log in stored.items():
         firsts = list(dict.fromkeys(record.body for record in log))  # a retry may store some twice
@@ -230,13 +248,12 @@ def test_leaders_move_while_rows_are_written(
         ]
 
 
-# Traces and headers
-
-
-def test_receipts_name_the_stored_records(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
-    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+def test_receipts_name_the_stored_records(
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
+) -> None:
+    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
     trace_ids = pa.array([None if number % 4 == 0 else number - 500 for number in range(1000)], pa.int64())
-    report = write([batch(body=numbered(1000), trace_id=trace_ids)], topic=topic, **redesigned)
+    report = write([batch(body=numbered(1000), trace_id=trace_ids)], own_topic=own_topic, **redesigned)
     table = report.receipt_table()
     found = {
         (row["internal_id"], row["trace_id"] % 2**64, row["partition"], row["offset"], row["size"])
@@ -244,54 +261,56 @@ def test_receipts_name_the_stored_records(cluster: RedesignedCluster, redesigned
     }
     assert found == {
         (record.internal_id, record.trace_id, number, record.offset, record.size)
-        for number, log in records(cluster, topic).items()
+        for number, log in records(own_cluster, own_topic).items()
         for record in log
         if record.trace_id
     }
     assert len(found) == sum(1 for number in range(1000) if number % 4 and number != 500)  # 0 means untraced
-    stored = {int(record.body): record.trace_id for log in records(cluster, topic).values() for record in log}
+    stored = {int(record.body): record.trace_id for log in records(own_cluster, own_topic).values() for record in log}
     assert all(stored[number] == ((number - 500) % 2**64 if number % 4 else 0) for number in range(1000))
 
 
 def test_a_trace_log_has_a_line_for_every_row(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, tmp_path: Path
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str, tmp_path: Path
 ) -> None:
-    cluster.create_topic(topic, 1, 1, channels=["check"])
+    own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
     folder = tmp_path / "traces"
-    report = write([batch(body=numbered(50))], topic=topic, traceLog=str(folder), **redesigned)
+    report = write([batch(body=numbered(50))], own_topic=own_topic, traceLog=str(folder), **redesigned)
     [file] = folder.iterdir()
     assert file.name.startswith("publish-")
     assert file.suffix == ".jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    log = records(cluster, topic, 1)[0]
+    log = records(own_cluster, own_topic, 1)[0]
     assert [(line["topic"], line["internal_id"], line["trace_id"]) for line in lines] == [
-        (topic, record.internal_id, record.trace_id) for record in log
+        (own_topic, record.internal_id, record.trace_id) for record in log
     ]
     assert len({record.trace_id for record in log} - {0}) == 50
     assert report.receipt_table().num_rows == 50
 
 
 def test_original_servers_take_untraced_what_nobody_asked_to_trace(
-    broker: Broker, original: dict[str, str], topic: str, tmp_path: Path
+    own_broker: Broker, original: dict[str, str], own_topic: str, tmp_path: Path
 ) -> None:
-    report = write([batch(body=numbered(5))], topic=topic, traceLog=str(tmp_path), **original)
+    report = write([batch(body=numbered(5))], own_topic=own_topic, traceLog=str(tmp_path), **original)
     assert (report.rows, report.receipt_table()) == (5, RECEIPTS.empty_table())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_headers_as_json_as_a_map_and_tags(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
-    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+def test_headers_as_json_as_a_map_and_tags(
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
+) -> None:
+    own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
     texts = batch(
         body=numbered(4),
         headers=['{"a": {"b": 1}}', None, "{}", None],
         tag=[None, "red", None, None],
         trace_id=pa.array([None, 7, None, None], pa.int64()),
     )
-    assert write([texts], topic=topic, **redesigned).rows == 4
+    assert write([texts], own_topic=own_topic, **redesigned).rows == 4
     maps = pa.array([[("x", "y")], None], pa.map_(pa.string(), pa.string()))
-    assert write([batch(body=numbered(2, 4), headers=maps)], topic=topic, **redesigned).rows == 2
-    assert write([batch(body=numbered(1, 6))], topic=topic, **redesigned).rows == 1
-    log = records(cluster, topic, 1)[0]
+    assert write([batch(body=numbered(2, 4), headers=maps)], own_topic=own_topic, **redesigned).rows == 2
+    assert write([batch(body=numbered(1, 6))], own_topic=own_topic, **redesigned).rows == 1
+    log = records(own_cluster, own_topic, 1)[0]
     assert [record.body for record in log] == numbered(7)
     headers = [json.loads(record.ext[3:]) if len(record.ext) > 1 else None for record in log]
     assert headers[:6] == [
@@ -304,13 +323,10 @@ def test_headers_as_json_as_a_map_and_tags(cluster: RedesignedCluster, redesigne
     ]
 
 
-# Idempotence keys
-
-
-def keys_of(cluster: RedesignedCluster, topic: str, partitions: int = 1) -> dict[bytes, list[str]]:
+def keys_of(own_cluster: RedesignedCluster, own_topic: str, partitions: int = 1) -> dict[bytes, list[str]]:
     """Body -> the keys of the messages that have it, in the order of the log."""
     found: dict[bytes, list[str]] = defaultdict(list)
-    for log in records(cluster, topic, partitions).values():
+    for log in records(own_cluster, own_topic, partitions).values():
         for record in log:
             found[record.body].append(json.loads(record.ext[3:])[IDEMPOTENCE_HEADER])
     return found
@@ -322,58 +338,60 @@ def attempt(batches: list[pa.RecordBatch], write: str, task: int = 0, **options:
 
 
 def test_each_attempt_gives_a_row_its_key_and_every_other_row_another(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
-    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+    own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
     rows = [batch(body=[b"a", b"b", b"c"]), batch(body=[b"d", b"e"])]
     for batches in (rows, [batch(body=[b"a", b"b"]), batch(body=[b"c", b"d", b"e"])]):  # cut in another way
-        assert attempt(batches, "first", topic=topic, **redesigned) == 5
-    found = keys_of(cluster, topic)
+        assert attempt(batches, "first", own_topic=own_topic, **redesigned) == 5
+    found = keys_of(own_cluster, own_topic)
     assert all(keys[0] == keys[1] for keys in found.values())
     assert len({keys[0] for keys in found.values()}) == 5
-    assert attempt(rows, "second", topic=topic, **redesigned) == 5
-    assert attempt(rows, "first", task=1, topic=topic, **redesigned) == 5
-    assert all(len(set(keys)) == 3 for keys in keys_of(cluster, topic).values())
+    assert attempt(rows, "second", own_topic=own_topic, **redesigned) == 5
+    assert attempt(rows, "first", task=1, own_topic=own_topic, **redesigned) == 5
+    assert all(len(set(keys)) == 3 for keys in keys_of(own_cluster, own_topic).values())
 
 
 def test_equal_rows_of_a_write_have_keys_of_their_own(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
-    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
-    assert attempt([batch(body=[b"a", b"a"]), batch(body=[b"a"])], "w", topic=topic, **redesigned) == 3
-    assert len(set(keys_of(cluster, topic)[b"a"])) == 3
+    own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
+    assert attempt([batch(body=[b"a", b"a"]), batch(body=[b"a"])], "w", own_topic=own_topic, **redesigned) == 3
+    assert len(set(keys_of(own_cluster, own_topic)[b"a"])) == 3
 
 
 @pytest.mark.parametrize("column", ["body", "headers", "tag"])
 def test_another_row_in_the_same_place_has_another_key(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, column: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str, column: str
 ) -> None:
     """The second attempt of a task that is not deterministic: what it publishes is new, and no copy."""
-    name = f"{topic}-{column}"
-    cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+    name = f"{own_topic}-{column}"
+    own_cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
     row = {"body": [b"same"], "headers": ['{"n": 1}'], "tag": ["red"]}
     other = {**row, column: {"body": [b"other"], "headers": ['{"n": 2}'], "tag": ["blue"]}[column]}
     for columns in (row, other):
-        assert attempt([batch(**columns)], "w", topic=name, **redesigned) == 1
-    keys = [key for each in keys_of(cluster, name).values() for key in each]
+        assert attempt([batch(**columns)], "w", own_topic=name, **redesigned) == 1
+    keys = [key for each in keys_of(own_cluster, name).values() for key in each]
     assert len(set(keys)) == len(keys) == 2
 
 
 def test_rows_of_topics_are_numbered_as_in_the_task_and_lose_a_key_that_they_had(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
-    names = [f"{topic}-{number}"[-60:] for number in range(2)]
+    names = [f"{own_topic}-{number}"[-60:] for number in range(2)]
     for name in names:
-        cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+        own_cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
     given = json.dumps({IDEMPOTENCE_HEADER: "of what was read"})
     rows = batch(
-        body=[b"0", b"1", b"2", b"3"], topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
+        body=[b"0", b"1", b"2", b"3"], own_topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
     )
     assert (
-        attempt([batch(body=[b"-"], topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned)
+        attempt(
+            [batch(body=[b"-"], own_topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned
+        )
         == 5
     )
-    found = {body: key for name in names for body, [key] in keys_of(cluster, name).items()}
+    found = {body: key for name in names for body, [key] in keys_of(own_cluster, name).items()}
     assert {body: key.split("-")[:3] for body, key in found.items()} == {
         body: ["w", "0", f"{number}"] for number, body in enumerate([b"-", b"0", b"1", b"2", b"3"])
     }
@@ -381,13 +399,15 @@ def test_rows_of_topics_are_numbered_as_in_the_task_and_lose_a_key_that_they_had
 
 @pytest.mark.parametrize("family", ["original", "redesigned"])
 def test_messages_without_headers_can_have_no_key(
-    cluster: RedesignedCluster, original: dict[str, str], redesigned: dict[str, str], topic: str, family: str
+    own_cluster: RedesignedCluster, original: dict[str, str], redesigned: dict[str, str], own_topic: str, family: str
 ) -> None:
-    cluster.create_topic(topic, 1, 1, channels=["check"])
+    own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
     servers = original if family == "original" else redesigned
-    with pytest.raises(ConfigError, match=rf"idempotenceKey=true: messages of topic {topic} have no extended headers"):
-        attempt([batch(body=[b"a"])], "w", topic=topic, **servers)
-    assert all_bodies(cluster, topic, 1) == []
+    with pytest.raises(
+        ConfigError, match=rf"idempotenceKey=true: messages of topic {own_topic} have no extended headers"
+    ):
+        attempt([batch(body=[b"a"])], "w", own_topic=own_topic, **servers)
+    assert all_bodies(own_cluster, own_topic, 1) == []
 
 
 def test_outside_of_spark_there_is_no_task_to_name() -> None:
@@ -397,14 +417,12 @@ def test_outside_of_spark_there_is_no_task_to_name() -> None:
         keys_of_stream()
 
 
-# Rows that cannot be written
-
-
 def many(count: int, at: int, value: Any, usual: Any = None) -> list[Any]:
     return [value if row == at else usual for row in range(count)]
 
 
 BODIES = [b"x"] * 5000
+
 BAD_ROWS = {
     "null": ({"body": many(5000, 4321, None, b"x")}, "row 4321 of Arrow batch 1: body is null"),
     "empty": ({"body": many(5000, 7, b"", b"x")}, "row 7 of Arrow batch 1: body is empty"),
@@ -434,32 +452,32 @@ def as_typed(columns: dict[str, Any]) -> pa.RecordBatch:
 @pytest.mark.parametrize("name", BAD_ROWS)
 @pytest.mark.parametrize("family", ["original", "redesigned"])
 def test_bad_rows_are_named_and_nothing_of_their_batch_is_sent(
-    broker: Broker,
-    cluster: RedesignedCluster,
+    own_broker: Broker,
+    own_cluster: RedesignedCluster,
     original: dict[str, str],
     redesigned: dict[str, str],
     name: str,
     family: str,
 ) -> None:
     columns, match = BAD_ROWS[name]
-    topic = f"bad-{family}-{name.replace(' ', '-')}"
+    own_topic = f"bad-{family}-{name.replace(' ', '-')}"
     servers = original
     if family == "redesigned":
-        cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+        own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
         servers = redesigned
     fine: dict[str, Any] = {each: [None] * 3 for each in columns} | {"body": numbered(3)}
     if "topic" in columns:
-        fine["topic"] = [topic] * 3
-        columns = {**columns, "topic": [each and each.replace("t", topic) for each in columns["topic"]]}
+        fine["topic"] = [own_topic] * 3
+        columns = {**columns, "topic": [each and each.replace("t", own_topic) for each in columns["topic"]]}
     good, bad = as_typed(fine), as_typed(columns)
-    chosen = {} if "topic" in columns else {"topic": topic}
+    chosen = {} if "topic" in columns else {"topic": own_topic}
     with pytest.raises(RowInvalid, match=match.replace("'t t'", ".*")) as caught:
         write([good, bad], **chosen, **{"nsq.max_msg_size": "1000"}, **servers)
     assert str(caught.value).endswith("of this task 3 rows are stored")
     if family == "redesigned":
-        assert all_bodies(cluster, topic, 1) == numbered(3)
+        assert all_bodies(own_cluster, own_topic, 1) == numbered(3)
     else:
-        assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == numbered(3)
+        assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == numbered(3)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -480,37 +498,34 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "columns", "match"), REFUSED)
 def test_what_servers_do_not_take_is_named_and_nothing_is_sent(
-    cluster: RedesignedCluster,
+    own_cluster: RedesignedCluster,
     original: dict[str, str],
     redesigned: dict[str, str],
     kind: str,
     columns: dict[str, Any],
     match: str,
 ) -> None:
-    topic, rows = f"refused-{kind}", [batch(body=numbered(2), **columns)]
+    own_topic, rows = f"refused-{kind}", [batch(body=numbered(2), **columns)]
     if kind == "original":
         with pytest.raises(RowInvalid, match=match):
-            write(rows, topic=topic, **original)
+            write(rows, own_topic=own_topic, **original)
         return
     flags = {"ext": True} if kind == "ext" else {"ordered": True}
-    cluster.create_topic(topic, PARTITIONS, 1, channels=["check"], **flags)
+    own_cluster.create_topic(own_topic, PARTITIONS, 1, channels=["check"], **flags)
     with pytest.raises(RowInvalid, match=match):
-        write(rows, topic=topic, **redesigned)
-    assert all_bodies(cluster, topic) == []
+        write(rows, own_topic=own_topic, **redesigned)
+    assert all_bodies(own_cluster, own_topic) == []
 
 
 def test_one_bad_topic_stops_the_others_of_the_batch(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
     for number in range(2):
-        cluster.create_topic(f"{topic}{number}", 1, 1, ordered=True, channels=["check"])
-    rows = batch(body=numbered(2), topic=[f"{topic}0", f"{topic}1"], partition=pa.array([0, 1], pa.int8()))
+        own_cluster.create_topic(f"{own_topic}{number}", 1, 1, ordered=True, channels=["check"])
+    rows = batch(body=numbered(2), own_topic=[f"{own_topic}0", f"{own_topic}1"], partition=pa.array([0, 1], pa.int8()))
     with pytest.raises(RowInvalid, match="row 1 of Arrow batch 0: partition=1: the topic has 1 partition"):
         write([rows], **redesigned)
-    assert all_bodies(cluster, f"{topic}0", 1) == []
-
-
-# Servers that fail
+    assert all_bodies(own_cluster, f"{own_topic}0", 1) == []
 
 
 def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishNsqd]) -> None:
@@ -523,7 +538,7 @@ def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishN
     rows = batch(body=bodies, key=pa.nulls(30, pa.string()))
     limits = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10"}
     with pytest.raises(WriteFailed, match="E_BAD_TOPIC MPUB is not allowed here") as caught:
-        write([rows], topic="t", nsqd_tcp_addresses=str(nsqd.address), **limits)
+        write([rows], own_topic="t", nsqd_tcp_addresses=str(nsqd.address), **limits)
     assert "row 20 of Arrow batch 0 and 9 others" in str(caught.value)
     assert "of this task 20 rows are stored" in str(caught.value)
     assert (caught.value.rows_stored, caught.value.rows_unknown) == (20, 0)
@@ -541,7 +556,7 @@ def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -
     nsqd = scripted(answer)
     options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.retry_base_delay": "0.001"}
     with pytest.raises(WriteFailed, match=r"may have been stored.*10 rows are stored, 10 may be") as caught:
-        write([batch(body=numbered(20))], topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
+        write([batch(body=numbered(20))], own_topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
     assert (caught.value.rows_stored, caught.value.rows_unknown, caught.value.possibly_stored) == (10, 10, True)
 
 
@@ -549,43 +564,198 @@ def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
     nsqd = scripted()
     nsqd.stop()
     with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
-        write([batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"})
+        write(
+            [batch(body=[b"a"])], own_topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"}
+        )
     assert isinstance(caught.value.__cause__, NoNsqd)
 
 
 def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., PublishNsqd]) -> None:
-    with Broker(client_timeout=2000, max_heartbeat_interval=60000) as broker:
+    with Broker(client_timeout=2000, max_heartbeat_interval=60000) as own_broker:
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield batch(body=numbered(10))
             time.sleep(2.6)  # sleep: more than two intervals
             yield batch(body=numbered(10, 10))
 
-        servers = {"nsqd_tcp_addresses": str(broker.nsqd.tcp_address), "nsq.heartbeat_interval": "1"}
+        servers = {"nsqd_tcp_addresses": str(own_broker.nsqd.tcp_address), "nsq.heartbeat_interval": "1"}
         options = SinkOptions.parse({"topic": "t", "nsq.max_publish_attempts": "1", **servers})
         assert TaskWriter(options, {"body": "body"}).write(batches()).rows == 20
-        account(numbered(20), taken(broker.nsqd.tcp_address, "t", 20)).check()
+        account(numbered(20), taken(own_broker.nsqd.tcp_address, "t", 20)).check()
 
 
-def test_an_error_of_spark_passes_through(broker: Broker, original: dict[str, str], topic: str) -> None:
+def test_an_error_of_spark_passes_through(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield batch(body=numbered(3))
         raise EOFError("the JVM is gone")
 
     with pytest.raises(EOFError, match="gone"):
-        TaskWriter(SinkOptions.parse({"topic": topic, **original}), {"body": "body"}).write(batches())
-    assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == numbered(3)
+        TaskWriter(SinkOptions.parse({"topic": own_topic, **original}), {"body": "body"}).write(batches())
+    assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == numbered(3)
 
 
-# Reports
-
-
-def test_reports_add_up(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
-    cluster.create_topic(topic, 1, 1, channels=["check"])
-    reports = [write([batch(body=numbered(5))], topic=topic, tracereceipts="true", **redesigned) for _ in range(2)]
+def test_reports_add_up(own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str) -> None:
+    own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
+    reports = [
+        write([batch(body=numbered(5))], own_topic=own_topic, tracereceipts="true", **redesigned) for _ in range(2)
+    ]
     total = WriteReport.of([reports[0], None, reports[1]])
-    assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(topic, 0): 10})
+    assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(own_topic, 0): 10})
     assert total.receipts.num_rows == 10
-    assert total.as_json()["places"] == [{"topic": topic, "partition": 0, "rows": 10}]
-    assert str(total) == f"10 rows by 2 tasks ({topic}: 10)"
+    assert total.as_json()["places"] == [{"topic": own_topic, "partition": 0, "rows": 10}]
+    assert str(total) == f"10 rows by 2 tasks ({own_topic}: 10)"
     assert str(WriteReport.of([None])) == "0 rows by 0 tasks"
+
+
+# A task of the sink against real servers.
+
+
+@pytest.fixture
+def real_original(real_nsqd: Callable[..., RealNsqd]) -> RealNsqd:
+    return real_nsqd("-max-msg-size=2000")
+
+
+def create(nsqd: Standalone, command: bytes) -> None:
+    client = WireClient(nsqd.tcp_address)
+    assert client.command(b"INTERNAL_CREATE_TOPIC " + command + b"\n") == b"OK"
+    client.close()
+
+
+def test_an_original_nsqd(real_original: RealNsqd) -> None:
+    servers = {"nsqd_tcp_addresses": str(real_original.tcp_address), "topic": "t"}
+    rows = batch(body=numbered(20_000), defer_ms=pa.array([50 if each % 1000 == 0 else None for each in range(20_000)]))
+    assert write([rows], **servers).rows == 20_000
+    account(numbered(20_000), taken(real_original.tcp_address, "t", 20_000)).check()
+    with pytest.raises(RowInvalid, match="trace_id=1: servers without partitions"):
+        write([batch(body=[b"x"], trace_id=[1])], **servers)
+
+
+def test_what_an_original_nsqd_refuses_is_told(real_original: RealNsqd) -> None:
+    """A limit of the server's own, which nobody knows before."""
+    bodies = numbered(3000)
+    bodies[1500] = bytes(3000)
+    options = {"nsqd_tcp_addresses": str(real_original.tcp_address), "topic": "t", "nsq.max_pending": "1000"}
+    with pytest.raises(WriteFailed, match=r"E_BAD_MESSAGE.*row 1000 of Arrow batch 0 and 999 others") as caught:
+        write([batch(body=bodies)], **options)
+    stored = caught.value.rows_stored
+    assert (stored in (1000, 2000), caught.value.rows_unknown) == (True, 0)  # the third command may be on its way
+    account((bodies[:1000] + bodies[2000:])[:stored], taken(real_original.tcp_address, "t", stored)).check()
+
+
+def test_an_original_topic_that_lookup_does_not_know_yet(
+    real_nsqd: Callable[..., RealNsqd], real_lookupd: Callable[..., RealLookupd]
+) -> None:
+    lookupd = real_lookupd()
+    nsqd = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    report = write([batch(body=numbered(100))], topic="new", lookupd_http_addresses=str(lookupd.http_address))
+    assert report.places == {("new", None): 100}
+    account(numbered(100), taken(nsqd.tcp_address, "new", 100)).check()
+
+
+def test_a_redesigned_nsqd(standalone_nsqd: Standalone) -> None:
+    create(standalone_nsqd, b"t 0")
+    create(standalone_nsqd, b"ext 0 true")
+    servers = {"nsqd_tcp_addresses": str(standalone_nsqd.tcp_address)}
+    taken(standalone_nsqd.tcp_address, "t", 0, partition=0)  # a channel begins with what comes after it
+    rows = batch(body=numbered(5000), partition=pa.array([0] * 5000, pa.int32()))
+    assert write([rows], topic="t", **servers).places == {("t", 0): 5000}
+    assert taken(standalone_nsqd.tcp_address, "t", 5000, partition=0, advanced=True) == numbered(5000)
+    traced = batch(body=numbered(10), partition=pa.array([0] * 10, pa.int32()), trace_id=list(range(-5, 5)))
+    table = write([traced], topic="t", **servers).receipt_table()
+    assert table["trace_id"].to_pylist() == [-5, -4, -3, -2, -1, 1, 2, 3, 4]
+    offsets, sizes = table["offset"].to_pylist(), table["size"].to_pylist()
+    assert all(offsets[row] + sizes[row] == offsets[row + 1] for row in (0, 1, 2, 3, 5, 6, 7))
+    headed = batch(body=numbered(3), partition=pa.array([0] * 3, pa.int32()), headers=['{"n": "1"}', None, "{}"])
+    assert write([headed], topic="ext", **servers).rows == 3
+
+
+# docs/spark-examples.md, "Exactly once into NSQ": its programs, killed when a batch is published and not committed.
+
+
+PAGE = (ROOT / "docs" / "spark-examples.md").read_text().partition("## Exactly once into NSQ")[2]
+
+REDESIGNED, ORIGINAL, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+ONCE = {f"order {number}" for number in range(300)}
+
+# The program of the page, whose first batch is held when all of it is published, in the first run.
+RUN = """
+from support.spark_program import arguments, marks
+
+at = marks()
+def held(publish):
+    def wrapped(rows, batch):
+        publish(rows, batch)
+        at.reach("published")
+        if batch == 0 and at.once("killed"):
+            at.hold("here")
+    return wrapped
+exec(arguments()["source"])
+"""
+
+
+@pytest.fixture
+def servers() -> Iterator[dict[str, str]]:
+    with BrokerProcess() as broker, ClusterProcess(nodes=1, lookupds=1, kind=True) as cluster:
+        with NsqdHTTPClient(*broker.nsqd.http) as client:
+            for topic, channel in (("orders", "bills"), ("bills", "ledger")):
+                client.create_topic(topic)
+                client.create_channel(topic, channel)
+        cluster.create_topic("orders", 2, 1, multi_part=True, channels=["bills"])
+        cluster.create_topic("bills", 2, 1, multi_part=True, ext=True, channels=["ledger"])
+        yield {"original": str(broker.lookupd.http), "redesigned": str(cluster.lookupds[0].http)}
+
+
+def here(text: str, lookupd: str, folder: Path) -> str:
+    assert "127.0.0.1:4161" in text
+    return text.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder))
+
+
+def test_a_kill_between_publish_and_commit_doubles_no_effect(
+    servers: dict[str, str], spark_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    programs = {}
+    for kind, text in (("original", ORIGINAL), ("redesigned", REDESIGNED)):
+        folder = tmp_path / kind
+        (folder / "orders").mkdir(parents=True)
+        assert "foreachBatch(publish)" in text
+        text = here(text, servers[kind], folder).replace("foreachBatch(publish)", "foreachBatch(held(publish))")
+        programs[kind] = Program(RUN, folder, source=text)
+        with Producer(lookupd_http_addresses=servers[kind]) as producer:
+            producer.multipublish("orders", [body.encode() for body in sorted(ONCE)])
+    driver = spark_driver(BESIDE, programs=[each.given for each in programs.values()])
+    driver.start()
+    for each in programs.values():
+        driver.wait_mark("here", marks=each.marks)
+    driver.kill()
+    driver.start()
+    driver.wait()
+    for kind, lookupd in servers.items():
+        assert effects(lookupd, tmp_path / kind) == sorted(ONCE), kind
+
+
+def effects(lookupd: str, folder: Path) -> list[str]:
+    """What a consumer, the program of the page, has in its ledger when it has had all messages, copies too."""
+    process = subprocess.Popen([sys.executable, "-c", here(CONSUMER, lookupd, folder)], cwd=ROOT)
+    try:
+        until(lambda: finished(lookupd) == 2 * len(ONCE), 120, 0.1)
+    finally:
+        process.kill()
+        process.wait()
+    with closing(sqlite3.connect(folder / "orders" / "ledger.db")) as ledger:
+        return sorted(text for (text,) in ledger.execute("SELECT text FROM bills"))
+
+
+def finished(lookupd: str) -> int:
+    """Messages that the consumer has finished."""
+    with urlopen(f"http://{lookupd}/nodes", timeout=10) as reply:
+        found = json.load(reply)
+    count = 0
+    for node in (found.get("data") or found)["producers"]:
+        with urlopen(f"http://{node['broadcast_address']}:{node['http_port']}/stats?format=json", timeout=10) as reply:
+            stats = json.load(reply)
+        for topic in (stats.get("data") or stats)["topics"]:
+            if topic["topic_name"] == "bills":
+                for each in topic["channels"]:
+                    count += topic["message_count"] - each["depth"] - each["in_flight_count"]
+    return count

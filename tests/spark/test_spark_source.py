@@ -1,33 +1,41 @@
-"""The format in a real Spark: found by itself, checked at load, its rows as Spark sees them, its secrets nowhere."""
+"""The source as a query sees it: its rows and options, what is left to do, and what a listener is told."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 import pytest
+from click.testing import CliRunner, Result
+from prometheus_client import CollectorRegistry
 from pyspark.errors import AnalysisException
+from support.journal import CHANNEL, TOPIC, Server
 from support.spark_driver import Driver
 from support.spark_made_up import MadeUp
 from support.spark_marks import LIMIT
+from support.spark_program import run_to_end
 from support.spark_replay import Topic
 from support.spark_settings import ROOT
 from support.spark_sink import numbered, taken
-from support.waiting import PROCESS
+from support.waiting import PROCESS, until
 
 import nsq_fast.spark
 from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.cli import main
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import ConfigError
-from nsq_fast.spark import NsqDataSource
+from nsq_fast.spark import MetricsListener, NsqDataSource
+from nsq_fast.spark.lag import SourceState, read_checkpoint
 from nsq_fast.spark.schema import spark_schema
 from nsq_fast.spark.versions import TELLS_START
 
@@ -35,8 +43,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# The format in a real Spark: found by itself, checked at load, its rows as Spark sees them, its secrets nowhere.
+
+
 Drivers = Callable[..., Driver]
+
 SECRET = "open-sesame"
+
 OPTIONS = {
     "topic": "t",
     "channel": "c",
@@ -67,8 +80,6 @@ def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
     as_map = source.option("headersAs", "map").load()
     assert [row[0] for row in as_map.selectExpr("headers['k']").collect()] == ["v"] * 4
 
-
-# What Spark finds without being told, and what it writes down
 
 PLANS = """
 import contextlib, io, os
@@ -138,9 +149,6 @@ def test_secrets_are_nowhere_and_the_format_is_found_by_itself(spark_driver: Dri
     assert not [text for text in texts if SECRET in text]
 
 
-# At load
-
-
 def load(spark: SparkSession, **options: str) -> Any:
     return spark.readStream.format("nsq").options(**{**OPTIONS, **options}).load()
 
@@ -174,8 +182,6 @@ def test_a_schema_of_the_users_own_must_be_the_sources() -> None:
     with pytest.raises(ConfigError, match="leave schema"):
         source.streamReader(spark_schema(("attempts", "body")))
 
-
-# Without the extra
 
 WITHOUT = """
 import sys
@@ -213,9 +219,6 @@ def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
     look = f"import pkgutil, site; site.addsitedir({str(target)!r}); print([m.name for m in pkgutil.iter_modules()])"
     found = subprocess.run([sys.executable, "-IS", "-c", look], capture_output=True, text=True, check=True)
     assert "'pyspark_nsq'" in found.stdout
-
-
-# SQL: tables and views over the source and the sink; and what the source says of mistakes, in one line.
 
 
 NUMBERS = count()
@@ -299,9 +302,6 @@ def test_a_table_with_columns_of_its_own_says_what_to_do(spark: SparkSession, na
     options = "topic 't', nsqd_tcp_addresses '127.0.0.1:1'"
     spark.sql(f"CREATE TABLE {name} (body STRING) USING nsq OPTIONS ({options})")
     assert "choose them with the option columns" in failure(lambda: spark.sql(f"INSERT INTO {name} VALUES ('a')"))
-
-
-# Mistakes
 
 
 def source(spark: SparkSession, **options: Any) -> Any:
@@ -402,9 +402,6 @@ def test_a_journal_that_cannot_be_is_named(
     assert f"ConfigError: journal='{journal}': cannot be made or written" in text
 
 
-# Several topics
-
-
 def test_a_batch_of_several_topics(spark: SparkSession, cluster: ClusterProcess, name: str) -> None:
     lookupd = str(cluster.lookupds[0].http)
     topics = [f"{name}_{each}" for each in "ab"]
@@ -424,3 +421,258 @@ def test_a_batch_of_several_topics(spark: SparkSession, cluster: ClusterProcess,
 def test_the_environment_of_the_driver_is_left_alone(spark: SparkSession) -> None:
     failure(source(spark, lookupd_http_addresses="127.0.0.1:1", reader="replayable", journal="/j").load)
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
+
+
+# `nsq-fast lag`: what waits for a query, by its checkpoint and its servers, for both readers.
+
+
+def run(spark: SparkSession, checkpoint: Path, options: Mapping[str, str]) -> None:
+    """Read all that there is."""
+    rows = spark.readStream.format("nsq").options(**options).load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    run_to_end(writer.trigger(availableNow=True).start)
+
+
+def lag(checkpoint: Path, *arguments: str, **options: str) -> Result:
+    given = [part for name, value in options.items() for part in ("--option", f"{name}={value}")]
+    return CliRunner().invoke(main, ["lag", "--checkpoint", str(checkpoint), *given, *arguments])
+
+
+def shown(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def uncommit(checkpoint: Path) -> None:
+    """As if the last batch still ran."""
+    last = max(
+        (each for each in (checkpoint / "commits").iterdir() if each.name.isdecimal()), key=lambda p: int(p.name)
+    )
+    last.unlink()
+
+
+def test_a_query_of_the_replayable_reader(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    topic.fill(400)
+    run(spark, checkpoint, {**topic.options, "startingOffsets": "earliest"})
+    found = shown(lag(checkpoint, "--json"))
+    assert [(row["topic"], row["partition"], row["channel"]) for row in found] == [
+        (topic.name, number, "spark") for number in (0, 1)
+    ]
+    assert [(row["depth"], row["planned"], row["behind_bytes"]) for row in found] == [(0, 0, 0)] * 2
+    topic.fill(31, label="more")
+    found = shown(lag(checkpoint, "--json"))
+    assert [(row["depth"], row["planned"]) for row in found] == [(16, 0), (15, 0)]
+    ends = {number: topic.stats(number)["backend_depth"] for number in (0, 1)}
+    done = json.loads(sorted((checkpoint / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[2])["offsets"]
+    for row in found:
+        number = row["partition"]
+        assert row["behind_bytes"] == ends[number] - done[topic.name][str(number)]
+        assert row["nsqd"] == "{broadcast_address}:{http_port}".format(**topic.leader(number))
+    uncommit(checkpoint)  # it was the first batch: where it began is known from its end
+    found = shown(lag(checkpoint, "--json"))
+    assert [(row["depth"], row["planned"]) for row in found] == [(16, 200), (15, 200)]
+    assert [row["behind_bytes"] for row in found] == [ends[0], ends[1]]
+
+
+def test_options_that_are_given_go_before_what_the_checkpoint_says(tmp_path: Path, topic: Topic) -> None:
+    topic.fill(6)
+    offset = {"channel": "spark", "servers": ["127.0.0.1:1"], "offsets": {topic.name: {"0": 0, "1": 0}}}
+    checkpoint = write(tmp_path, {0: ["v1", "{}", json.dumps(offset)]}, (0,))
+    given = {"lookupd_http_addresses": topic.lookupd, "topicPattern": "topic.*", "CHANNEL": "other"}
+    found = nsq_fast.spark.lags(checkpoint, given)
+    assert [(each.topic, each.channel, each.depth) for each in found] == [(topic.name, "other", 3)] * 2
+
+
+def test_a_first_batch_that_does_not_say_where_it_begins(tmp_path: Path, topic: Topic) -> None:
+    """With PySpark before 4.2. Nothing is committed, so it begins where the channel stands."""
+    topic.fill(6)
+    ends = {str(number): topic.stats(number)["backend_depth"] for number in (0, 1)}
+    offset = {"channel": "spark", "servers": [topic.lookupd], "offsets": {topic.name: ends}}
+    found = nsq_fast.spark.lags(write(tmp_path, {0: ["v1", "{}", json.dumps(offset)]}))
+    assert [(each.planned, each.depth, each.behind_bytes) for each in found] == [(3, 0, end) for end in ends.values()]
+
+
+def test_the_journalled_reader_of_a_redesigned_topic(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    topic.fill(20)
+    given = {**topic.options, "reader": "journalled", "journal": str(tmp_path / "journal")}
+    run(spark, checkpoint, given)
+    found = shown(lag(checkpoint, "--json", **given))
+    leaders = ["{broadcast_address}:{tcp_port}".format(**topic.leader(number)) for number in (0, 1)]
+    assert [(row["partition"], row["nsqd"], row["depth"]) for row in found] == [(0, leaders[0], 0), (1, leaders[1], 0)]
+    uncommit(checkpoint)
+    assert [row["planned"] for row in shown(lag(checkpoint, "--json", **given))] == [10, 10]
+
+
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
+def test_a_query_of_the_journalled_reader(spark: SparkSession, server: Server, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    given = {"topic": TOPIC, "channel": CHANNEL, **server.options}
+    server.publish(100)
+    run(spark, checkpoint, {**given, "reader": "journalled", "journal": str(tmp_path / "journal")})
+    expected = {
+        "nsqd": str(server.tcp),
+        "topic": TOPIC,
+        "partition": None,
+        "channel": CHANNEL,
+        "depth": 0,
+        "in_flight": 0,
+        "deferred": 0,
+        "planned": 0,
+        "behind_bytes": None,
+    }
+    assert shown(lag(checkpoint, "--json", **given)) == [expected]
+    server.publish(20, prefix="more")
+    assert shown(lag(checkpoint, "--json", **given)) == [{**expected, "depth": 20}]
+    uncommit(checkpoint)
+    assert shown(lag(checkpoint, "--json", **given)) == [{**expected, "depth": 20, "planned": 100}]
+    labels = f'{{nsqd="{server.tcp}",topic="{TOPIC}",partition="",channel="{CHANNEL}"}}'
+    metrics = lag(checkpoint, "--metrics", **given).stdout.splitlines()
+    assert f"nsq_fast_channel_depth{labels} 20" in metrics
+    assert f"nsq_fast_channel_planned{labels} 100" in metrics
+    assert "# TYPE nsq_fast_channel_in_flight gauge" in metrics
+    assert not [line for line in metrics if "behind_bytes" in line]
+    table = lag(checkpoint, **given).stdout
+    assert TOPIC in table
+    assert "in flight" in table
+    refused = lag(checkpoint)
+    assert refused.exit_code == 2
+    assert "topic, channel, lookupd_http_addresses: the checkpoint of a journalled" in " ".join(refused.output.split())
+    assert nsq_fast.spark.lags(checkpoint, given)[0].depth == 20
+
+
+def test_the_names_are_those_of_the_exporter() -> None:
+    figures = pytest.importorskip("nsq_fast.exporter")
+    from nsq_fast.cli.lag import _FIGURES, _PREFIX
+
+    names = {family.name for family in figures.Families().all()}
+    assert {f"{_PREFIX}_{name}" for name in list(_FIGURES)[:3]} <= names
+
+
+def write(folder: Path, offsets: Mapping[int, list[str]], commits: tuple[int, ...] = ()) -> Path:
+    for kind in ("offsets", "commits"):
+        (folder / kind).mkdir()
+        (folder / kind / ".9.crc").write_bytes(b"\0crc")
+    for batch, lines in offsets.items():
+        (folder / "offsets" / str(batch)).write_text("\n".join(lines))
+    for batch in commits:
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+    return folder
+
+
+def test_of_several_sources_those_of_nsq_are_found(tmp_path: Path) -> None:
+    def offset(number: int) -> dict[str, Any]:
+        return {"channel": "c", "servers": ["h:1"], "offsets": {"t": {"0": number}}}
+
+    batches = {
+        number: ["v1", "{}", '{"topic":{"0":5}}', json.dumps(offset(number)), "-", "17"] for number in (9, 10, 11)
+    }
+    assert read_checkpoint(write(tmp_path, batches, (9, 10))) == [SourceState(offset(10), offset(11))]
+
+
+def test_before_the_first_commit_nothing_is_committed(tmp_path: Path) -> None:
+    offset = {"j": "x", "batch": 1, "slots": {"h:1": 7}}
+    assert read_checkpoint(write(tmp_path, {0: ["v1", "{}", json.dumps(offset)]})) == [SourceState(None, offset)]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "reason"),
+    [
+        ({}, "has no offsets: it is no checkpointLocation of this machine"),
+        ({0: ["v1", "{}", "17"]}, "none of its offsets is of NSQ"),
+        ({0: ["v7", "{}", "17"]}, r"begins with \['v7'\], and only the layout v1 is known"),
+        ({0: [""]}, "and only the layout v1 is known"),
+    ],
+)
+def test_what_is_no_checkpoint_of_ours_is_said(tmp_path: Path, offsets: Mapping[int, list[str]], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read_checkpoint(write(tmp_path, offsets))
+
+
+def test_a_folder_that_is_not_there_and_formats_that_exclude_each_other(tmp_path: Path) -> None:
+    assert "does not exist" in lag(tmp_path / "nothing").output
+    assert "has no offsets" in lag(tmp_path).output
+    assert "only one of them may be given" in lag(tmp_path, "--json", "--metrics").output
+
+
+# What the listener shows of real queries to Prometheus, and what the dashboard and the alert rules ask of it.
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "prometheus"
+
+Value = Callable[..., float | None]
+
+
+@pytest.fixture
+def registry(spark: SparkSession) -> Iterator[CollectorRegistry]:
+    registry = CollectorRegistry()
+    listener = MetricsListener(registry)
+    spark.streams.addListener(listener)
+    yield registry
+    spark.streams.removeListener(listener)
+
+
+def run_query(spark: SparkSession, folder: Path, name: str, options: dict[str, str], then: Any = None) -> Any:
+    frame = spark.readStream.format("nsq").options(**options).load()
+    query = frame.writeStream.queryName(name).option("checkpointLocation", str(folder / name))
+    return (query.foreachBatch(then) if then else query.format("noop")).start()
+
+
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
+def test_the_figures_of_queries_of_both_kinds(
+    spark: SparkSession, server: Server, topic: Topic, tmp_path: Path, registry: CollectorRegistry
+) -> None:
+    def value(name: str, query: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"nsq_fast_spark_{name}", {"query": query, **labels})
+
+    def of_source(name: str, query: str, place: str = "") -> float | None:
+        return value(name, query, source="0", place=place)
+
+    server.publish(300)
+    journalled = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path / "kept"), **server.options}
+    queries = [
+        run_query(spark, tmp_path, "journalled", {**journalled, "maxOffsetsPerTrigger": "100"}),
+        run_query(spark, tmp_path, "replayed", {**topic.options, "startingOffsets": "earliest"}),
+    ]
+    try:
+        topic.fill(200)
+        until(lambda: value("rows_total", "journalled") == 300 and value("rows_total", "replayed") == 200)
+        assert value("batches_total", "journalled") == 3
+        for name in ("journalled", "replayed"):
+            assert value("running", name, source="", place="") == 1
+            assert value("batch_seconds", name, source="", place="")
+            assert value("batch_timestamp_seconds", name, source="", place="")
+        if TELLS_START:
+            (nsqd,) = [f"{host}:{port}" for host, port in [server.tcp]]
+            assert of_source("backlog_messages", "journalled", nsqd) == 100  # when the last batch was planned
+            assert of_source("journal_bytes", "journalled")
+            assert {of_source("backlog_bytes", "replayed", f"{topic.name}/p{each}") for each in (0, 1)} == {0}
+            for name in ("journalled", "replayed"):
+                assert of_source("lookup_age_seconds", name) is not None
+                assert of_source("unknown_topics", name) == 0
+                assert of_source("bytes_per_second", name) is not None
+        asked_for_are_known(registry)
+    finally:
+        for query in queries:
+            query.stop()
+    until(lambda: value("running", "journalled", source="", place="") == 0)
+    assert value("failures_total", "journalled") == 0
+    assert of_source("journal_bytes", "journalled") is None  # nobody knows any more
+
+    def fails(batch: Any, number: int) -> None:
+        raise OSError("the sink is full")
+
+    server.publish(1)
+    run_query(spark, tmp_path, "failing", {**journalled, "orphans": "warn"}, fails)
+    until(lambda: value("failures_total", "failing") == 1)
+
+
+def asked_for_are_known(registry: CollectorRegistry) -> None:
+    known = {f"{each.name}{'_total' if each.type == 'counter' else ''}" for each in registry.collect()}
+    panels = json.loads((EXAMPLES / "spark-dashboard.json").read_text())["panels"]
+    texts = [target["expr"] for panel in panels for target in panel["targets"]]
+    texts.append((EXAMPLES / "alerts.yml").read_text())
+    asked = set(re.findall(r"\bnsq_fast_spark_\w+", "\n".join(texts)))
+    assert len(asked) > 8
+    assert asked <= known

@@ -1,35 +1,58 @@
-"""The tables of the trace pipeline: planted faults are found, each of them and nothing else."""
+"""Traces as records: queries, reports and streams of them, here and on Spark."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import json
 import logging
+import os
+import random
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import pytest
+from click.testing import CliRunner, Result
 from support import trace_logs
-from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, Planted
-from support.waiting import until
+from support.spark_settings import LOCAL
+from support.trace_command import run as run_command
+from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, START, Planted
+from support.waiting import PROCESS, until
 
 from nsq_fast import Consumer, Message, Producer
-from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker import BrokerProcess, RedesignedCluster
+from nsq_fast.cli import main
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.client.trace import ConsumeRecord, ReceiveRecord, TraceLog, TraceRecord, log_to_file
 from nsq_fast.errors import ConfigError
 from nsq_fast.spark.trace import (
     TABLES,
+    Figures,
     TraceSettings,
+    figures_of,
+    html,
     local_figures,
     parse_lines,
     read_logs,
     read_table,
+    stream_logs,
+    stream_tables,
     write_report,
     write_tables,
 )
+from nsq_fast.spark.trace.queries import BatchWriter
 from nsq_fast.spark.trace.schema import Order
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+# The tables of the trace pipeline: planted faults are found, each of them and nothing else.
+
 
 PLACE = ("topic", "partition", "channel", "internal_id")
 
@@ -188,7 +211,9 @@ def test_order_is_not_judged_where_messages_are_handled_side_by_side(run: Run) -
 
 
 _PUBLISHED: Any = trace_logs.good_log(3)["orders", 0, "", 100][0]
+
 _FINISHED: Any = trace_logs.good_log(3)["orders", 0, "billing", 100][0]
+
 GOING_BACK = [
     str(
         trace_logs.changed(
@@ -209,7 +234,9 @@ def receipt_of(record: Any) -> ReceiveRecord:
 
 
 _DONE = trace_logs.changed(_FINISHED, topic="hung")
+
 _HUNG = trace_logs.changed(_DONE, internal_id=101, attempts=2)
+
 HUNG = [
     *(str(trace_logs.changed(_PUBLISHED, topic="hung", internal_id=number)) for number in (100, 101, 102)),
     *map(str, (receipt_of(_DONE), _DONE, receipt_of(_HUNG))),
@@ -360,6 +387,7 @@ _CONSUMED = ConsumeRecord(
     outcome="FIN",
     handling_time=0.5,
 )
+
 LOGGED_BY_BOTH = [
     *server_lines(1, "READ_QUEUE", "START", "FIN", topic="both"),
     *server_lines(2, "READ_QUEUE", "START", topic="both"),
@@ -367,6 +395,7 @@ LOGGED_BY_BOTH = [
     str(_CONSUMED),
     str(trace_logs.changed(_CONSUMED, internal_id=1)),
 ]
+
 LOGGED_BY_SERVER = [
     *server_lines(1, "READ_QUEUE", "START", "FIN", topic="served"),
     *server_lines(2, "START", topic="served"),
@@ -425,3 +454,452 @@ def test_the_logs_of_an_embedded_cluster_and_of_its_clients_are_joined(spark: Sp
     server = [event.outcome for event in events if event.event == "server"]
     assert server == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
     assert [event.event for event in events].count("publish") == 1
+
+
+# The stream writes what a batch writes: also after a restart, or a crash within a micro-batch.
+
+
+SETTINGS = TraceSettings(window=5, grace=30, lateness=2)
+
+COMPARED = ("lives", "windows", "lost", "duplicates", "violations", "skews", "slowest")
+
+PARTS = 3
+
+
+def records() -> list[TraceRecord]:
+    """Three runs with planted faults, ten minutes apart: each is decided while the next one comes."""
+    log: dict[Any, list[TraceRecord]] = {}
+    for number in range(PARTS):
+        part = trace_logs.good_log(130, seed=number)
+        planted = trace_logs.plant(part)
+        if number < PARTS - 1:
+            for place in {(place[0], place[1], "", place[3]) for place in planted.pending}:
+                del part[place]
+        for place, found in part.items():
+            log[(*place, number)] = [moved(record, number) for record in found]
+    return trace_logs.records_of(log)
+
+
+def moved(record: Any, number: int) -> TraceRecord:
+    later = number * 600 * SECOND
+    changes: dict[str, Any] = {
+        "time": record.time + later,
+        "internal_id": record.internal_id + number * 1000,
+        "trace_id": record.trace_id + number * 1_000_000,
+    }
+    if record.offset is not None:
+        changes["offset"] = record.offset + number * 10**8
+    if hasattr(record, "timestamp"):
+        changes["timestamp"] = record.timestamp + later
+    return trace_logs.changed(record, **changes)
+
+
+def place_of(record: Any) -> tuple[Any, ...]:
+    return (record.topic, record.partition, getattr(record, "channel", ""), record.internal_id)
+
+
+class Feed:
+    """Files of records in the order of time, put where a stream looks for them, some at a time."""
+
+    def __init__(self, folder: Path, files: int) -> None:
+        self.folder = folder / "logs"
+        self.folder.mkdir()
+        lines = [f"{record}\n" for record in records()]
+        size = -(-len(lines) // files)
+        self._waiting = [lines[start : start + size] for start in range(0, len(lines), size)]
+        self._count = 0
+
+    def give(self, files: int = 10**6) -> None:
+        for _ in range(min(files, len(self._waiting))):
+            path = self.folder / f"part{self._count:03}.log"
+            hidden = path.with_name(f".{path.name}")
+            hidden.write_text("".join(self._waiting.pop(0)))
+            os.utime(hidden, (10**9 + self._count, 10**9 + self._count))
+            hidden.rename(path)
+            self._count += 1
+
+
+@pytest.fixture(scope="module")
+def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("batch")
+    path = folder / "all.log"
+    path.write_text("".join(f"{record}\n" for record in records()))
+    write_tables(spark, read_logs(spark, path), folder / "tables", SETTINGS)
+    return folder / "tables"
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, batch: Path) -> dict[str, list[str]]:
+    """What the tables of the batch hold."""
+    return {table: rows(spark, batch, table) for table in COMPARED}
+
+
+def run_stream(spark: SparkSession, feed: Feed) -> Path:
+    """Write tables of what is there, in micro-batches of two files; they and the checkpoint are beside the feed."""
+    tables, checkpoint = feed.folder.with_name("tables"), feed.folder.with_name("checkpoint")
+    logs = stream_logs(spark, feed.folder, maxFilesPerTrigger="2")
+    query = stream_tables(logs, tables, checkpoint, SETTINGS, availableNow=True)
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    return tables
+
+
+def rows(spark: SparkSession, folder: Path, table: str) -> list[str]:
+    """What a table holds of decided messages, in an order of its own."""
+    found = read_table(spark, folder, table).drop("batch")
+    if table in ("lives", "windows"):
+        end = records()[-1].time - SECOND
+        found = found.where(f"window_ns < {end // SECOND // 10 * 10 * SECOND}")
+    if table == "slowest":
+        found = found.orderBy("latency_ns", ascending=False).limit(SETTINGS.slowest)
+    if table == "skews":
+        found = found.groupBy("side", "nsqd", "host").agg({"messages": "sum", "worst_ns": "max"})
+    return sorted(map(repr, found.collect()))
+
+
+def check(spark: SparkSession, expected: dict[str, list[str]], stream: Path) -> None:
+    for table in COMPARED:
+        assert expected[table], table
+        assert rows(spark, stream, table) == expected[table], table
+    assert read_table(spark, stream, "late").count() == 0
+
+
+def test_a_stream_that_is_started_again_writes_what_a_batch_writes(
+    spark: SparkSession, expected: dict[str, list[str]], batch: Path, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path, 4)
+    feed.give(2)
+    tables = run_stream(spark, feed)
+    decided = read_table(spark, tables, "lives").count()
+    assert 0 < decided < read_table(spark, batch, "lives").count()
+    refuses_tables_of_another_query(spark, feed, tables, tmp_path / "other")
+    feed.give()
+    check(spark, expected, run_stream(spark, feed))
+
+
+def refuses_tables_of_another_query(spark: SparkSession, feed: Feed, tables: Path, checkpoint: Path) -> None:
+    query = stream_tables(stream_logs(spark, feed.folder), tables, checkpoint, SETTINGS, availableNow=True)
+    with pytest.raises(Exception, match="not those of this checkpoint"):
+        query.awaitTermination()
+
+
+def test_a_crash_within_a_micro_batch_changes_nothing(
+    spark: SparkSession,
+    expected: dict[str, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed = Feed(tmp_path, 3)
+    feed.give()
+    write = BatchWriter.write
+
+    def crash(self: BatchWriter, name: str, found: Any) -> Any:
+        written = write(self, name, found)
+        if name == "slowest" and self._batch == 1:
+            raise RuntimeError("crashed on purpose")
+        return written
+
+    monkeypatch.setattr(BatchWriter, "write", crash)
+    with pytest.raises(Exception, match="crashed on purpose"):
+        run_stream(spark, feed)
+    monkeypatch.undo()
+    check(spark, expected, run_stream(spark, feed))
+
+
+def test_what_comes_after_its_window_was_decided_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path, 2)
+    place = ("orders", 0, "audit", 101)
+    late = next(str(each) for each in records() if place_of(each) == place)
+    feed._waiting = [[line for line in lines if late not in line] for lines in feed._waiting]
+    feed._waiting.append([f"{late}\n"])
+    feed.give()
+    tables = run_stream(spark, feed)
+    found = read_table(spark, tables, "late").collect()
+    assert [(row.topic, row.partition, row.channel, int(row.internal_id)) for row in found] == [place]
+    assert found[0].finishes == 1
+    assert place in {
+        (row.topic, row.partition, row.channel, int(row.internal_id))
+        for row in read_table(spark, tables, "lost").collect()
+    }
+
+
+def test_records_may_come_through_nsq_itself(
+    spark: SparkSession, expected: dict[str, list[str]], tmp_path: Path
+) -> None:
+    with BrokerProcess(lookupd=False) as broker:
+        client = NsqdHTTPClient.from_url(f"http://{broker.nsqd.http}")
+        client.create_topic("traces")
+        client.create_channel("traces", "spark")
+        bodies = [str(record).encode() for record in records()]
+        client.multipublish("traces", bodies, binary=True)
+        until(lambda: client.stats("traces")["topics"][0]["channels"][0]["depth"] == len(bodies))
+        lines = (
+            spark.readStream.format("nsq")
+            .option("nsqd_tcp_addresses", str(broker.nsqd.tcp))
+            .option("nsqd_http_addresses", str(broker.nsqd.http))
+            .option("topic", "traces")
+            .option("channel", "spark")
+            .option("journal", str(tmp_path / "journal"))
+            .load()
+        )
+        query = stream_tables(
+            parse_lines(lines, "body"), tmp_path / "tables", tmp_path / "checkpoint", SETTINGS, availableNow=True
+        )
+        query.awaitTermination()
+    check(spark, expected, tmp_path / "tables")
+
+
+# The report without Spark: its figures are those of Spark, on logs with faults, on random ones and on awkward ones.
+
+
+pytest.importorskip("duckdb", reason="no duckdb: pip install 'nsq-fast[trace]'")
+
+PUBLISH = {
+    "event": "publish",
+    "time": START,
+    "topic": "t",
+    "partition": 0,
+    "nsqd": "n:1",
+    "internal_id": 1,
+    "trace_id": 2,
+}
+
+CONSUME = {
+    **PUBLISH,
+    "event": "consume",
+    "channel": "c",
+    "local": "h:2",
+    "timestamp": START,
+    "attempts": 1,
+    "outcome": "FIN",
+    "handling_time": 0.0015,
+}
+
+AWKWARD = [
+    "",
+    "   ",
+    "no record",
+    "[1, 2]",
+    "{}",
+    "null",
+    '{"event":"publish","time":1',
+    "x" * 300 + " é",
+    "2026 INFO {not json} " + json.dumps(PUBLISH, separators=(",", ":")),
+    json.dumps({**PUBLISH, "internal_id": 3}) + " and something behind",
+    json.dumps({**PUBLISH, "internal_id": 2**64 - 1}),
+    json.dumps({**PUBLISH, "internal_id": 2**64}),
+    json.dumps({**PUBLISH, "internal_id": -1}),
+    json.dumps({**PUBLISH, "internal_id": 4, "time": 2**62 + 1}),
+    json.dumps({**PUBLISH, "internal_id": 4, "time": -1}),
+    json.dumps({**PUBLISH, "internal_id": 4, "time": "soon"}),
+    json.dumps({**PUBLISH, "internal_id": 5, "partition": 2**31}),
+    json.dumps({**PUBLISH, "internal_id": 6, "partition": None}),
+    json.dumps({**PUBLISH, "internal_id": 7, "nsqd": None}),
+    json.dumps({**PUBLISH, "internal_id": 8, "topic": 7}),
+    json.dumps({**PUBLISH, "internal_id": 9, "unknown": {"a": [1]}}),
+    json.dumps({**PUBLISH, "internal_id": 10, "topic": "nobody_reads"}),
+    json.dumps({**PUBLISH, "internal_id": 11, "event": "other"}),
+    json.dumps({**CONSUME, "internal_id": 1, "outcome": "GONE"}),
+    json.dumps({**CONSUME, "internal_id": 1, "attempts": None}),
+    json.dumps({**CONSUME, "internal_id": 12, "handling_time": 2e9}),
+    json.dumps({**CONSUME, "internal_id": 12, "handling_time": -0.1}),
+    json.dumps({**CONSUME, "internal_id": 13, "handling_time": 1.0000000015}),
+    json.dumps({**CONSUME, "internal_id": 14, "handling_time": None}),
+    json.dumps({**CONSUME, "internal_id": 15, "timestamp": START + 5 * SECOND}),
+    json.dumps({**CONSUME, "internal_id": 16, "event": "receive", "outcome": None}),
+    json.dumps({**CONSUME, "internal_id": 17, "topic": "größe", "channel": "a'b\"c"}),
+]
+
+ID = (1 << 50) + 5  # of partition 1
+
+STORED, DELIVERED = "[TRACE] topic s-1 trace id 9: message", "[TRACE] topic s channel c trace id 9: message"
+
+SERVER = [
+    f"[nsqd] 2026 {STORED} {ID}( 10) put to channel at offset: 40, x at time {START}",
+    f"{STORED} {ID + 1} put success from client 1:2 at offset: 80, x at time {START}",
+    f"{DELIVERED} {ID} (ts: {START}, offset: 40, pri:0) consume state START"
+    f" from client 10.0.0.1:5(3) at time: {START + 7} cost: 5, attempt: 1",
+    f"{DELIVERED} {ID} (ts: {START}, offset: 40, pri:-1) consume state FIN"
+    f" from client (3) at time: {START + 9} cost: -5, attempt: 1",
+    f"{DELIVERED} {2**63 + 5} (ts: {START}, offset: 1, pri:0) consume state FIN_INTERNAL"
+    f" from client x(3) at time: {START + 9} cost: 1, attempt: {2**31}",
+    f"{DELIVERED} {ID} (ts: {2**63}, offset: 1, pri:0) consume state FIN"
+    " from client x(3) at time: 5 cost: 1, attempt: 1",
+    f"[TRACE] topic s-{2**31} trace id 9: message 5( 10) put x at offset: {2**63}, x at time {START}",
+    f"[TRACE] topic s-1 trace id {2**64}: message 5( 10) put x at offset: 1, x at time {START}",
+    "[TRACE] topic of something else",
+]
+
+
+def random_lines(seed: int, count: int) -> list[str]:
+    """Records of few messages, so that they meet: in any order, repeated, with gaps, by clocks that disagree."""
+    chance = random.Random(seed)
+
+    def maybe(value: Any) -> Any:
+        return None if chance.random() < 0.1 else value
+
+    lines = []
+    for _ in range(count):
+        number = chance.randrange(60)
+        partition = chance.choice([None, 0, 1])
+        common = {
+            "time": START + chance.randrange(30 * SECOND),
+            "topic": chance.choice(["a", "b"]),
+            "partition": partition,
+            "nsqd": f"n{chance.randrange(3)}:1",
+            "internal_id": number + chance.choice([0, 0, 0, 2**63]),
+            "trace_id": number % 2,
+        }
+        if chance.random() < 0.4:
+            record = {"event": "publish", **common, "offset": maybe(number * 10), "size": maybe(10)}
+        else:
+            record = {
+                "event": chance.choice(["receive", "consume", "consume", "consume"]),
+                **common,
+                "channel": chance.choice(["x", "y"]),
+                "local": f"h{chance.randrange(3)}:{chance.randrange(5)}",
+                "timestamp": START + chance.randrange(20 * SECOND),
+                "attempts": chance.choice([0, 1, 1, 2, 3]),
+                "outcome": chance.choice(["FIN", "FIN", "FIN", "REQ", "TIMEOUT"]),
+                "offset": maybe(chance.choice([None, number * 10])),
+                "size": maybe(10),
+                "handling_time": maybe(chance.random()),
+            }
+        lines.append(json.dumps(record))
+    return lines
+
+
+def by_spark(spark: SparkSession, folder: Path, settings: TraceSettings) -> Figures:
+    write_tables(spark, read_logs(spark, folder / "logs"), folder / "tables", settings)
+    found: Figures = figures_of(spark, folder / "tables")
+    return found
+
+
+def check_equal(ours: Figures, theirs: Figures) -> None:
+    for name in Figures.__struct_fields__:
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(("order", "window", "grace", "seed"), [("offsets", 1.0, 5.0, 1), ("ids", 0.25, 60.0, 2)])
+def test_the_figures_are_those_of_spark(
+    spark: SparkSession, tmp_path: Path, order: Order, window: float, grace: float, seed: int
+) -> None:
+    logs = tmp_path / "logs"
+    log = trace_logs.good_log(seed=seed)
+    trace_logs.plant(log)
+    trace_logs.write_logs(trace_logs.records_of(log), logs)
+    (logs / "random names é.log").write_text("\n".join(random_lines(seed, 1500)) + "\n", encoding="utf-8")
+    (logs / "mac.log").write_text("\r".join(random_lines(seed + 10, 20)), encoding="utf-8")
+    (logs / "windows.log.gz").write_bytes(gzip.compress("\r\n".join(random_lines(seed + 20, 20)).encode()))
+    (logs / "more.log.bz2").write_bytes(bz2.compress("\n".join(SERVER).encode()))
+    (logs / "awkward.log").write_text("\n".join(AWKWARD), encoding="utf-8")
+    settings = TraceSettings(window=window, grace=grace, order=order, slowest=10)
+    check_equal(local_figures(logs, settings), by_spark(spark, tmp_path, settings))
+
+
+def logged(folder: Path, lines: list[str]) -> Path:
+    path = folder / "some.log"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    (tmp_path / "x.zst").write_bytes(b"x")
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(random.Random(1).randbytes(9999))[:-99])
+    for name, message in {
+        "empty.log": "nothing was traced: the logs are empty",
+        "x.zst": "--local reads plain, .gz and .bz2 files",
+        "torn.gz": r"torn\.gz: cannot be read",
+        "none.log": "names no file",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            local_figures(tmp_path / name)
+    with pytest.raises(ConfigError, match="--local reads files of this machine"):
+        local_figures("s3://bucket/x.log")
+    with pytest.raises(ConfigError, match="nothing was traced"):
+        local_figures(logged(tmp_path, AWKWARD[:7]))
+    with pytest.raises(ConfigError, match="memory='much': must be a number with k, m, g or t"):
+        local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="much")
+
+
+def test_a_report_of_a_publish_alone_and_without_order(tmp_path: Path) -> None:
+    only = local_figures(logged(tmp_path, [json.dumps(PUBLISH)]))
+    assert (only.records, only.unconsumed, only.groups, only.channels) == (1, {"t": 1}, [], [])
+    assert "1 publish to t, and no delivery was recorded" in html(only)
+    lines = random_lines(5, 3000)
+    assert local_figures(logged(tmp_path, lines), TraceSettings(order="ids")).totals["violations"] > 0
+    assert local_figures(logged(tmp_path, lines), TraceSettings(order="off")).totals["violations"] == 0
+
+
+def test_little_memory_and_many_batches_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = logged(tmp_path, random_lines(6, 4000))
+    shares: list[tuple[str, float]] = []
+    whole = local_figures(path)
+    monkeypatch.setattr("nsq_fast.spark.trace.local.ROWS", 100)
+    assert local_figures(path, memory="100m", tell=lambda stage, share: shares.append((stage, share))) == whole
+    assert list(dict.fromkeys(stage for stage, _ in shares)) == ["reading", "joining", "counting"]
+    reading = [share for stage, share in shares if stage == "reading"]
+    assert reading == sorted(reading)
+    assert reading[-1] == 1.0
+
+
+def test_the_command_needs_no_java(tmp_path: Path) -> None:
+    logs = logged(tmp_path, random_lines(7, 500))
+    page = tmp_path / "report.html"
+    command = [sys.executable, "-m", "nsq_fast", "trace-report", str(logs), "--local", "--json", "--html", str(page)]
+    env = {**os.environ, "PATH": "", "JAVA_HOME": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    found, figures = json.loads(done.stdout), local_figures(logs)
+    assert {name: found[name] for name in figures.totals} == figures.totals
+    assert [each["latency_p99_ns"] for each in found["groups"]] == [
+        each.durations["latency_p99_ns"] for each in figures.groups
+    ]
+    assert "NSQ traces" in page.read_text()
+
+
+# `nsq-fast trace-report` in the process of the tests, with their session.
+
+
+# Compiling Java for a query costs more than so few rows; the report at size and the demo do it.
+WITHOUT_CODE = [f"--conf=spark.sql.codegen.{name}" for name in ("wholeStage=false", "factoryMode=NO_CODEGEN")]
+
+
+@pytest.fixture
+def report_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command in this process, with the session of all tests: starting one takes longer than so small a report."""
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)
+    return lambda *given: CliRunner().invoke(main, ["trace-report", "--master", LOCAL, *map(str, given)])
+
+
+def test_a_report_on_logs_and_again_on_its_tables(
+    java: None, tmp_path: Path, report_here: Callable[..., Result]
+) -> None:
+    log = trace_logs.good_log()
+    planted = trace_logs.plant(log)
+    trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
+    small = ("--memory", "512m", "--master", "local[2]", *WITHOUT_CODE)
+    first = run_command("trace-report", tmp_path / "logs", "--tables", tmp_path / "tables", "--json", *small)
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert (found["lost"], found["duplicates"], found["violations"]) == (
+        len(planted.lost),
+        len(planted.duplicates),
+        len(planted.violations),
+    )
+    again = report_here("--tables", tmp_path / "tables", "--html", tmp_path / "report.html")
+    assert again.exit_code == 0, again.output
+    assert f"{len(planted.lost):,} │ published, never finished" in again.output
+    assert "NSQ traces" in (tmp_path / "report.html").read_text()
+
+
+def test_logs_in_which_nothing_was_traced(tmp_path: Path, report_here: Callable[..., Result]) -> None:
+    log = tmp_path / "some.log"
+    log.write_text("INFO started\n")
+    done = report_here(log, "--json")
+    assert done.exit_code == 2
+    assert "nothing was traced" in done.output
+    assert isinstance(done.exception, SystemExit)  # and not a traceback

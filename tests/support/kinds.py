@@ -18,9 +18,7 @@ OF_MODULE = {
 }
 SHARING = {
     "spark": {
-        "test_spark_lag", "test_spark_listener", "test_spark_replay_filters", "test_spark_replay_stream",
-        "test_spark_sink", "test_spark_source", "test_spark_trace", "test_spark_trace_cli_here",
-        "test_spark_trace_local", "test_spark_trace_stream", "test_spark_versions",
+        "test_spark_replay_stream", "test_spark_sink", "test_spark_source", "test_spark_trace", "test_spark_versions",
     },
     "standalone": {"test_spark_replay_kills", "test_spark_deployments"},
 }  # fmt: skip
@@ -28,8 +26,8 @@ SHARING = {
 
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
-    "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_cli", "test_spark_bench",
-    "test_soak", "test_worker_run",
+    "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_report",
+    "test_spark_bench", "test_soak", "test_worker_run",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""
