@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compiled import parsed
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.sources import parsed
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events

@@ -20,10 +20,9 @@ import yaml
 from gevent import socket
 from gevent.server import StreamServer
 from support.cluster import Standalone
-from support.redesigned import sized
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import PROCESS, until
-from support.wire import WireClient
+from support.wire import WireClient, sized
 
 import nsq_fast.aio
 import nsq_fast.threads

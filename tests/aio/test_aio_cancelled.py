@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.contract import AsyncioFace, Joined, joined
 from support.held_publishes import OK, PublishNsqd
-from support.loops import LOOPS, NewLoop, run, until_async
+from support.processes import LOOPS, NewLoop, run, until_async
 from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message

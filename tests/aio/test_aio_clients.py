@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from support.held_publishes import OK, PublishNsqd
-from support.loops import LOOPS, NewLoop, run, until_async
-from support.processes import run_python
+from support.processes import LOOPS, NewLoop, run, run_python, until_async
 from support.waiting import WAIT, until
 
 from nsq_fast import Message, threads

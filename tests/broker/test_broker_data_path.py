@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from gevent import Timeout
 from support.http import ask
-from support.redesigned import Consumer, sized
 from support.waiting import until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, sized
 
 from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
 from nsq_fast.broker.journal import OPEN_FILES, Journal, Position, replace_file

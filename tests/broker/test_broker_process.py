@@ -18,10 +18,9 @@ import pytest
 from gevent import Timeout, socket
 from support.http import Answer, ask, parse
 from support.ports import accepts, free_address, is_free
-from support.redesigned import sized
 from support.servers import SERVERS, Daemon, find_server
 from support.waiting import WAIT, until
-from support.wire import WireClient
+from support.wire import WireClient, sized
 
 from nsq_fast.broker import (
     Broker,

@@ -15,9 +15,8 @@ import pytest
 from click.testing import CliRunner
 from gevent import sleep, socket, spawn
 from support.http import ask
-from support.redesigned import Consumer, detail, headed, publish, sized
 from support.waiting import WAIT, holds, until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, detail, headed, publish, sized
 
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.broker.options import TIMINGS

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from support.http import ask
-from support.redesigned import Consumer, detail, headed, identify, many, publish, sized, traced
 from support.replay import DATA
 from support.waiting import promptly, until
-from support.wire import ERROR, Frame, WireClient
+from support.wire import ERROR, Consumer, Frame, WireClient, detail, headed, identify, many, publish, sized, traced
 
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.broker.redesigned.channel import GLOB, REGEXP, FilterRequest, make_filter

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from support.http import ask
-from support.redesigned import Consumer, headed, publish, sized
 from support.waiting import until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, headed, publish, sized
 
 from nsq_fast.broker import ClusterProcess, RedesignedCluster
 from nsq_fast.broker.journal import OPEN_FILES

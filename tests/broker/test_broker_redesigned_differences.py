@@ -10,11 +10,10 @@ import pytest
 from gevent import socket
 from support.differential import Stage, open_stage
 from support.http import ask, shape
-from support.redesigned import Consumer, headed, identify, sized
 from support.replay import DATA, Replay, conversations
 from support.transcripts import Place, Transcript, differences, perform
 from support.waiting import WAIT, promptly, until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, headed, identify, sized
 
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.broker.redesigned.cluster import NodeServer

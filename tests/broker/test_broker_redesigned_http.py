@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from gevent import sleep
 from support.http import ask
-from support.redesigned import Consumer, many, publish, sized, traced
 from support.waiting import until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, many, publish, sized, traced
 
 from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
 from nsq_fast.broker.go import decode_json_header

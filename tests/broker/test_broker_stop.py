@@ -20,9 +20,8 @@ import pytest
 from gevent import Timeout, socket, spawn
 from gevent.subprocess import Popen
 from support.http import ask, exchange, parse
-from support.redesigned import Consumer, sized
 from support.waiting import PROCESS, WAIT, promptly, until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, sized
 
 from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
 

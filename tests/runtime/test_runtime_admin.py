@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner
 from support.http import ask
 from support.http_server import reply, scripted_http
-from support.redesigned import Consumer, publish, sized
 from support.waiting import WAIT, until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, publish, sized
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import Broker, RedesignedCluster

@@ -18,7 +18,7 @@ import gevent
 import pytest
 from gevent import subprocess
 from gevent.event import Event
-from support.sources import parsed
+from support.compiled import parsed
 from support.waiting import WAIT, until
 
 import nsq_fast

@@ -12,11 +12,10 @@ import pytest
 from support import cluster
 from support.cluster import RedesignedCluster as RealRedesignedCluster
 from support.http import ask
-from support.redesigned import Consumer, detail, sized
 from support.sequences import ACCEPT
 from support.transcripts import ERROR
 from support.waiting import until
-from support.wire import WireClient
+from support.wire import Consumer, WireClient, detail, sized
 
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.names import Address

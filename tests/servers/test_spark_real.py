@@ -28,9 +28,8 @@ pytestmark = [
 
 def start_query(folder: Path, fleet: Fleet, topic: str, limit: int = 5000, **given: Any) -> Any:
     """A driver program of a query, running."""
-    from support.spark_driver import Driver
+    from support.spark import LOCAL, Driver
     from support.spark_replay_program import PROGRAM
-    from support.spark_settings import LOCAL
 
     options = {
         "topic": topic,

@@ -1,20 +1,31 @@
-"""The real client through hours of faults, in virtual time; see ``runner``.
-
-Each run is a process of its own: which order a set has must be the same when a seed is replayed. ``make quick`` runs
-``QUICK`` seeds of each scenario, ``make test`` those of ``MORE`` besides; ``make sim SEEDS=0:100000`` is for nights.
-"""
+"""Rules that hold through simulated faults, by seed; planted faults, each of which is found; orders and outages."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.waiting import PROCESS
 
-from .runner import SCENARIOS
+from nsq_fast.aio import Consumer, Producer
+
+from .clock import SimLoop
+from .lookupd import ModelLookupd
+from .nsqd import ModelNsqd
+from .runner import SCENARIOS, in_virtual_time
+
+# The real client through hours of faults, in virtual time; see ``runner``.
+#
+# Each run is a process of its own: which order a set has must be the same when a seed is replayed. ``make quick``
+# runs ``QUICK`` seeds of each scenario, ``make test`` those of ``MORE`` besides; ``make sim SEEDS=0:100000`` is for
+# nights.
+
 
 TESTS = Path(__file__).parents[1]
 
@@ -30,7 +41,9 @@ def simulation(*arguments: str, **variables: str) -> str:
 
 
 QUICK = 75
+
 MORE = {"connection": 1400, "producer": 2400, "consumer": 850, "lookup": 350}
+
 """Each to its end: 5,000 seeds, in 100 s of CPU, about."""
 
 
@@ -57,3 +70,175 @@ def test_a_seed_does_the_same_again() -> None:
     of_seeds = [line for line in first.splitlines() if " of CPU" not in line]
     assert of_seeds == [line for line in second.splitlines() if " of CPU" not in line]
     assert of_seeds
+
+
+# Orders of events that the simulation has found to matter, each by itself.
+
+
+def test_bound_publishes_that_wait_for_room_before_anything_is_connected_get_away() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        async with Producer("10.1.0.1:4150", max_pending=1, publish_timeout=5.0) as producer:
+            await asyncio.gather(producer.publish("t", b"first"), producer.publish("t", b"second", key="k"))
+        assert {message.body for message in nsqd.log("t").messages} == {b"first", b"second"}
+
+    in_virtual_time("room", scenario)
+
+
+def test_a_key_keeps_its_order_when_lookup_answers_while_publishes_wait_for_room() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "redesigned")
+        log = nsqd.log("t")
+        ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+        nsqd.host.delays = (0.01, 0.01)  # lookup answers long before it is connected
+        async with Producer([], ["10.2.0.1:4161"], max_pending=5) as producer:
+
+            async def publish(number: int) -> None:
+                await producer.publish("t", b"%d" % number, key="k")
+
+            company = asyncio.create_task(producer.publish("t", b"company"))
+            early = [asyncio.create_task(publish(number)) for number in range(6)]
+            await asyncio.sleep(0.015)
+            await asyncio.gather(company, *early, *(publish(number) for number in range(6, 9)))
+        of_key = [message.body for message in log.messages if message.body != b"company"]
+        assert of_key == [b"%d" % number for number in range(9)]
+
+    in_virtual_time("order", scenario)
+
+
+def test_a_lookupd_that_hangs_does_not_put_off_when_topics_of_a_pattern_are_looked_for() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        good, hung = (ModelLookupd(loop.network, loop.books, f"10.2.0.{number}", [nsqd]) for number in (1, 2))
+        hung.freeze()
+        handled: dict[str, float] = {}
+
+        async def handle(_: Any, message: Any) -> None:
+            handled[message.topic] = loop.time()
+
+        async with Consumer(
+            re.compile("orders.*"), "c", lookupd_http_addresses=["10.2.0.1:4161", "10.2.0.2:4161"],
+            message_handler=handle, lookupd_poll_interval=3.0, lookupd_poll_jitter=0.0, lookupd_timeout=60.0,
+        ):  # fmt: skip
+            for number in range(4):
+                nsqd.log(f"orders{number}").store(b"body")
+                good.notice()
+                await asyncio.sleep(4.0)
+                assert f"orders{number}" in handled
+
+    in_virtual_time("pattern", scenario)
+
+
+def test_a_topic_of_a_pattern_is_asked_of_the_lookupd_that_named_it_while_that_was_busy() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        good, ignorant = (ModelLookupd(loop.network, loop.books, f"10.2.0.{number}", [nsqd]) for number in (1, 2))
+        ignorant.is_ignorant = True  # and soon has nothing to do
+        good.host.delays = (0.1, 0.1)
+        handled: set[str] = set()
+
+        async def handle(_: Any, message: Any) -> None:
+            handled.add(message.topic)
+
+        for number in range(60):  # the round takes longer than the list
+            nsqd.log(f"orders{number}").store(b"body")
+        good.notice()
+        async with Consumer(
+            re.compile("orders.*"), "c", lookupd_http_addresses=["10.2.0.1:4161", "10.2.0.2:4161"],
+            message_handler=handle, lookupd_poll_interval=20.0, lookupd_poll_jitter=0.0,
+        ):  # fmt: skip
+            await asyncio.sleep(10.0)
+            nsqd.log("orders60").store(b"body")
+            good.notice()
+            await asyncio.sleep(15.0)
+            assert "orders60" in handled
+
+    in_virtual_time("busy", scenario)
+
+
+# Packets get lost for 8 to 30 s: publishes go on within two seconds of the end of that, whenever it comes.
+
+
+SOON = 2.0
+
+
+@pytest.mark.parametrize("dialect", ["original", "redesigned"])
+@pytest.mark.parametrize("seed", range(20))
+def test_after_an_outage_publishes_go_on_within_two_seconds(dialect: str, seed: int) -> None:
+    async def scenario(loop: SimLoop) -> float:
+        chance = loop.chance
+        cluster: list[object] = []
+        nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", dialect, cluster) for number in (1, 2)]
+        for number in range(4 if dialect == "redesigned" else 1):
+            nsqds[number % 2].log("t", number)
+        ModelLookupd(loop.network, loop.books, "10.2.0.1", nsqds)
+        hosts = [*(nsqd.host for nsqd in nsqds), loop.network.host("10.2.0.1")]
+        async with Producer(
+            [],
+            ["10.2.0.1:4161"],
+            heartbeat_interval=chance.choice((5.0, 30.0)),
+            coalesce=chance.happens(0.5),
+            publish_timeout=60.0,
+            attempt_timeout=chance.choice((5.0, 30.0)),
+        ) as producer:
+
+            async def one(number: int) -> None:
+                await producer.publish("t", b"%d" % number, key=f"k{number % 4}")
+
+            await asyncio.gather(*(one(number) for number in range(8)))
+            for host in hosts:
+                host.is_slow_to_mend = True
+                host.cut()
+            until = loop.time() + 8.0 + 22.0 * chance.random()
+            late = [loop.create_task(one(number)) for number in range(8)]
+            while loop.time() < until:
+                await asyncio.sleep(0.1)
+                late.append(loop.create_task(one(len(late))))
+            for host in hosts:
+                host.mend()
+            mended = loop.time()
+            now = [loop.create_task(one(number)) for number in range(8)]
+            await asyncio.gather(*now)
+            took = loop.time() - mended
+            await asyncio.gather(*late)
+            return took
+
+    took = in_virtual_time(f"outage {dialect} {seed}", scenario)
+    assert took <= SOON
+
+
+def holder(nsqds: list[ModelNsqd]) -> ModelNsqd:
+    """The one that has a publish and has not read it."""
+    (found,) = (nsqd for nsqd in nsqds if any(b"PUB " in conn.end.arrived for conn in nsqd.conns))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("pause", [0.2, 2.5])
+def test_a_server_that_ends_long_after_it_got_a_publish_did_not_end_of_it(pause: float, seed: int) -> None:
+    """As where nsqds are restarted in turn, each while publishes wait there for a replica that is away."""
+
+    async def scenario(loop: SimLoop) -> object:
+        nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "original") for number in range(1, 5)]
+        addresses = [f"10.1.0.{number}:4150" for number in range(1, 5)]
+        async with Producer(addresses, coalesce=False, publish_timeout=60.0) as producer:
+            await producer.publish("t", b"first")
+            while len(producer.stats()["connected"]) < len(nsqds):
+                await asyncio.sleep(0.1)
+            for nsqd in nsqds:
+                nsqd.freeze()
+            waiting = asyncio.ensure_future(producer.publish("t", b"waits"))
+            for _ in range(3):
+                await asyncio.sleep(pause)
+                if not waiting.done():
+                    holder(nsqds).kill()
+            for nsqd in nsqds:
+                nsqd.thaw()
+            (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+            return outcome
+
+    outcome = in_virtual_time(f"ends {pause} {seed}", scenario)
+    if pause > 1.0:
+        assert outcome == b"OK"
+    else:
+        assert "it may be what ended them: it is sent to no other server" in str(outcome)

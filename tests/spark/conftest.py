@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import spark_needs
 from support.servers import SERVERS, find_server
+from support.spark import LOCAL, make_ready, spark_environment, spark_settings
 from support.spark_replay import Topic
-from support.spark_settings import LOCAL, spark_environment, spark_settings
-from support.spark_start import make_ready
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.journal import Server
     from support.s3_server import S3Server
-    from support.spark_daemons import ConnectServer, StandaloneCluster
-    from support.spark_driver import Driver
+    from support.spark import ConnectServer, Driver, StandaloneCluster
 
 TOPIC_NUMBERS = count()
 TIMEOUT = 900  # ends what hangs; a JVM's first minute on a busy machine can be ten
@@ -98,7 +96,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """An object store with a bucket, and credentials for it in the environment."""
-    from support.s3 import CREDENTIALS
+    from support.s3_server import CREDENTIALS
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -111,8 +109,8 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests, ``local[2]``, with the source registered. Its calls block the hub of gevent."""
     from pyspark.sql import SparkSession
+    from support.spark import remember_classes
     from support.spark_program import register
-    from support.spark_start import remember_classes
 
     builder = SparkSession.builder
     for name, value in spark_settings(LOCAL, tmp_path_factory.mktemp("spark")).items():
@@ -143,7 +141,7 @@ def _end_gateway() -> None:
 @pytest.fixture
 def spark_driver(java: None, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     """A factory of driver programs, not yet started: ``spark_driver(program, master, settings, **arguments)``."""
-    from support.spark_driver import Driver
+    from support.spark import Driver
 
     drivers: list[Driver] = []
 
@@ -160,7 +158,7 @@ def spark_driver(java: None, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 @pytest.fixture(scope="session")
 def standalone(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """A standalone cluster of a master and two workers: give ``standalone.url`` to a driver program as its master."""
-    from support.spark_daemons import StandaloneCluster
+    from support.spark import StandaloneCluster
 
     cluster = StandaloneCluster(tmp_path_factory.mktemp("standalone"))
     yield cluster
@@ -170,7 +168,7 @@ def standalone(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="session")
 def connect_server(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     """A Spark Connect server. Its clients live in processes of their own: a process is either classic or remote."""
-    from support.spark_daemons import ConnectServer
+    from support.spark import ConnectServer
 
     server = ConnectServer(tmp_path_factory.mktemp("connect"))
     yield server

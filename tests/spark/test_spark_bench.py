@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.spark_settings import quick_environment
+from support.spark import quick_environment
 
 from nsq_fast.bench.clients import PROGRAMS, SPARK, SPARK_FLOOR, available
 from nsq_fast.bench.results import Round, Settings

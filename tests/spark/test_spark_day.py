@@ -21,12 +21,11 @@ from typing import Any
 import pytest
 from support import processes
 from support.servers import RealLookupd, RealNsqd, find_server
-from support.spark_driver import BESIDE, Driver, Program
+from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
 from support.spark_ledger import Account, Delivered, account
 from support.spark_marks import LIMIT, poll
 from support.spark_publisher import Publisher
 from support.spark_replay_program import check_order
-from support.spark_settings import LOCAL_CLUSTER
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 

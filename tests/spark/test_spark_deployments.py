@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support.spark_driver import Driver
+from support.spark import LOCAL, ROOT, Driver, spark_environment
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT
-from support.spark_settings import LOCAL, ROOT, spark_environment
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer
@@ -23,7 +22,7 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.spark.versions import TELLS_START
 
 if TYPE_CHECKING:
-    from support.spark_daemons import ConnectServer
+    from support.spark import ConnectServer
 
 Drivers = Callable[..., Driver]
 BODIES = [b"%06d" % number for number in range(6000)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.spark_driver import Driver
+from support.spark import Driver
 from support.waiting import until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer

@@ -13,7 +13,7 @@ import pytest
 from support import processes, spark_journal_program, spark_replay_program
 from support.journal import Server
 from support.servers import find_server
-from support.spark_driver import BESIDE, Driver, Program
+from support.spark import BESIDE, Driver, Program
 from support.spark_replay import Topic
 from support.spark_replay_program import BATCH, COUNT, next_hold
 from support.spark_sink_program import KilledStreams

@@ -22,9 +22,8 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from support import spark_lakes
 from support.cluster import Standalone
-from support.spark_driver import Driver
+from support.spark import ROOT, Driver, spark_environment, spark_settings
 from support.spark_marks import LIMIT
-from support.spark_settings import ROOT, spark_environment, spark_settings
 from support.waiting import PROCESS
 
 import nsq_fast

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark_driver import Driver
+from support.spark import Driver
 from support.spark_replay import Topic
 from support.spark_replay_program import BATCH, COUNT, PROGRAM, arguments, check
 

@@ -23,9 +23,8 @@ from support.cluster import Standalone
 from support.peers import Peer
 from support.publishing import Command, EndOfPeer, PublishNsqd, refuse
 from support.servers import RealLookupd, RealNsqd
-from support.spark_driver import BESIDE, Driver, Program
+from support.spark import BESIDE, ROOT, Driver, Program
 from support.spark_ledger import account
-from support.spark_settings import ROOT
 from support.spark_sink import batch, numbered, taken, write
 from support.waiting import until
 from support.wire import WireClient

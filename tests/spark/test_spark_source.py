@@ -20,12 +20,11 @@ from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 from pyspark.errors import AnalysisException
 from support.journal import CHANNEL, TOPIC, Server
-from support.spark_driver import Driver
+from support.spark import ROOT, Driver
 from support.spark_made_up import MadeUp
 from support.spark_marks import LIMIT
 from support.spark_program import run_to_end
 from support.spark_replay import Topic
-from support.spark_settings import ROOT
 from support.spark_sink import numbered, taken
 from support.waiting import PROCESS, until
 

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 from support import spark_journal_program, spark_replay_program
 from support.journal import Server
-from support.spark_driver import BESIDE, Driver, Program
+from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
 from support.spark_journal_program import PROGRAM
 from support.spark_ledger import Delivered, account
 from support.spark_publisher import Publisher
 from support.spark_replay import Topic
 from support.spark_replay_program import check_order
-from support.spark_settings import LOCAL_CLUSTER
 from support.spark_sink import check_keys, taken, with_keys
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess

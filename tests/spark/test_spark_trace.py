@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import pytest
 from click.testing import CliRunner, Result
 from support import trace_logs
-from support.spark_settings import LOCAL
-from support.trace_command import run as run_command
+from support.spark import LOCAL
 from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, START, Planted
+from support.trace_logs import run as run_command
 from support.waiting import PROCESS, until
 
 from nsq_fast import Consumer, Message, Producer

@@ -15,10 +15,9 @@ import pytest
 from click.testing import CliRunner
 from support import trace_logs
 from support.browser import Browser, check_readable
+from support.spark import quick_environment
 from support.spark_marks import LIMIT
-from support.spark_settings import quick_environment
-from support.trace_command import run
-from support.trace_logs import BAD_LINES, SECOND, Figures, Planted
+from support.trace_logs import BAD_LINES, SECOND, Figures, Planted, run
 
 from nsq_fast.cli import main
 from nsq_fast.client.trace import TraceRecord

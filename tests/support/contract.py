@@ -24,7 +24,7 @@ import nsq_fast
 from nsq_fast import Message, aio, threads
 
 from .held_publishes import OK, PublishNsqd
-from .loops import LOOPS, run
+from .processes import LOOPS, run
 from .waiting import WAIT
 
 Scenario = Coroutine[Any, Any, Any]

@@ -23,8 +23,8 @@ from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import ReadLimit
 
 from .servers import RealNsqd
+from .spark import python_path
 from .spark_ledger import account
-from .spark_settings import python_path
 from .waiting import WAIT, until
 
 TOPIC, CHANNEL = "orders", "spark"

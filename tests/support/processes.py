@@ -1,22 +1,31 @@
-"""Processes that tests start: how, and those of a session (as ``setsid`` makes one) found and killed. Linux."""
+"""Processes and loops that tests run programs in."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 from .spark_marks import poll
-from .waiting import PROCESS
+from .waiting import PROCESS, WAIT
+
+# Processes that tests start: how, and those of a session (as ``setsid`` makes one) found and killed. Linux.
+
 
 GONE_TIMEOUT = 120.0
-FORKING_PYTHON = (sys.executable, "-W", "ignore:This process:DeprecationWarning")
-"""The interpreter for a program that forks beside threads, of which CPython warns from 3.12 on."""
 
+FORKING_PYTHON = (sys.executable, "-W", "ignore:This process:DeprecationWarning")
+
+"""The interpreter for a program that forks beside threads, of which CPython warns from 3.12 on."""
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,3 +74,41 @@ def kill(pid: int) -> None:
     """SIGKILL a process, if there is one."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+# The event loops with which tests of asyncio run: its own, and uvloop's.
+
+
+try:
+    import uvloop
+except ImportError:  # it is not built for each Python and machine
+    uvloop = None
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+LOOPS = [
+    pytest.param(asyncio.new_event_loop, id="asyncio"),
+    pytest.param(
+        uvloop and uvloop.new_event_loop,
+        id="uvloop",
+        marks=pytest.mark.skipif(uvloop is None, reason="uvloop is not installed"),
+    ),
+]
+
+
+def run(main: Coroutine[Any, Any, Any], new_loop: NewLoop) -> None:
+    """As ``asyncio.run``, in a loop of this kind."""
+    loop = new_loop()
+    try:
+        loop.run_until_complete(main)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def until_async(probe: Callable[[], object]) -> None:
+    """As ``until``, while the loop runs."""
+    end = time.monotonic() + WAIT
+    while not probe():
+        assert time.monotonic() < end, probe
+        await asyncio.sleep(0.002)  # sleep: looks again and again

@@ -1,4 +1,4 @@
-"""For driver programs of the tests (see ``spark_driver``): their session, what they were given, and what they tell.
+"""For driver programs of the tests (see ``spark``): their session, what they were given, and what they tell.
 
 from support.spark_program import Collector, arguments, marks, say, session
 

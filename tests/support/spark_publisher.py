@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .spark_settings import spark_environment
+from .spark import spark_environment
 
 ROUNDS = 20  # in a second
 END_TIMEOUT = 30.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from .spark_driver import Driver
+from .spark import Driver
 from .spark_ledger import Delivered, account
 from .spark_marks import Marks, poll
 

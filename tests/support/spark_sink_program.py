@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 
-from .spark_driver import Program
+from .spark import Program
 from .spark_ledger import account
 from .spark_sink import check_keys, numbered, taken, with_keys
 

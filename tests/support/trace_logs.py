@@ -1,10 +1,13 @@
-"""Trace logs with planted faults, and the same facts computed from them in plain Python, without Spark."""
+"""Logs of traces as nsqds and clients write them, with what is planted in them; and the command that reads them."""
 
 from __future__ import annotations
 
 import gzip
 import math
+import os
 import random
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,13 +15,24 @@ from typing import Any, NamedTuple
 
 from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceRecord
 
+from .spark import quick_environment
+from .spark_marks import LIMIT
+
+# Trace logs with planted faults, and the same facts computed from them in plain Python, without Spark.
+
+
 START = 1_790_000_000_000_000_000
+
 MS = 1_000_000
+
 SECOND = 1000 * MS
+
 BAD_LINES = ("no record at all", '{"event":"publish","time":1', '{"event":"consume","topic":7}', "[1, 2]")
 
 Lane = tuple[str, int | None, str]
+
 Message = tuple[str, int | None, int, int]  # topic, partition, internal id, trace id
+
 Place = tuple[str, int | None, str, int]  # topic, partition, channel, internal id
 
 
@@ -40,6 +54,7 @@ class Topic(NamedTuple):
 
 
 ORDERS = Topic("orders", (0, 1, 2), (Channel("billing", "10.0.0.5", True), Channel("audit", "10.0.0.6", True)), 100)
+
 # Ids that a signed number of 64 bits cannot hold, no partitions, several messages handled at a time.
 CLICKS = Topic("clicks", (None,), (Channel("web", "10.0.0.7", False),), 2**64 - 5000)
 
@@ -240,9 +255,6 @@ def write_logs(records: Iterable[TraceRecord], folder: Path) -> list[Path]:
     return [folder / name for name in (*files, "others.log.gz")]
 
 
-# The same facts, by other means
-
-
 class Figures(NamedTuple):
     """Of one group: counts, and nearest-rank percentiles of the latency in nanoseconds."""
 
@@ -348,3 +360,13 @@ def _violations(finished: list[_Life]) -> int:
 def nearest_rank(ordered: list[int], percent: float) -> int:
     """The smallest value that so many per cent are no greater than."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+# `nsq-fast` in a process of its own, with a Spark that starts quickly.
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What the command printed, and its status; ``environment`` goes before the one of the tests."""
+    command = [sys.executable, "-m", "nsq_fast", *map(str, arguments)]
+    env = {**os.environ, **quick_environment(), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)

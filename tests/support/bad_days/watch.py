@@ -24,8 +24,7 @@ from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from support.fleet import leaders
 from support.ledger import HEAD, PROBE_KEY, Kind, Row
-from support.redesigned import sized
-from support.wire import WireClient
+from support.wire import WireClient, sized
 
 LOOK_PAUSE = 0.05
 PROBE_PAUSE = 0.25

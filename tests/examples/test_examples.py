@@ -1,0 +1,472 @@
+"""The examples: embedding in other libraries, a worker in production, web frameworks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import pytest
+import yaml
+from support.recipes import files_of
+from support.waiting import PROCESS, until
+
+from nsq_fast import NsqdHTTPClient
+from nsq_fast._codec import encode_frame, encode_message
+from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.config import WorkerConfig
+from nsq_fast.threads import Consumer, Producer
+from nsq_fast.worker.settings import Settings, SettingsReader, Subscription
+
+# The programs of examples/embedding, each in a process of its own, against a broker in another.
+#
+# Where a program does without gevent, gevent cannot be imported in its process.
+
+
+ROOT = Path(__file__).parents[2]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "embedding"
+
+# What `python SCRIPT ARGUMENTS` does, without gevent and what stands on it.
+NO_GEVENT = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT)!r})
+
+class NoGevent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("gevent", "greenlet") or name == "nsq_fast.client":
+            raise ImportError(name + " is not here")
+
+sys.meta_path.insert(0, NoGevent())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(lookupd=False) as process:
+        yield process
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(script: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", NO_GEVENT, str(EXAMPLES / script), *map(str, arguments)]
+        pipe = subprocess.PIPE
+        running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def run(process: subprocess.Popen[str], text: str = "") -> str:
+    """Feed a program, wait for its end, and return what it printed."""
+    printed, errors = process.communicate(text, timeout=PROCESS)
+    assert (process.returncode, errors) == (0, "")
+    return printed
+
+
+def printed(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().split()[0] for _ in range(count)]
+
+
+def depth(broker: BrokerProcess, topic: str, channel: str | None = None) -> tuple[int, int]:
+    """How many messages wait, and how many are in flight."""
+    with NsqdHTTPClient(*broker.nsqd.http) as client:
+        topics = client.stats(topic=topic)["topics"]
+    found = topics[0] if topics else {"depth": 0}
+    if channel is None:
+        return found["depth"], 0
+    (found,) = [each for each in found["channels"] if each["channel_name"] == channel]
+    return found["depth"], found["in_flight_count"]
+
+
+def publish(broker: BrokerProcess, topic: str, bodies: list[str]) -> None:
+    with NsqdHTTPClient(*broker.nsqd.http) as client:
+        client.multipublish(topic, [body.encode() for body in bodies])
+
+
+WORDS = [f"word{number}" for number in range(300)]
+
+
+@pytest.mark.parametrize("script", ["asyncio_producer.py", "blocking_publisher.py"])
+def test_publishers(broker: BrokerProcess, start: Start, script: str) -> None:
+    topic = script.partition(".")[0]
+    run(start(script, broker.nsqd.tcp, topic), "\n".join(WORDS))
+    assert depth(broker, topic) == (len(WORDS), 0)
+
+
+@pytest.mark.parametrize("script", ["asyncio_consumer.py", "tornado_reader.py"])
+def test_consumers_finish_what_they_print(broker: BrokerProcess, start: Start, script: str) -> None:
+    if script.startswith("tornado"):
+        pytest.importorskip("tornado")
+    topic = script.partition(".")[0]
+    publish(broker, topic, WORDS)
+    consumer = start(script, broker.nsqd.tcp, topic, "channel")
+    assert sorted(printed(consumer, len(WORDS))) == sorted(WORDS)
+    until(lambda: depth(broker, topic, "channel") == (0, 0))
+    consumer.send_signal(signal.SIGINT)
+    run(consumer)
+
+
+def test_the_asyncio_consumer_connects_again(start: Start, tmp_path: Path) -> None:
+    with BrokerProcess(lookupd=False, data_path=tmp_path) as broker:
+        publish(broker, "t", ["before"])
+        consumer = start("asyncio_consumer.py", broker.nsqd.tcp, "t", "c")
+        assert printed(consumer, 1) == ["before"]
+        until(lambda: depth(broker, "t", "c") == (0, 0))
+        broker.restart()
+        publish(broker, "t", ["after"])
+        until(lambda: printed(consumer, 1) == ["after"])  # a broker that was killed may deliver the first one again
+        consumer.send_signal(signal.SIGINT)
+        _, errors = consumer.communicate(timeout=PROCESS)
+        assert consumer.returncode == 0
+        assert "again in" in errors
+
+
+def test_the_asyncio_clients_speak_the_redesigned_dialect(start: Start) -> None:
+    with ClusterProcess(nodes=1, lookupds=1) as cluster:
+        cluster.create_topic("t", partitions=2, ordered=True, channels=["c"])
+        nsqd = cluster.nsqds[0].tcp
+        run(start("asyncio_producer.py", nsqd, "t", "--partition", 1), "\n".join(WORDS))
+        consumer = start("asyncio_consumer.py", nsqd, "t", "c", "--partition", 1, "--ordered")
+        assert consumer.stdout is not None
+        lines = [consumer.stdout.readline().split() for _ in WORDS]
+        assert [body for body, _ in lines] == WORDS
+        offsets = [int(offset) for _, offset in lines]
+        assert offsets == sorted(set(offsets))
+        consumer.send_signal(signal.SIGINT)
+        run(consumer)
+
+
+@pytest.mark.slow
+def test_the_cython_counter(tmp_path: Path) -> None:
+    pytest.importorskip("Cython")
+    pytest.importorskip("setuptools")
+    folder = tmp_path / "counter"
+    shutil.copytree(EXAMPLES / "cython_counter", folder, ignore=shutil.ignore_patterns("build", "*.c", "*.so"))
+    frames = [encode_message(1000 + number, 1 + number % 2, bytes(16), b"body") for number in range(9)]
+    recording = tmp_path / "recording"
+    recording.write_bytes(b"".join([*frames, encode_frame(0, b"OK"), encode_frame(1, b"E_INVALID"), frames[0][:7]]))
+
+    def python(*arguments: str) -> str:
+        command, environment = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    python("setup.py", "build_ext", "--inplace")
+    assert python("count.py", str(recording)).split() == ["9", "4", "36", "1000", "1"]
+
+
+@pytest.mark.parametrize("script", ["asyncio_consumer.py", "asyncio_producer.py"])
+def test_the_asyncio_examples_stay_small(script: str) -> None:
+    assert len((EXAMPLES / script).read_text().splitlines()) < 120
+
+
+# The deployment files of examples/production, each checked by the tool that reads it.
+
+
+FOLDER = ROOT / "examples" / "production"
+
+MARGIN = 10
+
+"""Seconds beyond drain_timeout that docs/production.md tells to wait before a worker is killed."""
+
+
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def settings_of(text: str, tmp_path: Path) -> Settings:
+    (tmp_path / "worker.toml").write_text(text)
+    return SettingsReader().read(str(tmp_path / "worker.toml"), {}, ())
+
+
+@pytest.fixture
+def deployment() -> Any:
+    (found,) = (each for each in documents("kubernetes.yaml") if each["kind"] == "Deployment")
+    return found
+
+
+@pytest.mark.slow
+def test_the_program_and_its_file_pass_the_check() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NSQ_FAST_CONFIG": str(FOLDER / "worker.toml")}
+    command = [sys.executable, "-m", "nsq_fast", "run", "app", "--check"]
+    checked = subprocess.run(
+        command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=PROCESS, check=False
+    )
+    assert (checked.returncode, checked.stdout) == (0, "orders/billing: asyncio\n"), checked.stderr
+
+
+def test_the_special_part_of_the_file_is_that_of_the_subscription() -> None:
+    settings = SettingsReader().read(str(FOLDER / "worker.toml"), {}, ())
+    assert settings.options_of(Subscription("orders", "billing", print))["concurrency"] == 16
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    for each in documents("kubernetes.yaml"):
+        validator.validate(each, "1.30", strict=True)
+
+
+def test_the_pod_asks_what_the_worker_answers(deployment: Any, tmp_path: Path) -> None:
+    config_map = documents("kubernetes.yaml")[0]
+    worker = settings_of(config_map["data"]["worker.toml"], tmp_path).worker
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert worker.http == f":{container['ports'][0]['containerPort']}"
+    probes = [container[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")]
+    assert probes == ["/healthz", "/readyz"]
+    assert pod["terminationGracePeriodSeconds"] >= worker.drain_timeout + MARGIN
+    names = {each["name"].removeprefix("NSQ_FAST_").lower() for each in container["env"]}
+    assert names <= WorkerConfig.names() | {"config"}
+
+
+def test_keda_scales_the_deployment_by_its_channel(deployment: Any) -> None:
+    (scaled,) = documents("keda.yaml")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    (trigger,) = scaled["spec"]["triggers"]
+    # keda.sh/docs/2.19/scalers/nsq: all values are strings
+    known = {"nsqLookupdHTTPAddresses", "topic", "channel", "depthThreshold", "activationDepthThreshold"}
+    assert trigger["type"] == "nsq"
+    assert set(trigger["metadata"]) == known
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    assert '@subscribe("{topic}", "{channel}"'.format(**trigger["metadata"]) in (FOLDER / "app.py").read_text()
+
+
+def test_docker_compose_takes_its_file() -> None:
+    command = compose()
+    if command is None:
+        pytest.skip("neither docker compose nor docker-compose is installed")
+    checked = subprocess.run(
+        [*command, "-f", str(FOLDER / "compose.yaml"), "config", "--quiet"],
+        capture_output=True, text=True, timeout=PROCESS, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stderr
+
+
+def compose() -> list[str] | None:
+    """The command, in one of its two forms; it needs no daemon to check a file."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]):
+            asked = subprocess.run([*command, "version"], capture_output=True, timeout=PROCESS, check=False)
+            if asked.returncode == 0:
+                return command
+    return None
+
+
+def test_the_containers_have_time_to_drain() -> None:
+    worker = SettingsReader().read(str(FOLDER / "worker.toml"), {}, ()).worker
+    (services,) = documents("compose.yaml")
+    assert int(services["services"]["worker"]["stop_grace_period"].removesuffix("s")) >= worker.drain_timeout + MARGIN
+    unit = (FOLDER / "nsq-fast-worker.service").read_text()
+    found = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)
+    assert found
+    assert int(found[1]) >= worker.drain_timeout + MARGIN
+
+
+def test_the_image_has_what_it_copies_and_opens_the_port() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    copied = re.search(r"^COPY (.*) \./$", text, re.M)
+    assert copied
+    assert [name for name in copied[1].split() if not (FOLDER / name).is_file()] == []
+    worker = SettingsReader().read(str(FOLDER / "worker.toml"), {}, ()).worker
+    port = (worker.http or "").removeprefix(":")
+    assert f"EXPOSE {port}\n" in text
+    assert f":{port}/healthz" in text
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = (FOLDER / "nsq-fast-worker.service").read_text()
+    assert "ExecStart=/opt/worker/venv/bin/nsq-fast run app " in unit
+    path = tmp_path / "nsq-fast-worker.service"
+    path.write_text(unit.replace("/opt/worker/venv/bin/nsq-fast", sys.executable))  # it wants a program that is there
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert path.name not in checked.stderr
+
+
+# The recipes for web frameworks (docs/cookbook/web.md), each run by the real library.
+
+
+PROGRAMS = files_of("cookbook/web")
+
+WAIT = 30.0
+
+SOON = 15.0
+
+"""Seconds that mean: gunicorn has not killed its workers, which it does after 30."""
+
+
+@contextmanager
+def running(*command: str, nsqd: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{cwd}"}
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Send SIGTERM; return what it has written when it has ended well."""
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, errors
+    return output, errors
+
+
+@contextmanager
+def listening() -> Iterator[tuple[int, str]]:
+    """The descriptor of a socket that listens, which the server inherits, and its URL."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(64)
+        sock.set_inheritable(True)
+        yield sock.fileno(), f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def asked(url: str, body: bytes | None = None) -> int:
+    try:
+        with urlopen(Request(url, data=body), timeout=WAIT) as answer:
+            return int(answer.status)
+    except URLError as error:
+        return getattr(error, "code", 0)
+
+
+def test_fastapi_publishes_consumes_and_says_how_it_is(nsqd_process: Any, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    testing = pytest.importorskip("fastapi.testclient")
+    program = f"""
+import sys, time
+from fastapi.testclient import TestClient
+import fastapi_app
+with TestClient(fastapi_app.app) as client:
+    for number in range(20):
+        answer = client.post("/orders", content=b"%d" % number)
+        assert answer.status_code == 202, answer.text
+    end = time.monotonic() + {WAIT}
+    while client.get("/health").json()["handled"] < 20:
+        assert time.monotonic() < end
+        time.sleep(0.01)  # sleep: looks again and again
+print(sorted(map(int, fastapi_app.handled)) == list(range(20)))
+"""
+    assert testing
+    (tmp_path / "fastapi_app.py").write_text(PROGRAMS["fastapi_app.py"])
+    with running("-c", program, nsqd=nsqd_process.address, cwd=tmp_path) as process:
+        output, errors = process.communicate(timeout=2 * WAIT)
+    assert (process.returncode, output) == (0, "True\n"), errors
+
+
+def test_fastapi_says_503_while_nsqd_is_down(closed_port: int, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("fastapi.testclient")
+    program = """
+from fastapi.testclient import TestClient
+import fastapi_app
+with TestClient(fastapi_app.app) as client:
+    answers = [client.post("/orders", content=b"1"), client.get("/health")]
+print(*(answer.status_code for answer in answers))
+"""
+    (tmp_path / "fastapi_app.py").write_text(PROGRAMS["fastapi_app.py"])
+    with running("-c", program, nsqd=f"127.0.0.1:{closed_port}", cwd=tmp_path) as process:
+        output, errors = process.communicate(timeout=2 * WAIT)
+    assert (process.returncode, output) == (0, "503 503\n"), errors
+
+
+@contextmanager
+def gunicorn(folder: Path, nsqd: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Gunicorn with the example for Flask in threads, and its URL."""
+    pytest.importorskip("flask")
+    pytest.importorskip("gunicorn")
+    (folder / "flask_app.py").write_text(PROGRAMS["flask_app.py"])
+    with listening() as (descriptor, url):
+        command = ["-m", "gunicorn", "-k", "gthread", "--threads", "4", "-b", f"fd://{descriptor}", *arguments]
+        environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{folder}"}
+        process = subprocess.Popen(
+            [sys.executable, *command, "flask_app:app"], cwd=folder, env=environment, pass_fds=[descriptor],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            yield process, url
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_flask_says_503_while_nsqd_is_down(closed_port: int, tmp_path: Path) -> None:
+    with gunicorn(tmp_path, f"127.0.0.1:{closed_port}") as (process, url):
+        assert asked(f"{url}/orders", b"1") == 503
+        assert asked(f"{url}/health") == 503
+        ended(process)
+
+
+# With --preload the application, and with it the producer, is made before the workers are forked.
+@pytest.mark.parametrize("arguments", [(), ("--preload", "--workers", "2")], ids=["plain", "preloaded"])
+def test_flask_publishes_from_the_threads_of_gunicorn(
+    nsqd_process: Any, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    with gunicorn(tmp_path, nsqd_process.address, *arguments) as (process, url):
+        assert [asked(f"{url}/orders", b"%d" % number) for number in range(20)] == 20 * [202]
+        until(lambda: asked(f"{url}/health") == 200)  # each worker connects when it is asked
+        began = time.monotonic()
+        ended(process)
+        assert time.monotonic() - began < SOON
+    found: set[bytes] = set()
+    with Consumer("orders", "c", nsqd_process.address, max_in_flight=20) as consumer:
+        for message in consumer:
+            found.add(message.body)
+            if len(found) == 20:
+                message.finish()
+                break
+
+
+def test_a_command_of_django_consumes_until_it_gets_a_signal(nsqd_process: Any, tmp_path: Path) -> None:
+    pytest.importorskip("django")
+    commands = tmp_path / "shop" / "management" / "commands"
+    commands.mkdir(parents=True)
+    (commands / "consume.py").write_text(PROGRAMS["consume.py"])
+    (tmp_path / "manage.py").write_text(
+        "import sys\nfrom django.conf import settings\nfrom django.core.management import execute_from_command_line\n"
+        "settings.configure(INSTALLED_APPS=['shop'])\nexecute_from_command_line(sys.argv)\n"
+    )
+    with Producer(nsqd_process.address) as producer:
+        producer.multipublish("orders", [b"%d" % number for number in range(20)])
+    command = ("-u", "manage.py", "consume", "orders", "--nsqd", nsqd_process.address)
+    with running(*command, nsqd=nsqd_process.address, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        lines = {process.stdout.readline() for _ in range(20)}
+        ended(process)
+    assert lines == {f"{number}\n" for number in range(20)}
