@@ -1,7 +1,8 @@
-"""Data folders that the version before (0.2) has written start: nothing in them is lost, or comes again for nothing.
+"""Data folders that earlier versions have written start: nothing in them is lost, or comes again for nothing.
 
-``older_data.json`` has their files as they were: of an nsqd after its end, of one after SIGKILL, and of a cluster
-of two nodes after its end. The files of a topic are small, so that each has several; what is deferred is so until 2074.
+``older_data.json`` has the files of version 0.2 as they were, ``journal_data.json`` those in the format of today: of an
+nsqd after its end, of one after SIGKILL, and of a cluster of two nodes after its end. The files of a topic are small,
+so each has several; what is deferred is so until 2074.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from support.wire import WireClient
 
 from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
 
-FOLDERS = json.loads((Path(__file__).parent.parent / "data" / "older_data.json").read_text())
+FOLDERS = {
+    f"{format}-{folder}": files
+    for format in ("older", "journal")
+    for folder, files in json.loads((Path(__file__).parents[1] / "data" / f"{format}_data.json").read_text()).items()
+}
 OPTIONS = {"max_bytes_per_file": 4096, "mem_queue_size": 10, "queue_scan_interval": 0.01}
 
 
@@ -31,7 +36,7 @@ def write(folder: str, path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["stopped", "killed"])
+@pytest.fixture(params=[folder for folder in FOLDERS if "cluster" not in folder])
 def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NsqdServer]:
     with NsqdServer(NsqdOptions(data_path=str(write(request.param, tmp_path)), **OPTIONS)) as server:
         yield server
@@ -46,10 +51,8 @@ def consume(server: NsqdServer, topic: str, channel: str, count: int) -> list[tu
 
 
 def test_what_was_not_finished_is_there(restarted: NsqdServer) -> None:
-    assert {name: sorted(topic.channels) for name, topic in restarted.nsqd.topics.items()} == {
-        "orders": ["a", "b"],
-        "held": [],
-    }
+    channels = {name: sorted(topic.channels) for name, topic in restarted.nsqd.topics.items() if name != "late"}
+    assert channels == {"orders": ["a", "b"], "held": []}
     a, b = (restarted.nsqd.topics["orders"].channels[name] for name in "ab")
     assert (a.is_paused, b.is_paused) == (False, True)
     assert (len(a.deferred), len(b.deferred)) == (2, 1)  # 007 by REQ, 500 by DPUB
@@ -66,6 +69,13 @@ def test_what_a_topic_held_back_is_there(restarted: NsqdServer) -> None:
     assert consume(restarted, "held", "new", 5) == [(b"%03d" % n, 1) for n in range(5)]
 
 
+def test_a_message_is_there_although_the_files_around_it_are_gone(tmp_path: Path) -> None:
+    with NsqdServer(NsqdOptions(data_path=str(write("journal-stopped", tmp_path)), **OPTIONS)) as server:
+        channel = server.nsqd.topics["late"].channels["k"]
+        assert [(message.body[:3], message.attempts) for message in channel.deferred] == [(b"007", 1)]
+        assert (channel.depth, server.nsqd.topics["late"].log.first) == (0, 99)
+
+
 def test_what_comes_then_is_behind_it_and_survives(restarted: NsqdServer) -> None:
     client = WireClient(restarted.tcp_address)
     client.publish("orders", b"600")
@@ -79,8 +89,9 @@ def test_what_comes_then_is_behind_it_and_survives(restarted: NsqdServer) -> Non
     assert (a.depth, len(a.deferred)) == (0, 2)
 
 
-def test_a_cluster_goes_on_where_it_was(tmp_path: Path) -> None:
-    path = write("cluster", tmp_path)
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if "cluster" in folder])
+def test_a_cluster_goes_on_where_it_was(tmp_path: Path, folder: str) -> None:
+    path = write(folder, tmp_path)
     for expected in ([*range(20, 40)], []):
         with RedesignedCluster(2, 1, data_path=path, readiness=0.0, takeover_delay=0.02) as cluster:
             for number in range(2):
