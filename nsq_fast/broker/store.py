@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from nsq_fast.broker.channel import Channel, ranges_of
-from nsq_fast.broker.journal import Journal, check, checked, read_file, replace_file
+from nsq_fast.broker.journal import Journal, check, checked, read_all, read_file, read_patiently, replace_file
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_METADATA_INVALID
@@ -87,7 +87,7 @@ class Checkpoint(msgspec.Struct):
 def take_checkpoint(topic: Topic) -> Checkpoint:
     held_at = topic.log.held_at
     return Checkpoint(
-        end=topic.log.end.sequence,
+        end=topic.log.end,
         held_at=None if held_at is None else held_at.sequence,
         channels={
             channel.name: _channel_checkpoint(channel, topic.log.readable_end)
@@ -160,7 +160,7 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
     log = topic.log
     is_known = checkpoint is not None
     if checkpoint is None:
-        checkpoint = Checkpoint(log.end.sequence, log.first, {})
+        checkpoint = Checkpoint(log.end, log.first, {})
     if log.last_id:
         topic.ids.skip(log.last_id)
     log.start_at(checkpoint.end)
@@ -172,21 +172,20 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
             topic.name,
             extra=BROKER_DATA_DAMAGED,
         )
-    held_at = log.end if checkpoint.held_at is None else log.seek(checkpoint.held_at)
-    log.held_at = held_at
+    log.held_at = log.at(log.end if checkpoint.held_at is None else checkpoint.held_at)
     for channel in topic.channels.values():
         known = checkpoint.channels.get(channel.name)
         if known is not None:
             _restore_channel(channel, log, known)
         elif not channel.is_ephemeral:
-            channel.restore(log.seek(log.first), [], [] if is_known else _kept(log, log.kept))
+            channel.restore(log.at(log.first), [], [] if is_known else _kept(log, log.kept))
 
 
 def _restore_channel(channel: Channel, log: Journal, checkpoint: ChannelCheckpoint) -> None:
     starts = [*(first for first, _ in checkpoint.fresh), checkpoint.next]
     ends = [end for _, end in checkpoint.fresh]
     left_out = itertools.chain.from_iterable(map(range, ends, starts[1:]))
-    channel.restore(log.seek(starts[0]), left_out, _delivered(log, checkpoint))
+    channel.restore(log.at(starts[0]), left_out, _delivered(log, checkpoint))
 
 
 def _delivered(log: Journal, checkpoint: ChannelCheckpoint) -> list[Message]:
@@ -194,12 +193,11 @@ def _delivered(log: Journal, checkpoint: ChannelCheckpoint) -> list[Message]:
     tried = {sequence: (attempts, due) for sequence, attempts, due in checkpoint.tried}
     messages = _kept(log, tried.keys() & log.kept.keys())
     wanted = tried.keys() - log.kept.keys()
-    position, end = log.seek(min(wanted, default=0)), max(wanted, default=-1) + 1
-    while position.sequence < end:
-        read, position = log.read(position, end - position.sequence)
-        messages += [each for each in read if each.sequence in wanted]
-        if not read:
-            break
+    if wanted:
+        everything = min(wanted), max(wanted) + 1
+        messages += read_patiently(
+            log.folder, lambda: [each for each in read_all(log, *everything) if each.sequence in wanted]
+        )
     for message in messages:
         message.attempts, message.due = tried[message.sequence]
     return messages
@@ -309,7 +307,7 @@ class Store:
             return None
         log.kept = read_file(log.folder / _KEPT_FILE, decode_kept, "the messages in it are lost") or {}
         path = log.folder / _CHECKPOINT
-        if not path.exists() and (log.first < log.end.sequence or log.kept):
+        if not path.exists() and (log.first < log.end or log.kept):
             logger.error("%s is missing: every message of the topic comes again", path, extra=BROKER_METADATA_INVALID)
 
         def decode(data: bytes) -> Checkpoint:

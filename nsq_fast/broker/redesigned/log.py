@@ -11,14 +11,15 @@ CheckMagicCode). What is behind damage comes from another replica.
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, replace_file
+from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, read_patiently, replace_file
 from nsq_fast.log_events import BROKER_FILE_IGNORED
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.log")
@@ -124,7 +125,7 @@ class PartitionLog:
         self._file: JournalFile | None = None
         self._size_before = (0, 0)  # the number of the first record that was written last, and what the file was before
         if path is not None:
-            self._load(path)
+            read_patiently(path, lambda: self._load(path))
         self.has_traced: bool = any(record.trace_id for record in self._records)
 
     def __len__(self) -> int:
@@ -299,15 +300,12 @@ class PartitionLog:
             file.remove()
             return
         self._file = file
-        self.first, self.end_offset = file.head.first, file.head.offset
-        for batch in file.whole(len(file.head.encode()), file.read_patiently):
-            self._take(batch.records(0, batch.length))
-
-    def _take(self, stored: Iterable[bytes]) -> None:
-        for each in stored:
-            record = _decode(each, self.end, self.end_offset)
-            self._records.append(record)
-            self.end_offset += record.size
+        self.first, self.end_offset, self._records = file.head.first, file.head.offset, []
+        for batch in itertools.chain.from_iterable(file.batches(len(file.head.encode()), self.first)):
+            for stored in batch.records(0, batch.length):
+                record = _decode(stored, self.end, self.end_offset)
+                self._records.append(record)
+                self.end_offset += record.size
 
 
 def _encode(record: Record) -> bytes:
