@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from gevent import sleep
 
 from nsq_fast.broker.message import BODY_AT, FRAME_TYPE, ID_SIZE, Message
@@ -97,7 +98,11 @@ def read_patiently(path: object, read: Callable[[], T]) -> T:
 
 
 def replace_file(path: Path, data: bytes | bytearray, *, sync: bool) -> None:
-    """Write a file so that it is the old one or the new one, whatever happens. After an OSError it is the old one."""
+    """Write a file so that it is the old one or the new one, whatever happens. After an OSError it is the old one.
+
+    Its folder comes into being with it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -135,17 +140,22 @@ def read_file(path: Path, decode: Callable[[bytes], T], loss: str) -> T | None:
         return None
 
 
-def checked(content: bytes) -> bytes:
-    """A line of JSON with its CRC in a line of its own: a number that has changed would make messages count as done."""
-    return b"%b\n%08x\n" % (content, zlib.crc32(content))
+def write_json(path: Path, value: object, *, sync: bool) -> None:
+    """Write a line of JSON, and its CRC in a line: a number that has changed would make messages count as done."""
+    content = msgspec.json.encode(value)
+    replace_file(path, b"%b\n%08x\n" % (content, zlib.crc32(content)), sync=sync)
 
 
-def check(data: bytes) -> bytes:
-    """The line of JSON; ValueError when it is damaged."""
-    content, _, rest = data.partition(b"\n")
-    if rest != b"%08x\n" % zlib.crc32(content):
-        raise ValueError("its checksum is wrong")
-    return content
+def read_json(path: Path, kind: type[T], loss: str) -> T | None:
+    """What such a file says; see ``read_file``."""
+
+    def decode(data: bytes) -> T:
+        content, _, rest = data.partition(b"\n")
+        if rest != b"%08x\n" % zlib.crc32(content):
+            raise ValueError("its checksum is wrong")
+        return msgspec.json.decode(content, type=kind)
+
+    return read_file(path, decode, loss)
 
 
 class Trouble:
@@ -291,10 +301,10 @@ class JournalFile:
     def append(self, index: int, records: Sequence[bytes], due: int = 0) -> None:
         """Write records behind the others: all, or none when it raises OSError."""
         data = encode(index, records, due)
-        self.write(data if self.size else self.head.encode() + data)
-
-    def write(self, data: bytes | bytearray) -> None:
-        """Add bytes at the end: all, or none when it raises OSError."""
+        if not self.size:
+            data = self.head.encode() + data
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path is None and self._fd < 0:
             if self.size + len(data) <= self._IN_MEMORY:
                 self._memory += data
@@ -374,12 +384,8 @@ class JournalFile:
 
     def sync(self) -> None:
         """Bring what was written to the disk itself. Blocks."""
-        fd = self.duplicate() if self.size else None
-        if fd is not None:
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        if self.size:
+            os.fsync(self._open())
 
     def _open(self, flags: int = 0) -> int:
         if self._fd < 0:
@@ -495,7 +501,6 @@ class Journal:
     def _roll(self, last: JournalFile | None) -> JournalFile:
         first, path = self.end, None
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{first:020d}{SUFFIX}"
             if last is not None:
                 last.sync()
@@ -597,8 +602,9 @@ class Journal:
         self._files.clear()
 
     def _load(self, folder: Path) -> None:
-        self._files.clear()
-        for path in (folder / name for name in _names_in(folder) if name.endswith(SUFFIX)):
+        self.close()
+        # A glob takes ten times as long, for each of many topics.
+        for path in (folder / name for name in os.listdir(folder) if name.endswith(SUFFIX)):
             if path.stem.isdecimal():
                 self._files.append(open_file(path, Head(0, int(path.stem), 0)))
             else:
@@ -627,13 +633,6 @@ def read_all(journal: Journal, first: int, end: int) -> Iterator[Message]:
         yield from messages
 
 
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))  # a glob takes ten times as long, for each of many topics
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return set()
-
-
 # --- files of version 0.2 --------------------------------------------------------------------------------------------
 
 
@@ -643,10 +642,10 @@ def open_file(path: Path, head: Head) -> JournalFile:
     Args:
         head: what it begins with if it is empty, or its head is damaged: then all of it is.
     """
+    with path.open("rb") as stored:
+        found = Head.decode(stored.read(_HEAD.size))
     file = JournalFile(path, head, path.stat().st_size)
-    found = Head.decode(file.read(0, _HEAD.size))
     if file.size and found is None:
-        file.close()
         data = path.read_bytes()
         found, records = _of_0_2(data, head)
         content, end = bytearray(found.encode()), 0

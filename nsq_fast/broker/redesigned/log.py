@@ -269,19 +269,15 @@ class PartitionLog:
             file.remove()
 
     def _write(self, file: JournalFile, records: Sequence[Record]) -> None:
-        first = records[0]
-        if not file.size:
+        first, size = records[0], file.size
+        if not size:
             file.head = Head(self._code, first.sequence, first.offset)
-            assert file.path is not None
-            file.path.parent.mkdir(parents=True, exist_ok=True)
-        size = file.size
         file.append(first.sequence - file.head.first, list(map(_encode, records)))
         self._size_before = (first.sequence, size)
         self._unsynced += len(records)
 
     def _rewrite(self, file: JournalFile, first: int, offset: int, records: Sequence[Record]) -> None:
         assert file.path is not None
-        file.path.parent.mkdir(parents=True, exist_ok=True)
         head = Head(self._code, first, offset)
         data = head.encode() + encode(0, list(map(_encode, records)))
         replace_file(file.path, data, sync=False)
@@ -290,6 +286,7 @@ class PartitionLog:
         self._size_before = (0, 0)
 
     def _load(self, path: Path) -> None:
+        self.close()
         self._file = file = JournalFile(path, Head(self._code, 0, 0))
         try:
             file = open_file(path, file.head)
