@@ -328,11 +328,12 @@ class JournalFile:
         return os.pread(self._open(), size, offset)
 
     def batches(self, offset: int, number: int) -> Iterator[list[Batch]]:
-        """The batches from ``offset`` on, those of one read at a time; ``number`` is of the first record there.
+        """The batches from ``offset`` on, or all; those of one read at a time. ``number``: of the first record there.
 
         A batch that is not as it was written ends the file: it is cut off there. Raises OSError, which says nothing
         about batches.
         """
+        offset = max(offset, _HEAD.size)
         while offset < self.size:
             data, at, found = self.read(offset, _READ_SIZE), 0, []
             if len(data) >= _BATCH.size:
@@ -535,7 +536,7 @@ class Journal:
             file, stop = self._files[index], self._end_of(index)
             if number <= file.head.first:
                 number, offset = file.head.first, 0  # also at the end of the file before
-            for batches in file.batches(max(_HEAD.size, offset), number):
+            for batches in file.batches(offset, number):
                 messages: list[Message] = []
                 for batch in batches:
                     first = file.head.first + batch.begin
@@ -614,7 +615,7 @@ class Journal:
         self._files.sort(key=lambda file: file.head.first)
         for file in self._files[-1:]:
             self.end = file.head.first
-            for *_, batch in file.batches(_HEAD.size, self.end):
+            for *_, batch in file.batches(0, self.end):
                 self.end = file.head.first + batch.begin + batch.length
                 self.last_id = _ID_OF(batch.records(batch.length - 1, batch.length)[0])
 
@@ -637,11 +638,13 @@ def read_all(journal: Journal, first: int, end: int) -> Iterator[Message]:
 
 
 def open_file(path: Path, head: Head) -> JournalFile:
-    """A file that is there; one of version 0.2 is written anew. Raises OSError.
+    """A file, which may not be there yet; one of version 0.2 is written anew. Raises OSError.
 
     Args:
         head: what it begins with if it is empty, or its head is damaged: then all of it is.
     """
+    if not path.exists():
+        return JournalFile(path, head)
     with path.open("rb") as stored:
         found = Head.decode(stored.read(_HEAD.size))
     file = JournalFile(path, head, path.stat().st_size)
