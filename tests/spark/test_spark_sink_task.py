@@ -97,7 +97,7 @@ def all_bodies(own_cluster: RedesignedCluster, own_topic: str, partitions: int =
 def test_every_row_of_every_batch_once(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     bodies = numbered(5000)
     batches = [batch(body=bodies[start : start + 700]) for start in range(0, 5000, 700)]
-    report = write([*batches, batch(body=pa.array([], pa.binary()))], own_topic=own_topic, **original)
+    report = write([*batches, batch(body=pa.array([], pa.binary()))], topic=own_topic, **original)
     assert (report.rows, report.places) == (5000, {(own_topic, None): 5000})
     account(bodies, taken(own_broker.nsqd.tcp_address, own_topic, 5000)).check()
 
@@ -109,23 +109,23 @@ def test_a_slice_of_a_batch_and_text_and_large_types(
     texts = pa.array(["ä", "b"])
     batches = [whole.slice(10, 20), batch(body=pa.array(["c"], pa.large_string()), key=pa.nulls(1, pa.string()))]
     batches.append(batch(body=texts, key=pa.nulls(2, pa.string())))
-    assert write(batches, own_topic=own_topic, **original).rows == 23
+    assert write(batches, topic=own_topic, **original).rows == 23
     expected = [*numbered(20, 10), b"c", "ä".encode(), b"b"]
     account(expected, taken(own_broker.nsqd.tcp_address, own_topic, 23)).check()
 
 
 def test_no_rows_need_no_server() -> None:
     nothing = batch(body=pa.array([], pa.binary()))
-    assert write([nothing], own_topic="t", nsqd_tcp_addresses="127.0.0.1:1").rows == 0
+    assert write([nothing], topic="t", nsqd_tcp_addresses="127.0.0.1:1").rows == 0
 
 
 def test_a_column_names_the_topics_unless_the_option_does(
     own_broker: Broker, original: dict[str, str], own_topic: str
 ) -> None:
     names = [f"{own_topic}{number % 3}" for number in range(30)]
-    rows = batch(body=numbered(30), own_topic=names)
+    rows = batch(body=numbered(30), topic=names)
     assert write([rows], **original).places == {(f"{own_topic}{number}", None): 10 for number in range(3)}
-    assert write([rows], own_topic=own_topic, **original).places == {(own_topic, None): 30}
+    assert write([rows], topic=own_topic, **original).places == {(own_topic, None): 30}
     for number in range(3):
         assert sorted(taken(own_broker.nsqd.tcp_address, f"{own_topic}{number}", 10)) == sorted(numbered(30)[number::3])
 
@@ -133,14 +133,14 @@ def test_a_column_names_the_topics_unless_the_option_does(
 def test_large_batches_are_cut(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     bodies = [b"%05d" % number + bytes(1000) for number in range(3000)]
     limits = {"nsq.max_body_size": "50000", "nsq.linger_max_messages": "100", "nsq.max_pending": "500"}
-    assert write([batch(body=bodies)], own_topic=own_topic, **limits, **original).rows == 3000
+    assert write([batch(body=bodies)], topic=own_topic, **limits, **original).rows == 3000
     account(bodies, taken(own_broker.nsqd.tcp_address, own_topic, 3000)).check()
 
 
 def test_deferred_rows_come_later(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
     rows = batch(body=numbered(6), defer_ms=pa.array([None, 0, 600, 600, None, 600], pa.int32()))
     began = time.monotonic()
-    assert write([rows], own_topic=own_topic, **original).rows == 6
+    assert write([rows], topic=own_topic, **original).rows == 6
     assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == [b"0", b"1", b"4"]
     assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == [b"2", b"3", b"5"]
     assert time.monotonic() - began > 0.6
@@ -169,7 +169,7 @@ def test_keys_go_where_a_producer_sends_them_in_order(
     bodies = numbered(2000)
     batches = [batch(body=bodies[at : at + 300], key=keys[at : at + 300]) for at in range(0, 2000, 300)]
     report = write(
-        batches, own_topic=own_topic, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"}, **redesigned
+        batches, topic=own_topic, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"}, **redesigned
     )
     assert report.rows == 2000
     for number, log in records(own_cluster, own_topic).items():
@@ -188,7 +188,7 @@ def test_partitions_keys_and_neither_side_by_side(
         partition=pa.array([number % 3 if number % 6 < 3 else None for number in range(600)], pa.int32()),
         key=[None if number % 6 < 4 else "key" for number in range(600)],
     )
-    assert write([rows], own_topic=own_topic, **redesigned).rows == 600
+    assert write([rows], topic=own_topic, **redesigned).rows == 600
     log = records(own_cluster, own_topic)
     for number in range(3):
         ours = [body for body in numbered(600) if int(body) % 6 < 3 and int(body) % 3 == number]
@@ -203,7 +203,7 @@ def test_rows_without_a_key_take_turns(
 ) -> None:
     own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
     report = write(
-        [batch(body=numbered(3000))], own_topic=own_topic, **{"nsq.linger_max_messages": "100"}, **redesigned
+        [batch(body=numbered(3000))], topic=own_topic, **{"nsq.linger_max_messages": "100"}, **redesigned
     )
     assert all(500 < report.places[own_topic, number] < 1500 for number in range(PARTITIONS))
     account(numbered(3000), all_bodies(own_cluster, own_topic)).check()
@@ -252,7 +252,7 @@ def test_receipts_name_the_stored_records(
 ) -> None:
     own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
     trace_ids = pa.array([None if number % 4 == 0 else number - 500 for number in range(1000)], pa.int64())
-    report = write([batch(body=numbered(1000), trace_id=trace_ids)], own_topic=own_topic, **redesigned)
+    report = write([batch(body=numbered(1000), trace_id=trace_ids)], topic=own_topic, **redesigned)
     table = report.receipt_table()
     found = {
         (row["internal_id"], row["trace_id"] % 2**64, row["partition"], row["offset"], row["size"])
@@ -274,7 +274,7 @@ def test_a_trace_log_has_a_line_for_every_row(
 ) -> None:
     own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
     folder = tmp_path / "traces"
-    report = write([batch(body=numbered(50))], own_topic=own_topic, traceLog=str(folder), **redesigned)
+    report = write([batch(body=numbered(50))], topic=own_topic, traceLog=str(folder), **redesigned)
     [file] = folder.iterdir()
     assert file.name.startswith("publish-")
     assert file.suffix == ".jsonl"
@@ -290,7 +290,7 @@ def test_a_trace_log_has_a_line_for_every_row(
 def test_original_servers_take_untraced_what_nobody_asked_to_trace(
     own_broker: Broker, original: dict[str, str], own_topic: str, tmp_path: Path
 ) -> None:
-    report = write([batch(body=numbered(5))], own_topic=own_topic, traceLog=str(tmp_path), **original)
+    report = write([batch(body=numbered(5))], topic=own_topic, traceLog=str(tmp_path), **original)
     assert (report.rows, report.receipt_table()) == (5, RECEIPTS.empty_table())
     assert list(tmp_path.iterdir()) == []
 
@@ -305,10 +305,10 @@ def test_headers_as_json_as_a_map_and_tags(
         tag=[None, "red", None, None],
         trace_id=pa.array([None, 7, None, None], pa.int64()),
     )
-    assert write([texts], own_topic=own_topic, **redesigned).rows == 4
+    assert write([texts], topic=own_topic, **redesigned).rows == 4
     maps = pa.array([[("x", "y")], None], pa.map_(pa.string(), pa.string()))
-    assert write([batch(body=numbered(2, 4), headers=maps)], own_topic=own_topic, **redesigned).rows == 2
-    assert write([batch(body=numbered(1, 6))], own_topic=own_topic, **redesigned).rows == 1
+    assert write([batch(body=numbered(2, 4), headers=maps)], topic=own_topic, **redesigned).rows == 2
+    assert write([batch(body=numbered(1, 6))], topic=own_topic, **redesigned).rows == 1
     log = records(own_cluster, own_topic, 1)[0]
     assert [record.body for record in log] == numbered(7)
     headers = [json.loads(record.ext[3:]) if len(record.ext) > 1 else None for record in log]
@@ -342,12 +342,12 @@ def test_each_attempt_gives_a_row_its_key_and_every_other_row_another(
     own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
     rows = [batch(body=[b"a", b"b", b"c"]), batch(body=[b"d", b"e"])]
     for batches in (rows, [batch(body=[b"a", b"b"]), batch(body=[b"c", b"d", b"e"])]):  # cut in another way
-        assert attempt(batches, "first", own_topic=own_topic, **redesigned) == 5
+        assert attempt(batches, "first", topic=own_topic, **redesigned) == 5
     found = keys_of(own_cluster, own_topic)
     assert all(keys[0] == keys[1] for keys in found.values())
     assert len({keys[0] for keys in found.values()}) == 5
-    assert attempt(rows, "second", own_topic=own_topic, **redesigned) == 5
-    assert attempt(rows, "first", task=1, own_topic=own_topic, **redesigned) == 5
+    assert attempt(rows, "second", topic=own_topic, **redesigned) == 5
+    assert attempt(rows, "first", task=1, topic=own_topic, **redesigned) == 5
     assert all(len(set(keys)) == 3 for keys in keys_of(own_cluster, own_topic).values())
 
 
@@ -355,7 +355,7 @@ def test_equal_rows_of_a_write_have_keys_of_their_own(
     own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
     own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
-    assert attempt([batch(body=[b"a", b"a"]), batch(body=[b"a"])], "w", own_topic=own_topic, **redesigned) == 3
+    assert attempt([batch(body=[b"a", b"a"]), batch(body=[b"a"])], "w", topic=own_topic, **redesigned) == 3
     assert len(set(keys_of(own_cluster, own_topic)[b"a"])) == 3
 
 
@@ -369,7 +369,7 @@ def test_another_row_in_the_same_place_has_another_key(
     row = {"body": [b"same"], "headers": ['{"n": 1}'], "tag": ["red"]}
     other = {**row, column: {"body": [b"other"], "headers": ['{"n": 2}'], "tag": ["blue"]}[column]}
     for columns in (row, other):
-        assert attempt([batch(**columns)], "w", own_topic=name, **redesigned) == 1
+        assert attempt([batch(**columns)], "w", topic=name, **redesigned) == 1
     keys = [key for each in keys_of(own_cluster, name).values() for key in each]
     assert len(set(keys)) == len(keys) == 2
 
@@ -382,11 +382,11 @@ def test_rows_of_topics_are_numbered_as_in_the_task_and_lose_a_key_that_they_had
         own_cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
     given = json.dumps({IDEMPOTENCE_HEADER: "of what was read"})
     rows = batch(
-        body=[b"0", b"1", b"2", b"3"], own_topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
+        body=[b"0", b"1", b"2", b"3"], topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
     )
     assert (
         attempt(
-            [batch(body=[b"-"], own_topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned
+            [batch(body=[b"-"], topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned
         )
         == 5
     )
@@ -405,7 +405,7 @@ def test_messages_without_headers_can_have_no_key(
     with pytest.raises(
         ConfigError, match=rf"idempotenceKey=true: messages of topic {own_topic} have no extended headers"
     ):
-        attempt([batch(body=[b"a"])], "w", own_topic=own_topic, **servers)
+        attempt([batch(body=[b"a"])], "w", topic=own_topic, **servers)
     assert all_bodies(own_cluster, own_topic, 1) == []
 
 
@@ -507,12 +507,12 @@ def test_what_servers_do_not_take_is_named_and_nothing_is_sent(
     own_topic, rows = f"refused-{kind}", [batch(body=numbered(2), **columns)]
     if kind == "original":
         with pytest.raises(RowInvalid, match=match):
-            write(rows, own_topic=own_topic, **original)
+            write(rows, topic=own_topic, **original)
         return
     flags = {"ext": True} if kind == "ext" else {"ordered": True}
     own_cluster.create_topic(own_topic, PARTITIONS, 1, channels=["check"], **flags)
     with pytest.raises(RowInvalid, match=match):
-        write(rows, own_topic=own_topic, **redesigned)
+        write(rows, topic=own_topic, **redesigned)
     assert all_bodies(own_cluster, own_topic) == []
 
 
@@ -521,7 +521,7 @@ def test_one_bad_topic_stops_the_others_of_the_batch(
 ) -> None:
     for number in range(2):
         own_cluster.create_topic(f"{own_topic}{number}", 1, 1, ordered=True, channels=["check"])
-    rows = batch(body=numbered(2), own_topic=[f"{own_topic}0", f"{own_topic}1"], partition=pa.array([0, 1], pa.int8()))
+    rows = batch(body=numbered(2), topic=[f"{own_topic}0", f"{own_topic}1"], partition=pa.array([0, 1], pa.int8()))
     with pytest.raises(RowInvalid, match="row 1 of Arrow batch 0: partition=1: the topic has 1 partition"):
         write([rows], **redesigned)
     assert all_bodies(own_cluster, f"{own_topic}0", 1) == []
@@ -537,7 +537,7 @@ def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishN
     rows = batch(body=bodies, key=pa.nulls(30, pa.string()))
     limits = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10"}
     with pytest.raises(WriteFailed, match="E_BAD_TOPIC MPUB is not allowed here") as caught:
-        write([rows], own_topic="t", nsqd_tcp_addresses=str(nsqd.address), **limits)
+        write([rows], topic="t", nsqd_tcp_addresses=str(nsqd.address), **limits)
     assert "row 20 of Arrow batch 0 and 9 others" in str(caught.value)
     assert "of this task 20 rows are stored" in str(caught.value)
     assert (caught.value.rows_stored, caught.value.rows_unknown) == (20, 0)
@@ -555,7 +555,7 @@ def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -
     nsqd = scripted(answer)
     options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.retry_base_delay": "0.001"}
     with pytest.raises(WriteFailed, match=r"may have been stored.*10 rows are stored, 10 may be") as caught:
-        write([batch(body=numbered(20))], own_topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
+        write([batch(body=numbered(20))], topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
     assert (caught.value.rows_stored, caught.value.rows_unknown, caught.value.possibly_stored) == (10, 10, True)
 
 
@@ -564,7 +564,7 @@ def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
     nsqd.stop()
     with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
         write(
-            [batch(body=[b"a"])], own_topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"}
+            [batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"}
         )
     assert isinstance(caught.value.__cause__, NoNsqd)
 
@@ -596,7 +596,7 @@ def test_an_error_of_spark_passes_through(own_broker: Broker, original: dict[str
 def test_reports_add_up(own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str) -> None:
     own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
     reports = [
-        write([batch(body=numbered(5))], own_topic=own_topic, tracereceipts="true", **redesigned) for _ in range(2)
+        write([batch(body=numbered(5))], topic=own_topic, tracereceipts="true", **redesigned) for _ in range(2)
     ]
     total = WriteReport.of([reports[0], None, reports[1]])
     assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(own_topic, 0): 10})

@@ -1,0 +1,504 @@
+"""Ordered partitions: one handler at a time, order verified; and consumers of a cluster whose leaders move and die."""
+
+from __future__ import annotations
+
+from time import monotonic, time_ns
+
+import gevent
+import pytest
+from gevent.event import Event
+from support.partitions import PartitionNsqd, answers, push_record, topology
+from support.waiting import WAIT, holds, promptly, until
+
+from nsq_fast import NsqdHTTPClient, Producer, RequeueMessage
+from nsq_fast.client.http import HttpClient
+from nsq_fast.errors import OrderViolated, PartitionBlocked
+
+CONSUME = {"topic": "t", "channel": "c", "ordered": True, "requeue_delay": 20}
+NSQD = PartitionNsqd
+
+
+def hear(consumer, name):
+    """What a signal tells, as a list that grows."""
+    heard = []
+    getattr(consumer, name).connect(lambda sender, **values: heard.append(values), weak=False)
+    return heard
+
+
+class Recorder:
+    """A handler that writes down which sequence numbers it sees, and fails on some."""
+
+    def __init__(self, *failing, error=ValueError):
+        self.seen = []
+        self.failing = set(failing)
+        self.error = error
+
+    def __call__(self, consumer, message):
+        sequence = message.internal_id & ((1 << 50) - 1)
+        self.seen.append(sequence)
+        if sequence in self.failing:
+            raise self.error("no")
+
+
+def push(connection, *sequences, **options):
+    for sequence in sequences:
+        push_record(connection, sequence, **options)
+
+
+def wait_answers(connection, word, expected):
+    connection.wait_for(lambda: answers(connection, word) == expected)
+
+
+def test_messages_have_their_place_and_rdy_is_one(nsqd, consume):
+    seen = []
+    consume(lambda _, m: seen.append((m.partition, m.internal_id, m.offset, m.raw_size)), found=topology({1: nsqd}))
+    connection = nsqd.subscriber(1)
+    assert connection.rdy == 1, "the server has one in flight whatever RDY says"
+    push(connection, 3)
+    wait_answers(connection, b"FIN", [3])
+    assert seen == [(1, (1 << 50) + 3, 120, 40)]
+
+
+def test_a_violation_is_told_and_delivered_by_default_and_a_redelivery_is_none(nsqd, consume, caplog):
+    consumer = consume(Recorder(), found=topology({0: nsqd}))
+    violations = hear(consumer, "on_order_violation")
+    connection = nsqd.subscriber(0)
+    push(connection, 5, 5, 3, 4, 6)
+    wait_answers(connection, b"FIN", [5, 5, 3, 4, 6])
+    stats = consumer.stats()
+    assert (stats.repeated, stats.order_violations) == (1, 1), "4 is in order after 3"
+    (told,) = violations
+    assert (told["error"].partition, told["error"].last, told["error"].seen) == (0, (5, 200), (3, 120))
+    assert told["message"].offset == 120
+    assert "partition 0 went backwards" in caplog.text
+
+
+def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
+    """It restarts as the leader without its last records, and stores new ones in their places."""
+    handler = Recorder()
+    consumer = consume(handler, found=topology({0: nsqd}))
+    violations = hear(consumer, "on_order_violation")
+    connection = nsqd.subscriber(0)
+    push(connection, *range(1, 9))
+    wait_answers(connection, b"FIN", [*range(1, 9)])
+    connection.close()
+    until(lambda: len(nsqd.connections) == 2)
+    again = nsqd.subscriber(0)
+    push(again, 6, 7, 8, body=b"new")  # other messages, with the ids and offsets of those that are lost
+    push(again, 9)
+    wait_answers(again, b"FIN", [6, 7, 8, 9])
+    assert handler.seen == [*range(1, 9), 6, 7, 8, 9], "new messages are handled"
+    (told,) = violations
+    assert (told["error"].last, told["error"].seen) == ((8, 320), (6, 240))
+
+
+def test_a_violation_may_be_dropped_or_stop_the_consumer(nsqd, consume):
+    handler = Recorder()
+    consumer = consume(handler, found=topology({0: nsqd}), order_policy="drop")
+    connection = nsqd.subscriber(0)
+    push(connection, 5, 3)
+    wait_answers(connection, b"REQ", [3])
+    push(connection, 6)
+    wait_answers(connection, b"FIN", [5, 6])
+    assert handler.seen == [5, 6], "neither handled nor finished"
+    assert consumer.stats().order_violations == 1
+    consumer = consume(handler, found=topology({1: nsqd}), order_policy="stop")
+    connection = nsqd.subscriber(1)
+    push(connection, 5)
+    wait_answers(connection, b"FIN", [5])
+    push(connection, 3)
+    with pytest.raises(OrderViolated, match="partition 1 went backwards"):
+        consumer.join(WAIT)
+    assert handler.seen == [5, 6, 5]
+    until(lambda: not connection.is_open)
+    assert answers(connection, b"REQ") == [3]
+
+
+# Failed messages
+
+
+@pytest.mark.parametrize(("error", "delay"), [(ValueError, 200), (lambda _: RequeueMessage(0.2), 5000)])
+def test_a_failed_message_is_held_and_given_back_at_once_then(nsqd, consume, error, delay):
+    consumer = consume(Recorder(1, error=error), found=topology({0: nsqd}), requeue_delay=delay, max_backoff_duration=9)
+    connection = nsqd.subscriber(0)
+    began = monotonic()
+    push(connection, 1)
+    wait_answers(connection, b"REQ", [1])
+    assert monotonic() - began >= 0.19
+    assert connection.commands[-1][2] == b"0", "the server ignores a delay"
+    assert consumer.stats().backoff_level == 0, "other partitions do not wait for this one"
+    assert connection.rdy == 1
+    assert consumer.stats().in_flight == 0
+
+
+def test_a_message_is_held_no_longer_than_the_server_waits(consume):
+    nsqd = PartitionNsqd({"msg_timeout": 4000})
+    try:
+        consume(Recorder(1), found=topology({0: nsqd}), requeue_delay=60_000)
+        connection = nsqd.subscriber(0)
+        push(connection, 1)
+        began = monotonic()
+        wait_answers(connection, b"REQ", [1])
+        assert monotonic() - began < 4.0
+        assert b"TOUCH" not in connection.words()
+    finally:
+        nsqd.stop()
+
+
+def test_closing_gives_held_messages_back(nsqd, consume):
+    consumer = consume(Recorder(1), found=topology({0: nsqd}), requeue_delay=60_000)
+    connection = nsqd.subscriber(0)
+    push(connection, 1)
+    until(lambda: consumer.stats().in_flight == 1 and consumer.stats().unstarted == 0)
+    with promptly():
+        consumer.close(timeout=None)
+    assert answers(connection, b"REQ") == [1]
+
+
+def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsqd, consume):
+    after = PartitionNsqd()
+    try:
+        handler = Recorder(1)
+        consumer = consume(handler, found=topology({0: nsqd, 1: nsqd}), requeue_delay=60_000)
+        moving, staying = nsqd.subscriber(0), nsqd.subscriber(1)
+        push(moving, 1)
+        push(staying, 1)
+        until(lambda: handler.seen == [1, 1])
+        consumer._subscriptions.lookup.tell(topology({0: after, 1: nsqd}))
+        wait_answers(moving, b"REQ", [1])
+        after.subscriber(0)
+        holds(lambda: not answers(staying, b"REQ"))
+    finally:
+        after.stop()
+
+
+def test_max_tries_skips_nothing(nsqd, consume):
+    handler = Recorder()
+    consume(handler, found=topology({0: nsqd}), max_tries=2)
+    connection = nsqd.subscriber(0)
+    push(connection, 1, attempts=9)
+    wait_answers(connection, b"FIN", [1])
+    assert handler.seen == [1]
+
+
+# Blocked messages
+
+
+def test_a_blocked_message_is_told_and_goes_on_being_tried(nsqd, consume, caplog):
+    handler = Recorder(1)
+    consumer = consume(handler, found=topology({0: nsqd}), attempts_threshold=3)
+    blocked = hear(consumer, "on_blocked")
+    connection = nsqd.subscriber(0)
+    for attempts in (3, 4, 5, 6, 7, 8):
+        push(connection, 1, attempts=attempts)
+    wait_answers(connection, b"REQ", [1] * 6)
+    assert [each["message"].attempts for each in blocked] == [4, 5, 6, 7, 8]
+    assert consumer.stats().blocked == 5
+    assert caplog.text.count("partition 0 is blocked") == 3, "for the 4th, 5th and 7th attempt"
+    assert handler.seen == [1] * 6
+
+
+def test_a_blocked_message_may_go_to_a_policy_in_place_of_the_handler(nsqd, consume):
+    handler, given_up = Recorder(), []
+
+    def policy(consumer, message):
+        if message.body == b"full":
+            raise OSError("disk full")
+        given_up.append(message.body)
+
+    consumer = consume(handler, found=topology({0: nsqd}), attempts_threshold=3, blocked_policy=policy)
+    connection = nsqd.subscriber(0)
+    push(connection, 1, attempts=4, body=b"full")
+    wait_answers(connection, b"REQ", [1])
+    push(connection, 1, attempts=5, body=b"bad")
+    wait_answers(connection, b"FIN", [1])
+    assert given_up == [b"bad"]
+    assert handler.seen == []
+    assert consumer.stats().given_up == 1
+
+
+def test_a_message_that_is_too_old_does_not_hold_up_its_partition(nsqd, consume):
+    handler = Recorder(4)
+    consumer = consume(handler, found=topology({0: nsqd}), max_age=3600)
+    connection = nsqd.subscriber(0)
+    push(connection, 1, timestamp=time_ns())
+    wait_answers(connection, b"FIN", [1])
+    push(connection, 2, attempts=50)
+    wait_answers(connection, b"FIN", [1, 2])
+    push(connection, 3, timestamp=time_ns())
+    wait_answers(connection, b"FIN", [1, 2, 3])
+    push(connection, 4, timestamp=time_ns())
+    wait_answers(connection, b"REQ", [4])
+    assert handler.seen == [1, 3, 4]
+    assert (consumer.stats().outdated, consumer.stats().blocked) == (1, 0)
+
+
+def test_a_blocked_message_may_stop_the_consumer_or_be_tried_at_once(nsqd, consume):
+    handler, options = Recorder(1), {"attempts_threshold": 3, "requeue_delay": 60_000}
+    consume(handler, found=topology({0: nsqd}), blocked_policy="retry", **options)
+    push(nsqd.subscriber(0), 1, attempts=4)
+    wait_answers(nsqd.subscriber(0), b"REQ", [1])
+    assert handler.seen == [1]
+    consumer = consume(handler, found=topology({1: nsqd}), blocked_policy="stop", **options)
+    connection = nsqd.subscriber(1)
+    push(connection, 1, attempts=4)
+    with pytest.raises(PartitionBlocked, match="delivered for the 4th time"):
+        consumer.join(WAIT)
+    assert handler.seen == [1]
+    assert answers(connection, b"REQ") == [1]
+
+
+# One handler at a time
+
+
+class Counting:
+    """A handler that notes how many of it run at once, in all and for each partition."""
+
+    def __init__(self):
+        self.release = Event()
+        self.running = []
+        self.overlaps = 0
+        self.most = 0
+
+    def __call__(self, consumer, message):
+        message = message[0] if isinstance(message, list) else message
+        self.overlaps += message.partition in self.running
+        self.running.append(message.partition)
+        self.most = max(self.most, len(self.running))
+        self.release.wait()
+        self.running.remove(message.partition)
+
+
+@pytest.mark.parametrize("kind", ["handler", "batch_handler"])
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_partitions_are_handled_side_by_side_and_each_in_order(nsqd, consume, kind, concurrency):
+    handler = Counting()
+    consume(found=topology({0: nsqd, 1: nsqd}), concurrency=concurrency, **{kind: handler})
+    first, second = nsqd.subscriber(0), nsqd.subscriber(1)
+    for sequence in (1, 2, 3):  # a server that times the messages out sends more than one
+        push(first, sequence)
+        push(second, sequence)
+    until(lambda: handler.most == 2)
+    holds(lambda: handler.most == 2)
+    handler.release.set()
+    for connection in (first, second):
+        wait_answers(connection, b"FIN", [1, 2, 3])
+    assert (handler.most, handler.overlaps) == (2, 0)
+
+
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_the_new_leader_waits_for_a_handler_of_the_old_one(nsqd, consume, concurrency):
+    other = PartitionNsqd()
+    try:
+        handler = Counting()
+        consumer = consume(handler, found=topology({0: nsqd}), concurrency=concurrency)
+        push(nsqd.subscriber(0), 5)
+        until(lambda: handler.running)
+        consumer._subscriptions.lookup.answer = topology({0: other})
+        nsqd.subscriber(0).close()
+        connection = other.subscriber(0)
+        push(connection, 5)
+        until(lambda: consumer.stats().unstarted)
+        holds(lambda: handler.most == 1)
+        handler.release.set()
+        push(connection, 4)
+        wait_answers(connection, b"FIN", [5, 4])
+        assert handler.overlaps == 0
+        assert consumer.stats().order_violations == 1, "what was seen is remembered over a move"
+    finally:
+        other.stop()
+
+
+def test_iterating_over_an_ordered_topic(nsqd, consume):
+    """Each is finished at once, not with the answer to a heartbeat: this server sends none."""
+    consumer = consume(found=topology({0: nsqd}), attempts_threshold=3, blocked_policy=lambda consumer, message: None)
+    seen = []
+
+    def iterate():
+        for message in consumer:
+            seen.append(message.offset)
+            if len(seen) == 4:
+                message.finish()
+                return
+
+    with consumer:
+        consumer._subscriptions.lookup.tell(topology({0: nsqd}))
+        connection = nsqd.subscriber(0)
+        taker = gevent.spawn(iterate)
+        push(connection, 1, attempts=4)
+        wait_answers(connection, b"FIN", [1])
+        for sequence in (2, 3, 4, 5):
+            push(connection, sequence)
+            until(lambda sequence=sequence: seen[-1:] == [sequence * 40])
+            connection.wait_for(lambda sequence=sequence: sequence - 1 in answers(connection, b"FIN"))
+        taker.join(WAIT)
+        wait_answers(connection, b"FIN", [1, 2, 3, 4, 5])
+    assert seen == [80, 120, 160, 200]
+
+
+@pytest.fixture
+def taking(cluster, start_consumer):
+    """``taking(partitions, handler, **options)``: a consumer that is connected to all partitions of the topic t."""
+    lookupds = [str(each.http_address) for each in cluster.lookupds]
+
+    def start(partitions, handler, **options):
+        options = {"max_in_flight": 20, **options}
+        consumer = start_consumer("t", "ch", lookupd_http_addresses=lookupds, message_handler=handler, **options)
+        until(lambda: sum(each.is_connected for each in consumer.stats().connections) == partitions)
+        return consumer
+
+    return start
+
+
+@pytest.fixture
+def publish(cluster):
+    """``publish(partition, *bodies)`` to the topic t."""
+    lookupds = [str(each.http_address) for each in cluster.lookupds]
+    with Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05) as producer:
+        yield lambda partition, *bodies: producer.multipublish("t", list(bodies), partition=partition)
+
+
+def test_by_default_every_ordered_partition_has_its_rdy(cluster, taking, publish):
+    """A handler that holds the message of one partition keeps no other waiting for its turn."""
+    cluster.create_topic("t", partitions=3, replicas=1, ordered=True, channels=["ch"])
+    release, seen = Event(), []
+    handler = lambda _, message: (seen.append(message.partition), release.wait())  # noqa: E731
+    consumer = taking(3, handler, max_in_flight=None, low_ready_idle_timeout=600)
+    for partition in range(3):
+        publish(partition, b"first", b"second")
+    until(lambda: sorted(seen) == [0, 1, 2])
+    assert [each.rdy for each in consumer.stats().connections] == [1, 1, 1]
+    release.set()
+    until(lambda: sorted(seen) == [0, 0, 1, 1, 2, 2])
+
+
+def test_a_blocked_partition_blocks_no_other(cluster, taking, publish):
+    cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
+    seen = []
+
+    def handler(_, message):
+        if message.body == b"bad":
+            raise ValueError("no")
+        seen.append(message.body)
+
+    consumer = taking(2, handler, requeue_delay=5, attempts_threshold=2)
+    publish(0, b"bad", b"behind")
+    publish(1, b"a", b"b", b"c")
+    until(lambda: consumer.stats().blocked >= 3)
+    assert seen == [b"a", b"b", b"c"]
+
+
+def test_a_start_position_on_the_leader_of_each_partition(cluster, taking, publish):
+    cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
+    seen = {0: [], 1: []}
+    handler = lambda _, message: seen[message.partition].append(message.offset)  # noqa: E731
+    first = taking(2, handler)
+    for partition in (0, 1):
+        publish(partition, b"a", b"b", b"c")
+    until(lambda: len(seen[0]) == len(seen[1]) == 3)
+    first.close()
+    offsets, seen = seen, {0: [], 1: []}
+    position = {0: f"offset:{offsets[0][1]}", 1: f"offset:{offsets[1][0]}"}
+    taking(2, handler, start_position=position, start_position_policy="each_start")
+    until(lambda: list(dict.fromkeys(seen[1])) == offsets[1] and offsets[0][-1] in seen[0])
+    assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
+
+
+# Where a channel begins: on the embedded cluster and on a real nsqd
+
+
+@pytest.fixture(params=["embedded", "redesigned"])
+def place(request):
+    """A topic "t" of one partition without a channel "new": how to publish to it, its lookups, and its leader."""
+    if request.param == "embedded":
+        cluster = request.getfixturevalue("cluster")
+        cluster.create_topic("t", partitions=1, replicas=1, channels=["old"])
+        lookups = [str(each.http_address) for each in cluster.lookupds]
+        leader = cluster.leader_of("t", 0).http_address
+    else:
+        standalone = request.getfixturevalue("standalone_nsqd")
+        standalone.create_topic("t", "old")
+        lookups = [str(standalone.lookupd_address)]
+        leader = standalone.http_address
+    with Producer((), lookups) as producer:
+        yield producer, lookups, leader
+
+
+@pytest.fixture
+def begin(place, start_consumer):
+    """Start a consumer of "t" that notes the bodies it has seen, and wait until it is ready; give both."""
+
+    def start(channel, position, **options):
+        seen = []
+        handler = lambda _, message: seen.append(message.body)  # noqa: E731
+        options = {"message_handler": handler, "start_position": position, **options}
+        consumer = start_consumer("t", channel, (), place[1], **options)
+        until(lambda: consumer.total_ready_count > 0)
+        return consumer, seen
+
+    return start
+
+
+def finished(consumer, count):
+    until(lambda: consumer.stats().totals.finished == count)
+
+
+def publish_twenty(place, channel):
+    """Until the channel knows of all of them: to a real nsqd, its end lies before the others for up to two seconds."""
+
+    def depth():
+        (topic,) = client.stats("t")["topics"]
+        return next(each["depth"] for each in topic["channels"] if each["channel_name"] == channel)
+
+    producer, _, leader = place
+    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    with NsqdHTTPClient(*leader) as client:
+        until(lambda: depth() == 20)
+
+
+def test_a_channel_begins_where_start_position_says_once(place, begin):
+    producer = place[0]
+    producer.multipublish("t", [b"before", b"before"])
+    first, seen = begin("new", "end")
+    producer.publish("t", b"1")
+    finished(first, 1)
+    assert seen == [b"1"]
+    second, seen_by_second = begin("new", "end")  # another instance
+    producer.publish("t", b"2")
+    until(lambda: seen[1:] + seen_by_second == [b"2"])
+    until(lambda: first.stats().totals.finished + second.stats().totals.finished == 2)
+    first.close()
+    second.close()
+    producer.multipublish("t", [b"3", b"4"])
+    third, seen = begin("new", "end")  # a restart
+    finished(third, 2)
+    assert seen == [b"3", b"4"]
+
+
+def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, begin, monkeypatch):
+    producer, ask = place[0], HttpClient.ask
+
+    async def publish_after_creation(self, loop, method, path, *arguments, **options):
+        reply = await ask(self, loop, method, path, *arguments, **options)
+        if path == "/channel/create":
+            producer.publish("t", b"1")
+        return reply
+
+    producer.publish("t", b"before")
+    monkeypatch.setattr(HttpClient, "ask", publish_after_creation)
+    consumer, seen = begin("new", "end")
+    finished(consumer, 1)
+    assert seen == [b"1"]
+
+
+@pytest.mark.parametrize("channel", ["old", "new"])
+def test_it_skips_what_waited_at_each_start_and_where_nobody_has_begun(place, begin, channel):
+    producer = place[0]
+    options = {"start_position_policy": "each_start"} if channel == "new" else {}
+    if channel == "new":
+        begin("new", "end", **options)[0].close()
+    publish_twenty(place, channel)
+    _, seen = begin(channel, "end", **options)
+    producer.publish("t", b"last")
+    until(lambda: b"last" in seen)
+    assert len(seen) < 20, "a real server sends what it had read already"
