@@ -41,7 +41,6 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-_READ_AHEAD = 2000
 _MOST_LEFT_OUT = 20_000
 """A channel that leaves out more records fills its memory again when it leaves out fewer."""
 
@@ -147,7 +146,7 @@ class BackendQueue:
     def _read(self, cursor: Position) -> bool:
         """Read ahead; whether that was possible."""
         try:
-            messages, end = self._log.read(cursor, _READ_AHEAD)
+            messages, end = self._log.read(cursor)
         except OSError as error:
             if not self.is_stalled:
                 where = self._log.folder or "a log in memory"
@@ -312,13 +311,11 @@ class Channel(BaseChannel[Message]):
 
     def _release(self, held_at: Position, deferred: Iterable[Message]) -> None:
         position, room = held_at, self._room()
-        while room > 0 and position.sequence < self.log.end.sequence:
+        while room > 0 and position.sequence < self.log.end:
             try:
-                messages, position = self.log.read(position, room)
+                messages, position = self.log.read(position, min(self.log.end, position.sequence + room))
             except OSError:
                 break  # the backend queue reads on, when it can
-            if not messages:
-                break
             ready = self._sort_out(messages)
             self.memory.extend(ready)
             room -= len(ready)
@@ -329,14 +326,12 @@ class Channel(BaseChannel[Message]):
                 self.backend.leave_out(message.sequence, message.sequence + 1)
 
     def _release_while_room(self, position: Position) -> None:
-        while position.sequence < self.log.end.sequence:
+        while position.sequence < self.log.end:
             try:
-                messages, position = self.log.read(position, _REFILL)
+                messages, position = self.log.read(position)
             except OSError as error:
                 # It has no place on disk to read them from later, and the other channels must have theirs.
                 logger.error("an ephemeral channel misses messages: %s", error, extra=BROKER_READ_FAILED)
-                break
-            if not messages:
                 break
             self._put_while_room(self._sort_out(messages))
 

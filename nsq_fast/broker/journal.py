@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from gevent import sleep
 
 from nsq_fast.broker.message import BODY_AT, FRAME_TYPE, ID_SIZE, Message
@@ -97,7 +98,11 @@ def read_patiently(path: object, read: Callable[[], T]) -> T:
 
 
 def replace_file(path: Path, data: bytes | bytearray, *, sync: bool) -> None:
-    """Write a file so that it is the old one or the new one, whatever happens. After an OSError it is the old one."""
+    """Write a file so that it is the old one or the new one, whatever happens. After an OSError it is the old one.
+
+    Its folder comes into being with it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -135,17 +140,22 @@ def read_file(path: Path, decode: Callable[[bytes], T], loss: str) -> T | None:
         return None
 
 
-def checked(content: bytes) -> bytes:
-    """A line of JSON with its CRC in a line of its own: a number that has changed would make messages count as done."""
-    return b"%b\n%08x\n" % (content, zlib.crc32(content))
+def write_json(path: Path, value: object, *, sync: bool) -> None:
+    """Write a line of JSON, and its CRC in a line: a number that has changed would make messages count as done."""
+    content = msgspec.json.encode(value)
+    replace_file(path, b"%b\n%08x\n" % (content, zlib.crc32(content)), sync=sync)
 
 
-def check(data: bytes) -> bytes:
-    """The line of JSON; ValueError when it is damaged."""
-    content, _, rest = data.partition(b"\n")
-    if rest != b"%08x\n" % zlib.crc32(content):
-        raise ValueError("its checksum is wrong")
-    return content
+def read_json(path: Path, kind: type[T], loss: str) -> T | None:
+    """What such a file says; see ``read_file``."""
+
+    def decode(data: bytes) -> T:
+        content, _, rest = data.partition(b"\n")
+        if rest != b"%08x\n" % zlib.crc32(content):
+            raise ValueError("its checksum is wrong")
+        return msgspec.json.decode(content, type=kind)
+
+    return read_file(path, decode, loss)
 
 
 class Trouble:
@@ -228,9 +238,8 @@ class Head(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch that is whole: where it is in its file, the index of its first record, and how many it has."""
+    """A batch that is whole: where it ends in its file, the index of its first record, and how many it has."""
 
-    at: int
     end: int
     begin: int
     length: int
@@ -267,14 +276,6 @@ def encode(index: int, records: Sequence[bytes], due: int = 0) -> bytes:
     return zlib.crc32(body).to_bytes(_CRC_SIZE, "big") + body
 
 
-class Damaged(Exception):
-    """A file holds no batch at an offset."""
-
-    def __init__(self, offset: int) -> None:
-        super().__init__(offset)
-        self.offset = offset
-
-
 class JournalFile:
     """One file of batches; without a path a file that has no name and goes with the process.
 
@@ -300,10 +301,10 @@ class JournalFile:
     def append(self, index: int, records: Sequence[bytes], due: int = 0) -> None:
         """Write records behind the others: all, or none when it raises OSError."""
         data = encode(index, records, due)
-        self.write(data if self.size else self.head.encode() + data)
-
-    def write(self, data: bytes | bytearray) -> None:
-        """Add bytes at the end: all, or none when it raises OSError."""
+        if not self.size:
+            data = self.head.encode() + data
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path is None and self._fd < 0:
             if self.size + len(data) <= self._IN_MEMORY:
                 self._memory += data
@@ -326,21 +327,19 @@ class JournalFile:
             return bytes(self._memory[offset : offset + size])
         return os.pread(self._open(), size, offset)
 
-    def read_patiently(self, offset: int, size: int) -> bytes:
-        return read_patiently(self, lambda: self.read(offset, size))
+    def batches(self, offset: int, number: int) -> Iterator[list[Batch]]:
+        """The batches from ``offset`` on, or all; those of one read at a time. ``number``: of the first record there.
 
-    def batches(self, offset: int, read: Callable[[int, int], bytes] | None = None) -> Iterator[list[Batch]]:
-        """The batches from ``offset`` on, those of one read at a time.
-
-        Raises Damaged where there is none; OSError, which says nothing about it.
+        A batch that is not as it was written ends the file: it is cut off there. Raises OSError, which says nothing
+        about batches.
         """
-        read = read or self.read
+        offset = max(offset, _HEAD.size)
         while offset < self.size:
-            data, at, found = read(offset, _READ_SIZE), 0, []
+            data, at, found = self.read(offset, _READ_SIZE), 0, []
             if len(data) >= _BATCH.size:
                 size = _BATCH.size + int.from_bytes(data[_CRC_SIZE : 2 * _CRC_SIZE], "big")
                 if len(data) < size <= self.size - offset:
-                    data = read(offset, size)  # one that is larger than a read
+                    data = self.read(offset, size)  # one that is larger than a read
             view, is_damaged = memoryview(data), False
             while at + _BATCH.size <= len(data):
                 crc, size, begin, length, due = _BATCH.unpack_from(data, at)
@@ -350,25 +349,16 @@ class JournalFile:
                 is_damaged = not length or 4 * length > size or zlib.crc32(view[at + _CRC_SIZE : end]) != crc
                 if is_damaged:
                     break
-                found.append(Batch(offset + at, offset + end, begin, length, due, data, at + _BATCH.size))
+                found.append(Batch(offset + end, begin, length, due, data, at + _BATCH.size))
                 at = end
             if found:
                 yield found
+                number = self.head.first + found[-1].begin + found[-1].length
             if is_damaged or not found:
-                raise Damaged(offset + at)
+                self._cut_off(offset + at, number)
             offset += at
 
-    def whole(self, offset: int, read: Callable[[int, int], bytes] | None = None) -> Iterator[Batch]:
-        """The batches from ``offset`` up to damage: what is behind that is cut off."""
-        number = self.head.first
-        try:
-            for batch in itertools.chain.from_iterable(self.batches(offset, read)):
-                number = self.head.first + batch.begin + batch.length
-                yield batch
-        except Damaged as damage:
-            self.cut_off(damage.offset, number)
-
-    def cut_off(self, offset: int, number: int) -> None:
+    def _cut_off(self, offset: int, number: int) -> None:
         """Keep what is behind ``offset``, the records from that number on, in another file; and have it no more."""
         size, self.size = self.size, offset
         kept = "it had no name"
@@ -395,12 +385,8 @@ class JournalFile:
 
     def sync(self) -> None:
         """Bring what was written to the disk itself. Blocks."""
-        fd = self.duplicate() if self.size else None
-        if fd is not None:
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        if self.size:
+            os.fsync(self._open())
 
     def _open(self, flags: int = 0) -> int:
         if self._fd < 0:
@@ -457,7 +443,7 @@ class Journal:
         file_size: bytes after which a new file begins.
 
     Attributes:
-        end: the position of the next record.
+        end: the number of the next record.
         unsynced: records written since the last sync.
         last_id: the id of the last message that was there when it was opened; empty if there was none.
         held_at: readers may not pass this position; None: they may read to the end.
@@ -466,31 +452,30 @@ class Journal:
 
     def __init__(self, folder: Path | None, file_size: int) -> None:
         self.folder = folder
-        self.end: Position = Position(0, 0)
+        self.end: int = 0
         self.unsynced: int = 0
         self.last_id: Any = b""
         self.held_at: Position | None = None
         self.kept: dict[int, bytes] = {}
         self._file_size = file_size
         self._files: list[JournalFile] = []
-        self._lost: list[tuple[int, int]] = []  # numbers without records: ranges of (first, one after the last)
-        self._is_patient = True
+        self._lost: dict[int, int] = {}  # ranges of numbers without records: one after the last, and the first
         if folder is not None and folder.is_dir():
-            self._load(folder)
+            read_patiently(folder, lambda: self._load(folder))
 
     @property
     def readable_end(self) -> int:
         """The number of the first record that readers may not see."""
-        return self.end.sequence if self.held_at is None else self.held_at.sequence
+        return self.end if self.held_at is None else self.held_at.sequence
 
     @property
     def first(self) -> int:
         """The number of the first record that is still there, or would be."""
-        return self._files[0].head.first if self._files else self.end.sequence
+        return self._files[0].head.first if self._files else self.end
 
     def count(self, first: int, end: int) -> int:
         """How many records there are from number ``first`` to before ``end``, as far as damage is known."""
-        lost = sum(max(0, min(end, stop) - max(first, start)) for start, stop in self._lost)
+        lost = sum(max(0, min(end, stop) - max(first, start)) for stop, start in self._lost.items())
         return max(0, end - first - lost)
 
     @property
@@ -508,16 +493,15 @@ class Journal:
         file = self._files[-1] if self._files else None
         if file is None or file.size >= self._file_size:
             file = self._roll(file)
-        start = Position(self.end.sequence, file.size)
-        file.append(start.sequence - file.head.first, frames, round(due * _NANOSECONDS))
-        self.end = Position(start.sequence + len(frames), file.size)
+        start = Position(self.end, file.size)
+        file.append(self.end - file.head.first, frames, round(due * _NANOSECONDS))
+        self.end += len(frames)
         self.unsynced += len(frames)
         return start
 
     def _roll(self, last: JournalFile | None) -> JournalFile:
-        first, path = self.end.sequence, None
+        first, path = self.end, None
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{first:020d}{SUFFIX}"
             if last is not None:
                 last.sync()
@@ -533,99 +517,59 @@ class Journal:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def is_restored(self) -> None:
-        """From now on it is read by those who must not wait: a read that fails is theirs to try again."""
-        self._is_patient = False
+    def at(self, number: int) -> Position:
+        """Where a record is, the first that is still there, or the next one. Without a look for it: ``read`` does."""
+        if number >= self.end:
+            return Position(self.end, self._files[-1].size if self._files else 0)
+        return Position(max(number, self.first), 0)
 
-    def read(self, position: Position, count: int, end: int | None = None) -> tuple[list[Message], Position]:
-        """Up to ``count`` messages from ``position`` on, in as few as come with one read; and where to go on.
+    def read(self, position: Position, end: int | None = None) -> tuple[list[Message], Position]:
+        """The messages from ``position`` on that come with one read, and where to go on.
 
-        None at all only when there are none before ``end``, by default the readable one. Raises OSError when they
-        cannot be read now.
+        None at all only when there are none before number ``end``, by default the readable one. Raises OSError when
+        they cannot be read now.
         """
         end = self.readable_end if end is None else end
-        while position.sequence < end:
-            if not self._files:
-                return [], self.end
-            index = self._index_of(position.sequence)
-            file = self._files[index]
-            stop = min(end, self._end_of(index))
-            if position.sequence <= file.head.first:
-                position = Position(file.head.first, _HEAD.size)  # also the end of the file before
-            messages, position = self._read(file, position, count, stop)
-            if messages:
-                return messages, position
-            if position.sequence < stop:
-                self._lose(file, position, self._end_of(index))
-                position = Position(stop, 0)
-        return [], position
-
-    def _read(self, file: JournalFile, position: Position, count: int, stop: int) -> tuple[list[Message], Position]:
-        messages: list[Message] = []
-        sequence = position.sequence
-        try:
-            for batches in self._batches(file, max(_HEAD.size, position.offset)):
+        number, offset = position
+        while number < end and self._files:
+            index = self._index_of(number)
+            file, stop = self._files[index], self._end_of(index)
+            if number <= file.head.first:
+                number, offset = file.head.first, 0  # also at the end of the file before
+            for batches in file.batches(offset, number):
+                messages: list[Message] = []
                 for batch in batches:
                     first = file.head.first + batch.begin
-                    start, until = max(0, sequence - first), min(batch.length, stop - first)
-                    if until <= start:
-                        continue  # it is before the position, or behind the end
-                    until = min(until, start + count - len(messages))
-                    messages += _messages(batch, first, start, until)
-                    sequence = first + until
-                    position = Position(sequence, batch.end if until == batch.length else batch.at)
-                    if len(messages) >= count or sequence >= stop:
-                        return messages, position
+                    start, until = max(0, number - first), min(batch.length, end - first)
+                    if start < until:
+                        messages += _messages(batch, first, start, until)
+                        number = first + until
+                    if until == batch.length:
+                        offset = batch.end
                 if messages:
-                    break
-        except Damaged as damage:
-            if not messages:
-                file.cut_off(damage.offset, position.sequence)
-                if file is self._files[-1]:
-                    self.end = Position(self.end.sequence, damage.offset)
-        return messages, position
+                    return messages, Position(number, offset)
+            if number < min(stop, end):
+                self._lose(file, number, stop)
+            number, offset = max(number, stop), 0
+        return [], Position(max(number, end), 0)
 
-    def _batches(self, file: JournalFile, offset: int) -> Iterator[list[Batch]]:
-        return file.batches(offset, file.read_patiently if self._is_patient else None)
-
-    def seek(self, sequence: int, start: Position | None = None) -> Position:
-        """The position of a record by its number, or of the first one that is still there. Looks from ``start`` on."""
-        if sequence >= self.end.sequence or not self._files:
-            return self.end
-        file = self._files[self._index_of(sequence)]
-        at = Position(file.head.first, _HEAD.size)
-        if start is not None and start.sequence >= at.sequence and start.offset:
-            at = max(at, start)
-        try:
-            for batch in itertools.chain.from_iterable(self._batches(file, at.offset)):
-                if file.head.first + batch.begin > sequence:
-                    break
-                at = Position(sequence, batch.at)
-        except Damaged:
-            pass  # whoever reads comes to it
-        return Position(max(sequence, file.head.first), at.offset)
-
-    def start_at(self, sequence: int) -> None:
+    def start_at(self, number: int) -> None:
         """Give the next record at least this number: so many there have been."""
-        if sequence > self.end.sequence:
-            lost, self.end = self.end.sequence, Position(sequence, self.end.offset)
+        if number > self.end:
+            lost, self.end = self.end, number
             if self._files:
-                self._lose(self._files[-1], Position(lost, 0), sequence)
+                self._lose(self._files[-1], lost, number)
 
     # --- what is lost ------------------------------------------------------------------------------------------------
 
-    def _lose(self, file: JournalFile, position: Position, end: int) -> None:
+    def _lose(self, file: JournalFile, first: int, end: int) -> None:
         logger.error(
             "%s: the messages of the numbers %d to %d, which should be behind it, are missing",
-            file, position.sequence, end - 1, extra=BROKER_DATA_DAMAGED,
+            file, first, end - 1, extra=BROKER_DATA_DAMAGED,
         )  # fmt: skip
-        ranges = sorted([*self._lost, (position.sequence, end)])
-        self._lost = ranges[:1]
-        for start, stop in ranges[1:]:
-            if start <= self._lost[-1][1]:
-                self._lost[-1] = (self._lost[-1][0], max(stop, self._lost[-1][1]))
-            else:
-                self._lost.append((start, stop))
+        for known in [stop for stop in self._lost if first <= stop <= end]:
+            first = min(first, self._lost.pop(known))
+        self._lost[end] = first
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -635,7 +579,7 @@ class Journal:
 
     def _end_of(self, index: int) -> int:
         """The number after that of the last record that a file should have."""
-        return self._files[index + 1].head.first if index + 1 < len(self._files) else self.end.sequence
+        return self._files[index + 1].head.first if index + 1 < len(self._files) else self.end
 
     def bytes_before(self, sequence: int) -> int:
         """The bytes of the files that ``remove_before`` would remove."""
@@ -645,8 +589,6 @@ class Journal:
         """Remove the files that hold only records before ``sequence``."""
         while self._files and self._is_done(0, sequence):
             self._files.pop(0).remove()
-            if not self._files:
-                self.end = Position(self.end.sequence, 0)
 
     def _is_done(self, index: int, sequence: int) -> bool:
         # The file that is written to stays until it has some size: another one costs more.
@@ -661,21 +603,21 @@ class Journal:
         self._files.clear()
 
     def _load(self, folder: Path) -> None:
-        for path in (folder / name for name in sorted(_names_in(folder)) if name.endswith(SUFFIX)):
+        self.close()
+        # A glob takes ten times as long, for each of many topics.
+        for path in (folder / name for name in os.listdir(folder) if name.endswith(SUFFIX)):
             if path.stem.isdecimal():
-                self._files.append(open_file(path, Head(0, int(path.stem), 0), is_known=True))
+                self._files.append(open_file(path, Head(0, int(path.stem), 0)))
             else:
                 logger.warning(
                     "%s is no part of the log: its name is no number; it is left alone", path, extra=BROKER_FILE_IGNORED
                 )
         self._files.sort(key=lambda file: file.head.first)
-        if not self._files:
-            return
-        last = self._files[-1]
-        self.end = Position(last.head.first, last.size and _HEAD.size)
-        for batch in last.whole(_HEAD.size, last.read_patiently):
-            self.end = Position(last.head.first + batch.begin + batch.length, batch.end)
-            self.last_id = _ID_OF(batch.records(batch.length - 1, batch.length)[0])
+        for file in self._files[-1:]:
+            self.end = file.head.first
+            for *_, batch in file.batches(0, self.end):
+                self.end = file.head.first + batch.begin + batch.length
+                self.last_id = _ID_OF(batch.records(batch.length - 1, batch.length)[0])
 
 
 def _messages(batch: Batch, first: int, start: int, stop: int) -> Iterator[Message]:
@@ -686,53 +628,36 @@ def _messages(batch: Batch, first: int, start: int, stop: int) -> Iterator[Messa
 
 def read_all(journal: Journal, first: int, end: int) -> Iterator[Message]:
     """The messages from one number to before another, held back or not. Raises OSError."""
-    position = journal.seek(first)
+    position = journal.at(first)
     while position.sequence < end:
-        messages, position = journal.read(position, end - position.sequence, end)
+        messages, position = journal.read(position, end)
         yield from messages
-
-
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))  # a glob takes ten times as long, for each of many topics
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return set()
 
 
 # --- files of version 0.2 --------------------------------------------------------------------------------------------
 
 
-def open_file(path: Path, head: Head, *, is_known: bool = False) -> JournalFile:
-    """A file that is there; one of version 0.2 is written anew. Raises OSError.
+def open_file(path: Path, head: Head) -> JournalFile:
+    """A file, which may not be there yet; one of version 0.2 is written anew. Raises OSError.
 
     Args:
-        head: what it begins with if it is empty, or its head is damaged: then all of it is lost.
-        is_known: whether any other head is damage.
+        head: what it begins with if it is empty, or its head is damaged: then all of it is.
     """
-    return read_patiently(path, lambda: _open_file(path, head, is_known=is_known))
-
-
-def _open_file(path: Path, head: Head, *, is_known: bool) -> JournalFile:
+    if not path.exists():
+        return JournalFile(path, head)
+    with path.open("rb") as stored:
+        found = Head.decode(stored.read(_HEAD.size))
     file = JournalFile(path, head, path.stat().st_size)
-    found = Head.decode(file.read(0, _HEAD.size))
-    if not file.size or found == head or (found is not None and not is_known):
-        file.head = found or head
-        return file
-    file.close()
-    data = path.read_bytes()
-    file.head, records = _of_0_2(data, head)
-    content, end = bytearray(file.head.encode()), 0
-    for index, (record, due, end) in enumerate(records):  # noqa: B007
-        content += encode(index, [record], due)
-    if end < len(data):
-        rest = path.with_name(path.name + BAD_SUFFIX)
-        rest.write_bytes(data[end:])
-        logger.error(
-            "%s is damaged at byte %d of %d: what is behind it is lost here; it is kept as %s",
-            path, end, len(data), rest, extra=BROKER_DATA_DAMAGED,
-        )  # fmt: skip
-    replace_file(path, content, sync=True)
-    file.size = len(content)
+    if file.size and found is None:
+        data = path.read_bytes()
+        found, records = _of_0_2(data, head)
+        content, end = bytearray(found.encode()), 0
+        for index, (record, due, end) in enumerate(records):  # noqa: B007
+            content += encode(index, [record], due)
+        content += data[end:]  # nothing, or what is damaged: whoever reads comes to it
+        replace_file(path, content, sync=True)
+        file.size = len(content)
+    file.head = found or head
     return file
 
 

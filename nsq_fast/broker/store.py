@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from nsq_fast.broker.channel import Channel, joined
-from nsq_fast.broker.journal import Journal, check, checked, read_file, replace_file
+from nsq_fast.broker.journal import Journal, read_all, read_file, read_json, read_patiently, replace_file, write_json
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_METADATA_INVALID
@@ -56,13 +56,12 @@ class ChannelCheckpoint(msgspec.Struct, array_like=True):
     fresh: list[tuple[int, int]]
     tried: list[tuple[int, int, float]]
 
-    def first_fresh(self) -> int:
-        """The first record that was never delivered."""
-        return min([self.next, *(start for start, _ in self.fresh[:1])])
-
-    def first(self, kept: Container[int]) -> int:
-        """The first record that is still needed in the log, without those that are kept elsewhere."""
-        return min([self.first_fresh(), *(record for record, _, _ in self.tried if record not in kept)])
+    def first(self, kept: Container[int] | None) -> int:
+        """The first record that is still needed in the log, without those that are kept elsewhere; None: all tried."""
+        needed = [self.next, *(start for start, _ in self.fresh[:1])]
+        if kept is not None:
+            needed += [record for record, _, _ in self.tried if record not in kept]
+        return min(needed)
 
 
 class Checkpoint(msgspec.Struct):
@@ -72,22 +71,16 @@ class Checkpoint(msgspec.Struct):
     held_at: int | None
     channels: dict[str, ChannelCheckpoint]
 
-    def first_fresh(self) -> int:
-        """The first record that some channel was never given."""
-        return min([*self._ends(), *(channel.first_fresh() for channel in self.channels.values())])
-
-    def first(self, kept: Container[int]) -> int:
-        """The first record that is still needed in the log, without those that are kept elsewhere."""
-        return min([*self._ends(), *(channel.first(kept) for channel in self.channels.values())])
-
-    def _ends(self) -> list[int]:
-        return [self.end] if self.held_at is None else [self.end, self.held_at]
+    def first(self, kept: Container[int] | None) -> int:
+        """The first record that is still needed in the log, as ``ChannelCheckpoint.first``."""
+        held_at = self.end if self.held_at is None else self.held_at
+        return min([self.end, held_at, *(channel.first(kept) for channel in self.channels.values())])
 
 
 def take_checkpoint(topic: Topic) -> Checkpoint:
     held_at = topic.log.held_at
     return Checkpoint(
-        end=topic.log.end.sequence,
+        end=topic.log.end,
         held_at=None if held_at is None else held_at.sequence,
         channels={
             channel.name: _channel_checkpoint(channel, topic.log.readable_end)
@@ -104,7 +97,7 @@ def frames_to_keep(topic: Topic, checkpoint: Checkpoint) -> dict[int, bytes]:
     deferred by an hour kept 93 MB, where nsqd has less than 1 MB. Where such messages are few beside what they hold,
     copies of them let the segments go.
     """
-    log, first_fresh = topic.log, checkpoint.first_fresh()
+    log, first_fresh = topic.log, checkpoint.first(None)
     freed = log.bytes_before(first_fresh) - log.bytes_before(checkpoint.first(log.kept))
     if freed < _LEAST_FREED and not log.kept:
         return log.kept
@@ -170,7 +163,7 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
     log = topic.log
     is_known = checkpoint is not None
     if checkpoint is None:
-        checkpoint = Checkpoint(log.end.sequence, log.first, {})
+        checkpoint = Checkpoint(log.end, log.first, {})
     if log.last_id:
         topic.ids.skip(log.last_id)
     log.start_at(checkpoint.end)
@@ -182,21 +175,20 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
             topic.name,
             extra=BROKER_DATA_DAMAGED,
         )
-    held_at = log.end if checkpoint.held_at is None else log.seek(checkpoint.held_at)
-    log.held_at = held_at
+    log.held_at = log.at(log.end if checkpoint.held_at is None else checkpoint.held_at)
     for channel in topic.channels.values():
         known = checkpoint.channels.get(channel.name)
         if known is not None:
             _restore_channel(channel, log, known)
         elif not channel.is_ephemeral:
-            channel.restore(log.seek(log.first), [], [] if is_known else _kept(log, log.kept))
+            channel.restore(log.at(log.first), [], [] if is_known else _kept(log, log.kept))
 
 
 def _restore_channel(channel: Channel, log: Journal, checkpoint: ChannelCheckpoint) -> None:
     starts = [*(first for first, _ in checkpoint.fresh), checkpoint.next]
     ends = [end for _, end in checkpoint.fresh]
     left_out = itertools.chain.from_iterable(map(range, ends, starts[1:]))
-    channel.restore(log.seek(starts[0]), left_out, _delivered(log, checkpoint))
+    channel.restore(log.at(starts[0]), left_out, _delivered(log, checkpoint))
 
 
 def _delivered(log: Journal, checkpoint: ChannelCheckpoint) -> list[Message]:
@@ -204,12 +196,11 @@ def _delivered(log: Journal, checkpoint: ChannelCheckpoint) -> list[Message]:
     tried = {sequence: (attempts, due) for sequence, attempts, due in checkpoint.tried}
     messages = _kept(log, tried.keys() & log.kept.keys())
     wanted = tried.keys() - log.kept.keys()
-    position, end = log.seek(min(wanted, default=0)), max(wanted, default=-1) + 1
-    while position.sequence < end:
-        read, position = log.read(position, end - position.sequence)
-        messages += [each for each in read if each.sequence in wanted]
-        if not read:
-            break
+    if wanted:
+        everything = min(wanted), max(wanted) + 1
+        messages += read_patiently(
+            log.folder, lambda: [each for each in read_all(log, *everything) if each.sequence in wanted]
+        )
     for message in messages:
         message.attempts, message.due = tried[message.sequence]
     return messages
@@ -319,13 +310,9 @@ class Store:
             return None
         log.kept = read_file(log.folder / _KEPT_FILE, decode_kept, "the messages in it are lost") or {}
         path = log.folder / _CHECKPOINT
-        if not path.exists() and (log.first < log.end.sequence or log.kept):
+        if not path.exists() and (log.first < log.end or log.kept):
             logger.error("%s is missing: every message of the topic comes again", path, extra=BROKER_METADATA_INVALID)
-
-        def decode(data: bytes) -> Checkpoint:
-            return msgspec.json.decode(check(data), type=Checkpoint)
-
-        return read_file(path, decode, "every message of the topic comes again")
+        return read_json(path, Checkpoint, "every message of the topic comes again")
 
     def save_checkpoint(self, topic: Topic) -> None:
         """Write a topic's checkpoint, and remove the segments that no channel needs any more. Raises OSError."""
@@ -334,14 +321,13 @@ class Store:
             topic.log.remove_before(oldest_needed(topic))
             return
         checkpoint = take_checkpoint(topic)
-        folder.mkdir(parents=True, exist_ok=True)
         kept = frames_to_keep(topic, checkpoint)
         if kept is not topic.log.kept:
             # Synced: what it replaces is removed. Before the checkpoint, which would name what is nowhere.
             replace_file(folder / _KEPT_FILE, encode_kept(kept), sync=True)
             topic.log.kept = kept
         # Not synced: one that a power loss breaks only makes messages come again.
-        replace_file(folder / _CHECKPOINT, checked(msgspec.json.encode(checkpoint)), sync=False)
+        write_json(folder / _CHECKPOINT, checkpoint, sync=False)
         topic.log.remove_before(checkpoint.first(topic.log.kept))
 
     def close(self) -> None:

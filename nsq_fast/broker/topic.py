@@ -79,7 +79,7 @@ class Topic:
     def depth(self) -> int:
         """Messages that no channel has got yet."""
         held_at = self.log.held_at
-        return 0 if held_at is None else self.log.count(held_at.sequence, self.log.end.sequence)
+        return 0 if held_at is None else self.log.count(held_at.sequence, self.log.end)
 
     @property
     def backend_depth(self) -> int:
@@ -89,7 +89,7 @@ class Topic:
     def unfinished(self) -> list[Message]:
         """The messages that no channel has got yet. Reads them from the disk."""
         held_at = self.log.held_at
-        return [] if held_at is None else list(read_all(self.log, held_at.sequence, self.log.end.sequence))
+        return [] if held_at is None else list(read_all(self.log, held_at.sequence, self.log.end))
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
@@ -138,10 +138,10 @@ class Topic:
         [id] = self.ids.take(1)
         [frame] = encode_frames([id], [body], time.time_ns())
         if self.log.held_at is not None:
-            start = self.log.end
+            number = self.log.end
             self._hold_back([frame], due)
-            if self.log.end != start:
-                self._held_deferred.append(Message(id, frame, start.sequence, due))
+            if self.log.end != number:
+                self._held_deferred.append(Message(id, frame, number, due))
         else:
             self._defer(Message(id, frame, due=due))
         self.message_count += 1
@@ -170,12 +170,11 @@ class Topic:
     def start(self) -> None:
         """Begin to hand messages to the channels that are there."""
         self._is_starting = False
-        self.log.is_restored()
         self._hold_or_release()
 
     def _hold(self) -> None:
         if self.log.held_at is None:
-            self.log.held_at = self.log.end
+            self.log.held_at = self.log.at(self.log.end)
 
     def _hold_or_release(self) -> None:
         if self._is_starting or self.is_paused or not self.channels:
@@ -184,7 +183,7 @@ class Topic:
         held_at = self.log.held_at
         if held_at is None:
             return
-        count = self.log.count(held_at.sequence, self.log.end.sequence)
+        count = self.log.count(held_at.sequence, self.log.end)
         now = time.time()
         deferred = [message for message in self._held_deferred if message.due > now]
         self._forget_held()
@@ -249,10 +248,10 @@ class Topic:
 
     def empty(self) -> None:
         if self.log.held_at is not None:
-            dropped, self.log.held_at = self.log.held_at, self.log.end
+            dropped, self.log.held_at = self.log.held_at, self.log.at(self.log.end)
             self._forget_held()
             for channel in self.channels.values():
-                channel.backend.leave_out(dropped.sequence, self.log.end.sequence)
+                channel.backend.leave_out(dropped.sequence, self.log.end)
         self._on_change("change", self, None)
 
     def close(self) -> None:
@@ -263,5 +262,5 @@ class Topic:
 
 def oldest_needed(topic: Topic) -> int:
     """The number of the first record that some channel, or the topic itself, has yet to read."""
-    cursors = [channel.backend.cursor for channel in topic.channels.values()]
-    return min(cursor.sequence for cursor in [*cursors, topic.log.held_at, topic.log.end] if cursor is not None)
+    cursors = [topic.log.held_at, *(channel.backend.cursor for channel in topic.channels.values())]
+    return min([topic.log.end, *(cursor.sequence for cursor in cursors if cursor is not None)])

@@ -331,8 +331,8 @@ def write_log(folder: Path, count: int, file_size: int = 1 << 20) -> list[Path]:
 def read_all(log: Journal) -> list[int]:
     numbers: list[int] = []
     position = Position(0, 0)
-    while position.sequence < log.end.sequence:
-        messages, position = log.read(position, 3)
+    while position.sequence < log.end:
+        messages, position = log.read(position)
         assert all(message.sequence == int(message.body) for message in messages)
         numbers += [message.sequence for message in messages]
     return numbers
@@ -375,12 +375,12 @@ def test_damage_in_some_files_keeps_the_numbers_of_the_others(tmp_path: Path, ca
         *range(firsts[5] + 2, firsts[6]),
     }  # fmt: skip
     log = Journal(tmp_path / "log", 4096)
-    assert log.end.sequence == 400
+    assert log.end == 400
     numbers = read_all(log)
     assert numbers == sorted(set(range(400)) - lost)
-    assert log.count(0, log.end.sequence) == len(numbers)
+    assert log.count(0, log.end) == len(numbers)
     for n in lost:
-        behind = log.read(log.seek(n), 1)[0]
+        behind = log.read(log.at(n))[0][:1]
         assert [message.sequence for message in behind] == [number for number in numbers if number > n][:1]
     assert {path.name for path in (tmp_path / "log").glob("*.bad")} == {f"{paths[n].name}.bad" for n in (0, 1, 5)}
     assert len([error for error in count_errors(caplog) if "is damaged" in error]) == 3
@@ -667,14 +667,18 @@ def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert [drain(nsqd, name, "c") for name in "tu"] == [[b"x"], [b"x"]]
 
 
-# Data folders that the version before (0.2) has written start: nothing in them is lost, or comes again for nothing.
+# Data folders that earlier versions have written start: nothing in them is lost, or comes again for nothing.
 #
-# ``older_data.json`` has their files as they were: of an nsqd after its end, of one after SIGKILL, and of a cluster
-# of two nodes after its end. The files of a topic are small, so that each has several; what is deferred is so until
-# 2074.
+# ``older_data.json`` has the files of version 0.2 as they were, ``journal_data.json`` those in the format of today: of
+# an nsqd after its end, of one after SIGKILL, and of a cluster of two nodes after its end. The files of a topic are
+# small, so each has several; what is deferred is so until 2074.
 
 
-FOLDERS = json.loads((Path(__file__).parent.parent / "data" / "older_data.json").read_text())
+FOLDERS = {
+    f"{format}-{folder}": files
+    for format in ("older", "journal")
+    for folder, files in json.loads((Path(__file__).parents[1] / "data" / f"{format}_data.json").read_text()).items()
+}
 
 OPTIONS = {"max_bytes_per_file": 4096, "mem_queue_size": 10, "queue_scan_interval": 0.01}
 
@@ -687,7 +691,7 @@ def write(folder: str, path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["stopped", "killed"])
+@pytest.fixture(params=[folder for folder in FOLDERS if "cluster" not in folder])
 def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NsqdServer]:
     with NsqdServer(NsqdOptions(data_path=str(write(request.param, tmp_path)), **OPTIONS)) as server:
         yield server
@@ -702,10 +706,8 @@ def consume_old(server: NsqdServer, topic: str, channel: str, count: int) -> lis
 
 
 def test_what_was_not_finished_is_there(restarted: NsqdServer) -> None:
-    assert {name: sorted(topic.channels) for name, topic in restarted.nsqd.topics.items()} == {
-        "orders": ["a", "b"],
-        "held": [],
-    }
+    channels = {name: sorted(topic.channels) for name, topic in restarted.nsqd.topics.items() if name != "late"}
+    assert channels == {"orders": ["a", "b"], "held": []}
     a, b = (restarted.nsqd.topics["orders"].channels[name] for name in "ab")
     assert (a.is_paused, b.is_paused) == (False, True)
     assert (len(a.deferred), len(b.deferred)) == (2, 1)  # 007 by REQ, 500 by DPUB
@@ -722,6 +724,13 @@ def test_what_a_topic_held_back_is_there(restarted: NsqdServer) -> None:
     assert consume_old(restarted, "held", "new", 5) == [(b"%03d" % n, 1) for n in range(5)]
 
 
+def test_a_message_is_there_although_the_files_around_it_are_gone(tmp_path: Path) -> None:
+    with NsqdServer(NsqdOptions(data_path=str(write("journal-stopped", tmp_path)), **OPTIONS)) as server:
+        channel = server.nsqd.topics["late"].channels["k"]
+        assert [(message.body[:3], message.attempts) for message in channel.deferred] == [(b"007", 1)]
+        assert (channel.depth, server.nsqd.topics["late"].log.first) == (0, 99)
+
+
 def test_what_comes_then_is_behind_it_and_survives(restarted: NsqdServer) -> None:
     client = WireClient(restarted.tcp_address)
     client.publish("orders", b"600")
@@ -735,8 +744,9 @@ def test_what_comes_then_is_behind_it_and_survives(restarted: NsqdServer) -> Non
     assert (a.depth, len(a.deferred)) == (0, 2)
 
 
-def test_a_cluster_goes_on_where_it_was(tmp_path: Path) -> None:
-    path = write("cluster", tmp_path)
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if "cluster" in folder])
+def test_a_cluster_goes_on_where_it_was(tmp_path: Path, folder: str) -> None:
+    path = write(folder, tmp_path)
     for expected in ([*range(20, 40)], []):
         with RedesignedCluster(2, 1, data_path=path, readiness=0.0, takeover_delay=0.02) as cluster:
             for number in range(2):

@@ -209,10 +209,11 @@ class Failing:
         self.left = 0
         self.failed = 0
         self.number = errno.EIO
+        self.suffix = ""  # of the files; one that is given can be opened
         pread, read_bytes, opened = os.pread, Path.read_bytes, os.open
 
         def may_fail(path: str) -> None:
-            if self.left and path.startswith(str(folder)):
+            if self.left and path.startswith(str(folder)) and path.endswith(self.suffix):
                 self.left -= 1
                 self.failed += 1
                 raise OSError(self.number, os.strerror(self.number), path)
@@ -227,7 +228,7 @@ class Failing:
             return read_bytes(path)
 
         def failing_open(path: Any, *arguments: Any, **keywords: Any) -> int:
-            if os.path.isfile(path):
+            if not self.suffix and os.path.isfile(path):
                 may_fail(str(path))
             return opened(path, *arguments, **keywords)
 
@@ -335,17 +336,21 @@ def test_an_ephemeral_channel_that_cannot_be_given_messages_keeps_them_from_no_o
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize("reads", [1, 3, 9])
-def test_a_start_tries_again(start: Callable[[], NsqdServer], failing: Failing, number: int, reads: int) -> None:
+@pytest.mark.parametrize(("reads", "suffix"), [(1, ""), (3, ".log"), (9, ".log"), (9, "checkpoint")])
+def test_a_start_tries_again(
+    start: Callable[[], NsqdServer], failing: Failing, tmp_path: Path, number: int, reads: int, suffix: str
+) -> None:
     server = start()
     server.nsqd.get_topic("t").get_channel("c")
     server.nsqd.get_topic("paused").set_paused(True)
     bodies = publish_some(server.tcp_address)
     server.stop()
-    failing.number = number
-    failing.left = reads
+    failing.number, failing.suffix, failing.left = number, suffix, reads
     again = start()
     assert failing.failed == reads
+    opened = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
+    logs = [path for path in opened if path.startswith(f"{tmp_path}/") and path.endswith(".log")]
+    assert len(set(logs)) == len(logs)  # what it could not read is open no more
     assert consume_all(again) == bodies
     assert again.nsqd.topics["paused"].is_paused
 
@@ -367,13 +372,14 @@ def test_a_start_that_cannot_read_says_so_and_changes_nothing(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize("reads", [1, 4, 7])
-def test_a_cluster_that_starts_tries_again(tmp_path: Path, failing: Failing, number: int, reads: int) -> None:
+@pytest.mark.parametrize(("reads", "suffix"), [(1, ""), (4, ".log"), (7, ".log")])
+def test_a_cluster_that_starts_tries_again(
+    tmp_path: Path, failing: Failing, number: int, reads: int, suffix: str
+) -> None:
     with RedesignedCluster(1, 1, data_path=tmp_path, kind=True) as cluster:
         cluster.create_topic("t", channels=["c"])
         bodies = publish_some(cluster.nsqds[0].tcp_address, b"t 0")
-    failing.number = number
-    failing.left = reads
+    failing.number, failing.suffix, failing.left = number, suffix, reads
     with RedesignedCluster(1, 1, data_path=tmp_path, kind=True) as cluster:
         assert failing.failed == reads
         until(lambda: cluster.partition("t", 0).is_writable)

@@ -18,13 +18,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from gevent import Greenlet, sleep, spawn
 
 from nsq_fast.broker.channel import ranges_of
-from nsq_fast.broker.journal import Trouble, check, checked, for_each, read_file, replace_file
+from nsq_fast.broker.journal import Trouble, for_each, read_json, write_json
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.channel import PartitionChannel
 from nsq_fast.broker.redesigned.log import PartitionLog
@@ -36,6 +35,7 @@ logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
 
 
 _STATE = "cluster.json"
+_LOSS = "another node may know, or messages come again"
 _PREFIX = "t."
 """Keeps a topic called ".." where it belongs."""
 
@@ -135,7 +135,7 @@ class DiskKeeper(Keeper):
         self._state.keeper = self
         self._state.topics.clear()
         self._is_silent = True
-        copies = [_read(self._node_folder(node) / _STATE, StoredCluster) for node in self._nodes]
+        copies = [read_json(self._node_folder(node) / _STATE, StoredCluster, _LOSS) for node in self._nodes]
         stored = max((copy for copy in copies if copy), key=lambda copy: copy.version, default=StoredCluster())
         self._version = stored.version
         for name, topic in stored.topics.items():
@@ -192,7 +192,7 @@ class DiskKeeper(Keeper):
         """Bring channels back as the leader knows them; where it does not, they get every message again."""
         node = self._number(partition.leader or partition.replicas[0])
         path = self._folder(node, partition.topic) / f"{partition.number}.channels"
-        known = _read(path, dict[str, StoredChannel]) or {}
+        known = read_json(path, dict[str, StoredChannel], _LOSS) or {}
         for name in (*known, *(name for name in last.channels if name not in known)):
             channel = partition.channel(name)
             stored = known.get(name) or StoredChannel(partition.log.first, ordered=partition.meta.ordered)
@@ -216,12 +216,10 @@ class DiskKeeper(Keeper):
             for name, partitions in self._state.topics.items()
             if partitions
         }
-        content = checked(msgspec.json.encode(StoredCluster(self._version, topics)))
+        content = StoredCluster(self._version, topics)
 
         def write(node: int) -> None:
-            folder = self._node_folder(node)
-            folder.mkdir(exist_ok=True)
-            replace_file(folder / _STATE, content, sync=True)
+            write_json(self._node_folder(node) / _STATE, content, sync=True)
 
         for_each(self._nodes, write)
         self._is_saved = True
@@ -253,11 +251,9 @@ class DiskKeeper(Keeper):
         def write(node: int) -> None:
             key = (node, partition.topic, partition.number)
             if self._saved_channels.get(key) != channels:
-                folder = self._folder(node, partition.topic)
-                folder.mkdir(parents=True, exist_ok=True)
                 # Not synced: one that a power loss breaks only makes messages come again.
-                content = checked(msgspec.json.encode(channels))
-                replace_file(folder / f"{partition.number}.channels", content, sync=False)
+                path = self._folder(node, partition.topic) / f"{partition.number}.channels"
+                write_json(path, channels, sync=False)
                 self._saved_channels[key] = channels
 
         for_each(map(self._number, partition.in_sync), write)
@@ -278,16 +274,6 @@ class DiskKeeper(Keeper):
     def _try(self, write: Callable[[], None]) -> None:
         with self._trouble.said():
             write()
-
-
-FileT = TypeVar("FileT")
-
-
-def _read(path: Path, kind: type[FileT]) -> FileT | None:
-    def decode(data: bytes) -> FileT:
-        return msgspec.json.decode(check(data), type=kind)
-
-    return read_file(path, decode, "another node may know, or messages come again")
 
 
 def _go_to(channel: PartitionChannel, stored: StoredChannel, log: PartitionLog) -> None:

@@ -11,14 +11,15 @@ CheckMagicCode). What is behind damage comes from another replica.
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, replace_file
+from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, read_patiently, replace_file
 from nsq_fast.log_events import BROKER_FILE_IGNORED
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.log")
@@ -124,7 +125,7 @@ class PartitionLog:
         self._file: JournalFile | None = None
         self._size_before = (0, 0)  # the number of the first record that was written last, and what the file was before
         if path is not None:
-            self._load(path)
+            read_patiently(path, lambda: self._load(path))
         self.has_traced: bool = any(record.trace_id for record in self._records)
 
     def __len__(self) -> int:
@@ -193,13 +194,14 @@ class PartitionLog:
         """Drop the records from ``sequence`` on."""
         if sequence < self.end:
             at = max(0, sequence - self.first)
-            number, size = self._size_before
-            if self._file is not None and number == sequence and size:
-                self._file.truncate(size)
-            elif self._file is not None:
-                self._rewrite(self._file, self.first, self.start_offset, self._records[:at])
-            self.end_offset = self._records[at].offset
-            del self._records[at:]
+            end_offset, (number, size) = self._records[at].offset, self._size_before
+            if self._file is None or (number == sequence and size):
+                if self._file is not None:
+                    self._file.truncate(size)
+                del self._records[at:]
+            else:
+                self._reset(self.first, self.start_offset, self._records[:at])
+            self.end_offset = end_offset
 
     def read(self, sequence: int, count: int) -> list[Record]:
         """Up to ``count`` records from ``sequence`` on, or from the first that is still there."""
@@ -236,18 +238,26 @@ class PartitionLog:
         if sequence > self.first:
             self._reset(sequence, self.offset_of(sequence), self._records[sequence - self.first :])
 
-    def _reset(self, first: int, offset: int, records: list[Record]) -> None:
-        if self._file is not None:
-            self._rewrite(self._file, first, offset, records)
-        self.first, self._records = first, records
-        if not records:
-            self.end_offset = offset
+    def rewrite(self) -> None:
+        """Write all of its file anew."""
+        self._reset(self.first, self.start_offset, self._records)
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
-    def rewrite(self) -> None:
-        if self._file is not None:
-            self._rewrite(self._file, self.first, self.start_offset, self._records)
+    def _reset(self, first: int, offset: int, records: list[Record]) -> None:
+        """Have these records and no others; ``offset`` is that of the first, or of the next."""
+        file = self._file
+        if file is not None:
+            assert file.path is not None
+            head = Head(self._code, first, offset)
+            data = head.encode() + encode(0, list(map(_encode, records)))
+            replace_file(file.path, data, sync=False)
+            file.close()
+            file.head, file.size = head, len(data)
+            self._size_before = (0, 0)
+        self.first, self._records = first, records
+        if not records:
+            self.end_offset = offset
 
     def sync(self, every: int) -> None:
         """Bring what was written to the disk itself, when that are so many records. Blocks."""
@@ -268,46 +278,27 @@ class PartitionLog:
             file.remove()
 
     def _write(self, file: JournalFile, records: Sequence[Record]) -> None:
-        first = records[0]
-        if not file.size:
+        first, size = records[0], file.size
+        if not size:
             file.head = Head(self._code, first.sequence, first.offset)
-            assert file.path is not None
-            file.path.parent.mkdir(parents=True, exist_ok=True)
-        size = file.size
         file.append(first.sequence - file.head.first, list(map(_encode, records)))
         self._size_before = (first.sequence, size)
         self._unsynced += len(records)
 
-    def _rewrite(self, file: JournalFile, first: int, offset: int, records: Sequence[Record]) -> None:
-        assert file.path is not None
-        file.path.parent.mkdir(parents=True, exist_ok=True)
-        head = Head(self._code, first, offset)
-        data = head.encode() + encode(0, list(map(_encode, records)))
-        replace_file(file.path, data, sync=False)
-        file.close()
-        file.head, file.size = head, len(data)
-        self._size_before = (0, 0)
-
     def _load(self, path: Path) -> None:
-        self._file = file = JournalFile(path, Head(self._code, 0, 0))
-        try:
-            file = open_file(path, file.head)
-        except FileNotFoundError:
-            return
+        self.close()
+        self._file = file = open_file(path, Head(self._code, 0, 0))
         if file.head.code != self._code:
             logger.warning("%s is of a topic that was deleted: it is removed", path, extra=BROKER_FILE_IGNORED)
             file.remove()
-            return
-        self._file = file
-        self.first, self.end_offset = file.head.first, file.head.offset
-        for batch in file.whole(len(file.head.encode()), file.read_patiently):
-            self._take(batch.records(0, batch.length))
-
-    def _take(self, stored: Iterable[bytes]) -> None:
-        for each in stored:
-            record = _decode(each, self.end, self.end_offset)
-            self._records.append(record)
-            self.end_offset += record.size
+            self._file = file = JournalFile(path, Head(self._code, 0, 0))
+        _, self.first, self.end_offset = file.head
+        self._records = []
+        for batch in itertools.chain.from_iterable(file.batches(0, self.first)):
+            for stored in batch.records(0, batch.length):
+                record = _decode(stored, self.end, self.end_offset)
+                self._records.append(record)
+                self.end_offset += record.size
 
 
 def _encode(record: Record) -> bytes:
