@@ -202,9 +202,7 @@ def test_rows_without_a_key_take_turns(
     own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
     own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
-    report = write(
-        [batch(body=numbered(3000))], topic=own_topic, **{"nsq.linger_max_messages": "100"}, **redesigned
-    )
+    report = write([batch(body=numbered(3000))], topic=own_topic, **{"nsq.linger_max_messages": "100"}, **redesigned)
     assert all(500 < report.places[own_topic, number] < 1500 for number in range(PARTITIONS))
     account(numbered(3000), all_bodies(own_cluster, own_topic)).check()
 
@@ -385,9 +383,7 @@ def test_rows_of_topics_are_numbered_as_in_the_task_and_lose_a_key_that_they_had
         body=[b"0", b"1", b"2", b"3"], topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
     )
     assert (
-        attempt(
-            [batch(body=[b"-"], topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned
-        )
+        attempt([batch(body=[b"-"], topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned)
         == 5
     )
     found = {body: key for name in names for body, [key] in keys_of(own_cluster, name).items()}
@@ -563,9 +559,7 @@ def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
     nsqd = scripted()
     nsqd.stop()
     with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
-        write(
-            [batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"}
-        )
+        write([batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"})
     assert isinstance(caught.value.__cause__, NoNsqd)
 
 
@@ -595,9 +589,7 @@ def test_an_error_of_spark_passes_through(own_broker: Broker, original: dict[str
 
 def test_reports_add_up(own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str) -> None:
     own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
-    reports = [
-        write([batch(body=numbered(5))], topic=own_topic, tracereceipts="true", **redesigned) for _ in range(2)
-    ]
+    reports = [write([batch(body=numbered(5))], topic=own_topic, tracereceipts="true", **redesigned) for _ in range(2)]
     total = WriteReport.of([reports[0], None, reports[1]])
     assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(own_topic, 0): 10})
     assert total.receipts.num_rows == 10
