@@ -364,8 +364,22 @@ class Composer:
         ):
             raise ConfigError(f"partition={partition!r}: must be a whole number, 0 to {MAX_PARTITION}, or None")
 
+    def check_options(self, options: PublishOptions) -> None:
+        """Raise ConfigError or TypeError for what no topic takes."""
+        self.check_binding(options.key, options.partition)
+        if options.headers is not None or options.tag is not None:
+            _with_header(*_merge(options.headers, options.tag, options.trace_id))
+        elif options.trace_id is not None:
+            check_trace_id(options.trace_id)
+
+    def check_size(self, body: Any) -> None:
+        """Raise TypeError or BodyInvalid unless ``body`` can be a message of some topic."""
+        size = size_of(body)
+        if size > self._max_msg_size:
+            raise BodyInvalid(f"body of {size} bytes is above max_msg_size={self._max_msg_size}")
+
     def check_body(self, topic: TopicRoute, body: Any) -> None:
-        """Raise TypeError or BodyInvalid unless ``body`` can be a message."""
+        """Raise TypeError or BodyInvalid unless ``body`` can be a message of ``topic``."""
         size = size_of(body)
         if size > topic.max_msg_size:
             raise BodyInvalid(f"body of {size} bytes is above {topic.limit_text}")

@@ -29,7 +29,6 @@ from nsq_fast.client.publishes import (
     check_defer,
     check_timeout,
     owned,
-    size_of,
 )
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.log_events import EXIT_IGNORED
@@ -149,18 +148,17 @@ class HubProducer(GeventProducer):
         hub_thread.adopt(self)
         return self
 
-    def body_of(self, topic: Any, body: Any, timeout: Any, defer: Any) -> bytes:
+    def body_of(self, topic: Any, body: Any, timeout: Any, defer: Any, options: PublishOptions) -> bytes:
         """The body of a publish, as bytes of its own. In any thread: it only reads.
 
-        Raises what is wrong with a topic, a body, a timeout or a delay, at once and where it was called.
+        Raises what is wrong with an argument at once and where it was called.
         """
         self._check_call(topic, timeout)
         if defer is not None:
             check_defer(defer)
-        if body.__class__ is bytes and body:
-            data: bytes = body
-            return data
-        size_of(body)
+        self._composer.check_size(body)
+        if options is not NO_OPTIONS:
+            self._composer.check_options(options)
         return bytes(body)
 
     def bodies_of(self, topic: Any, bodies: Any, timeout: Any) -> list[Any]:
@@ -471,7 +469,8 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
 
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, options: PublishOptions) -> Request:
         producer = self._place.get()
-        return Request(producer, topic, producer.body_of(topic, body, timeout, defer), defer, timeout, options)
+        data = producer.body_of(topic, body, timeout, defer, options)
+        return Request(producer, topic, data, defer, timeout, options)
 
     def _parts(self, topic: str, bodies: Any, timeout: float | None, options: PublishOptions) -> list[Request]:
         producer = self._place.get()
