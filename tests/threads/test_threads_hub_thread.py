@@ -167,7 +167,7 @@ with Producer({nsqd_process.address!r}) as producer:
         producer.publish_nowait("t", b"0").add_done_callback(hold)
     # The hub thread stands still: none of these is done before it has its callback.
     futures = [producer.publish_nowait("t", b"1") for _ in range(100)]
-    futures += [producer.publish_nowait("t", b"1", partition=-1) for _ in range(10)]  # refused
+    futures += [producer.publish_nowait("t", b"1", defer=5, key="k") for _ in range(10)]  # refused
     for future in futures:
         future.add_done_callback(lambda future: sys.exit(3))
     go_on.set()
