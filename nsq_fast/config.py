@@ -13,16 +13,14 @@ milliseconds, because gnsq programs pass them by these names).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from ._record import Record
+from .config_source import ConfigSource
 from .errors import ConfigError
 from .names import parse_listen_address
-
-if TYPE_CHECKING:
-    from .config_source import ConfigSource
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -42,7 +43,9 @@ from nsq_fast.errors import (
     NoLeader,
     NoNsqd,
     NsqError,
+    NSQRequeueMessage,
     PublishFailed,
+    RequeueMessage,
     ServerError,
     publish_failed_class,
     server_error,
@@ -249,8 +252,15 @@ def test_errors_show_what_a_server_said_safely_and_keep_it_as_it_came() -> None:
     refused = publish_failed_class(error)(f"publish failed: {error}")
     assert str(refused).isprintable()
     assert repr(refused).isprintable()
-    copy = pickle.loads(pickle.dumps(error))
-    assert (copy.detail, str(copy)) == (error.detail, str(error))
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.detail, str(again)) == (error.detail, str(error))
+
+
+@pytest.mark.parametrize("error", [RequeueMessage(1.5, backoff=False), RequeueMessage(), NSQRequeueMessage(True)])
+def test_what_a_handler_raises_comes_back_from_a_process_pool(error: RequeueMessage) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(again) is type(error)
+        assert (again.delay, again.backoff, str(again)) == (error.delay, error.backoff, str(error))
 
 
 # Patterns of header filters that are sent to servers: only such as Go compiles

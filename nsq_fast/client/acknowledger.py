@@ -246,7 +246,7 @@ class Acknowledger:
         try:
             refuse_deferred(self.call_policy(message, policy))
         except BaseException as error:
-            self.failed(message, error)
+            self.failed(message, error, is_ordered=inbound.lock is not None)
         else:
             self.given_up(inbound, message, policy)
 

@@ -304,12 +304,14 @@ class PolledTopic:
         is_partial: whether that left out lookupds that were busy.
         open: how many lookupds owe an answer of that round; ``is_late``: they are not waited for any longer.
         is_answered, is_told: whether there was an answer since it began, and the listener was told of one.
+        is_missed: whether it was concluded from that round that nobody knows it.
         is_settled: whether a round has been concluded.
     """
 
     failures: int
     is_answered: bool
     is_late: bool
+    is_missed: bool
     is_told: bool
     open: int
     round_number: int
@@ -324,7 +326,7 @@ class PolledTopic:
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
         self.round_number = self.open = 0
-        self.is_late = self.is_answered = self.is_told = False
+        self.is_late = self.is_answered = self.is_told = self.is_missed = False
         self.is_partial: bool = False
         self.answer_asked_at: float = float("-inf")
         self.is_settled = False
@@ -341,7 +343,7 @@ class PolledTopic:
         """
         self.asked_at, self.due = now, due
         self.round_number, self.open = number, count
-        self.is_late = self.is_answered = self.is_told = False
+        self.is_late = self.is_answered = self.is_told = self.is_missed = False
         self.is_partial = count < len(counted)
         self.answers = {lookupd: word for lookupd, word in self.answers.items() if lookupd in counted}
 
@@ -748,7 +750,9 @@ class LookupPoller:
             topic.found(found)
         # A producer need not wait: it takes any nsqd for a topic that none has. But lookupds that were busy, which may
         # have named this very topic, are still to be asked.
-        elif is_first and (topic.is_sought or topic.is_partial):
+        elif not topic.is_missed and (topic.is_sought or topic.is_partial):
+            # Once a round, also where the word of a lookupd that answered later still named an nsqd at first.
+            topic.is_missed = True
             topic.missing(self._chance)
         if topic.is_concluded:
             topic.is_settled = True

@@ -187,6 +187,7 @@ class PartitionQueue(Queue):
 
     Attributes:
         leader: the nsqd that lookup named; None for none, and where there is no lookup.
+        former_leader: the last one that it named: while a leader dies, lookup may name none for some rounds.
         links: the open connections to it.
         on_wire: the command that waits for its reply; None: none does.
         is_paused: an attempt has failed; the next one comes when the pause is over, or the leader changes.
@@ -194,7 +195,7 @@ class PartitionQueue(Queue):
         on_resumed: called when a pause is over.
     """
 
-    __slots__ = ("_own", "_pauses", "has_lookup", "is_paused", "leader", "number", "on_resumed")
+    __slots__ = ("_own", "_pauses", "former_leader", "has_lookup", "is_paused", "leader", "number", "on_resumed")
 
     in_flight: int
 
@@ -214,6 +215,7 @@ class PartitionQueue(Queue):
         self.number: int = number
         self.partition: int = number
         self.leader: Address | None = None
+        self.former_leader: Address | None = None
         self.is_paused: bool = False
         self._is_pipelined = False
         self.on_resumed: Callable[[], object] = on_resumed
@@ -984,7 +986,6 @@ class Routing:
         return is_idle
 
     def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
-        known = {number: queue.leader for number, queue in route.partitions.items()}
         if topology.meta is not None:
             is_news = route.is_ext is None
             route.learn(topology.meta)
@@ -994,8 +995,8 @@ class Routing:
         leaders = (queue.leader for queue in route.partitions.values())
         self._connect(route, frozenset(leader for leader in leaders if leader is not None))
         for queue in moved:
-            former = known.get(queue.number)
-            if former is not None:
+            former, queue.former_leader = queue.former_leader, queue.leader
+            if former not in (None, queue.leader):
                 self.leader_moves += 1
                 logger.info(
                     "%s-%d moved from %s to %s", route.name, queue.number, former, queue.leader, extra=LEADER_MOVED

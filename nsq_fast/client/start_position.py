@@ -36,6 +36,9 @@ _WIRE_KINDS = {
     "count": "msgcount",
     "msgcount": "msgcount",
 }
+LATEST = 10**11
+"""Unix seconds that no clock shows: the year 5138. What is above is of another unit."""
+
 _ALLOWED = "must be 'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>' or 'count:<messages>'"
 
 
@@ -72,6 +75,8 @@ def _position(value: Any) -> str:
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind not in _WIRE_KINDS or not (number.isascii() and number.isdigit()) or int(number) > MAX_NUMBER:
         raise ConfigError(f"start_position={value!r}: {_ALLOWED}")
+    if kind == "timestamp" and int(number) > LATEST:  # servers take what lies ahead for the end, and skip all there is
+        raise ConfigError(f"start_position={value!r}: a timestamp is in seconds, and this one is in the far future")
     return f"{_WIRE_KINDS[kind]}:{int(number)}"
 
 

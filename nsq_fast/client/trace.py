@@ -290,11 +290,13 @@ def log_to_file(
 
 
 def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
-    """Read the records back from the lines of a trace log.
+    """Read the records back from the lines of a trace log: an open file, a list, anything that gives lines.
 
     Whatever a log format puts before the JSON is skipped, and so are blank lines. Raises ValueError, with the number
-    of the line, for one that holds no record.
+    of the line, for one that holds no record, and TypeError for a path.
     """
+    if isinstance(lines, (str, bytes)):
+        raise TypeError(f"read_records wants lines, not {lines!r:.100}: give it open(path)")
     decode = msgspec.json.Decoder(TraceRecord).decode
     for number, line in enumerate(lines, 1):
         text = line.encode() if isinstance(line, str) else line

@@ -358,6 +358,29 @@ def test_an_unknown_topic_is_said_and_the_others_go_on(discovered, start_consume
     until(lambda: seen == [("known", b"one"), ("unknown", b"two")])
 
 
+def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, caplog):
+    """Of two lookupds one says first that nobody has the topic, while the last word of the other still names the nsqd."""
+    with ExitStack() as stack:
+        lookupds = [stack.enter_context(LookupdServer()) for _ in range(2)]
+        registered = [str(each.tcp_address) for each in lookupds]
+        nsqd = stack.enter_context(NsqdServer(NsqdOptions(lookupd_tcp_addresses=registered)))
+        publish(nsqd, "t", b"before")
+        seen = []
+        start_consumer(
+            "t",
+            "ch",
+            message_handler=lambda _, message: seen.append(message.body),
+            lookupd_http_addresses=[str(each.http_address) for each in lookupds],
+            lookupd_poll_interval=600,
+        )
+        until(lambda: seen == [b"before"])
+        nsqd.stop()
+        until(lambda: "no nsqlookupd knows topic t yet" in caplog.text)
+        nsqd.start()
+        publish(nsqd, "t", b"after")
+        until(lambda: seen == [b"before", b"after"])
+
+
 def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(consume):
     nsqd, errors = PartitionNsqd(), []
     consumer = consume(lambda c, m: None, found=topology({}), topic=["small", "large"], partitions=[2])

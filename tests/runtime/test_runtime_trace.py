@@ -136,6 +136,11 @@ def test_the_file_rotates(log: logging.Logger, tmp_path: Path) -> None:
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.iterdir())
 
 
+def test_reader_of_a_path_says_what_it_wants() -> None:
+    with pytest.raises(TypeError, match="open"):
+        list(read_records("trace.jsonl"))
+
+
 def test_reader_skips_what_a_format_puts_before_the_record() -> None:
     line = str(PublishRecord(time=1, topic="t", partition=0, nsqd="n", internal_id=1, trace_id=2, offset=3, size=4))
     assert len(list(read_records(["\n", f"2026-01-01 INFO nsq_fast.trace: {line}\n", line.encode(), b""]))) == 2
