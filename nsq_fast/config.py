@@ -419,7 +419,7 @@ class ConsumerConfig(Config, frozen=True):
     max_tries: int = option(5, "attempts before a message is given up; 0: no limit", minimum=0, maximum=65535)
     max_in_flight: int | None = option(
         None,
-        "messages held at once, over all connections; None: one for each connection",
+        "messages held at once, over all connections; None: one for each connection, no fewer than handlers may run",
         minimum=0,
         maximum=1_000_000,
         kind=int,

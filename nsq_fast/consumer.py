@@ -64,8 +64,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         name: of the logger; default ``nsq_fast.consumer.<topic>.<channel>``; of several topics ``<first>+<others>``.
         message_handler: called with every message.
         max_tries: attempts before a message goes to ``give_up``; 0: no limit.
-        max_in_flight: most messages held at once, over all topics and connections; None: one for each connection. With
-            a number below that of the connections they take turns.
+        max_in_flight: most messages held at once, over all topics and connections; None: one for each connection,
+            and no fewer than handlers may run. With a number below that of the connections they take turns.
         requeue_delay: ms until a failed message is delivered again; None: computed from its attempts.
         lookupd_poll_interval, lookupd_poll_jitter: s, and the share that chance adds.
         low_ready_idle_timeout: s after which an idle connection passes its RDY on, when there are more

@@ -4,9 +4,9 @@ public entry point refuses a wrong argument at once, with an error that names it
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
-import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import aclosing

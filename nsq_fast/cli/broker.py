@@ -30,6 +30,7 @@ from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
 from . import options
+from .console import warnings_shown
 from .options import on_signals, stop_signals
 
 _DEFAULTS = {"tcp_address": "127.0.0.1:4150", "http_address": "127.0.0.1:4151"}
@@ -273,14 +274,15 @@ def _broker(nsqds: int, lookupd: bool, nsqd_flags: dict[str, Any], lookupd_flags
 
 @contextmanager
 def _running(group: ServerGroup) -> Iterator[ServerGroup]:
-    try:
-        group.start()
-    except OSError as error:
-        raise click.ClickException(f"cannot start: {error}") from error
-    try:
-        yield group
-    finally:
-        group.stop()
+    with warnings_shown():  # what a damaged file, or a full disk, cost
+        try:
+            group.start()
+        except OSError as error:
+            raise click.ClickException(f"cannot start: {error}") from error
+        try:
+            yield group
+        finally:
+            group.stop()
 
 
 def _describe(group: ServerGroup) -> dict[str, Any]:

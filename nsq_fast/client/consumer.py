@@ -538,7 +538,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     @property
     def max_in_flight(self) -> int:
         """Most messages held at once, over all connections. May be set at any time; 0 holds everything back, None
-        means one for each connection there is.
+        means one for each connection there is, and no fewer than handlers may run.
         """
         return self.flow.limit
 

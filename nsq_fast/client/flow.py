@@ -44,7 +44,8 @@ class Flow:
     """Keeps the sum of max(RDY, in flight) over its members at or below ``max_in_flight``.
 
     Attributes:
-        max_in_flight: messages held at once; None: as many as there are members. Call ``changed`` after a change.
+        max_in_flight: messages held at once; None: as many as there are members, or handlers. Call ``changed`` after
+            a change.
         is_paused: whether RDY 0 was asked for.
         sharing: how ``max_in_flight`` is shared out; says whether some connection waits for what others still hold.
         backoff: of all connections. A connection may have one of its own instead.
@@ -55,6 +56,8 @@ class Flow:
 
     def __init__(self, config: ConsumerConfig, pools: Pools, name: str, log: logging.Logger) -> None:
         self.max_in_flight: int | None = config.max_in_flight
+        # With one message a connection, most of the handlers that were asked for would never run.
+        self._handlers = max(config.concurrency or 0, config.handler_threads, 1)
         self.backoff: Backoff = backoff_of(config)
         self.is_paused = False
         self._idle_timeout = config.low_ready_idle_timeout
@@ -114,7 +117,7 @@ class Flow:
     def limit(self) -> int:
         """Messages that may be held at once, as things are."""
         if self.max_in_flight is None:
-            return max(1, len(self._members) + self._expected)
+            return max(self._handlers, len(self._members) + self._expected)
         return self.max_in_flight
 
     @property

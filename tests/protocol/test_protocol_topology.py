@@ -506,7 +506,20 @@ def test_start_positions_in_the_words_of_the_server(value, wire):
 
 
 @pytest.mark.parametrize(
-    "value", ["", "beginning", "offset:-1", "offset:x", "timestamp:", 5, {}, {"0": "end"}, {0: "x"}, f"count:{2**63}", "timestamp:1700000000000"]
+    "value",
+    [
+        "",
+        "beginning",
+        "offset:-1",
+        "offset:x",
+        "timestamp:",
+        5,
+        {},
+        {"0": "end"},
+        {0: "x"},
+        f"count:{2**63}",
+        "timestamp:1700000000000",
+    ],
 )
 def test_wrong_start_positions_are_refused(value):
     with pytest.raises(ConfigError, match="start_position="):

@@ -430,6 +430,14 @@ def test_by_default_each_connection_has_one(servers):
         assert consumer.max_in_flight == consumer.stats().max_in_flight == 3
 
 
+@pytest.mark.parametrize("options", [{"concurrency": 4}, {"handler_threads": 4}])
+def test_by_default_there_is_a_message_for_each_handler(servers, options):
+    nsqd = servers()
+    with Consumer("t", "c", str(nsqd.address), message_handler=lambda c, m: None, **options) as consumer:
+        nsqd.connection().wait_rdy(4)
+        assert consumer.max_in_flight == 4
+
+
 def test_a_number_below_that_of_the_connections_is_obeyed_and_one_warning_says_so(servers, caplog):
     nsqds = [servers() for _ in range(3)]
     addresses = [str(each.address) for each in nsqds]

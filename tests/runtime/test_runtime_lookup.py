@@ -359,7 +359,7 @@ def test_an_unknown_topic_is_said_and_the_others_go_on(discovered, start_consume
 
 
 def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, caplog):
-    """Of two lookupds one says first that nobody has the topic, while the last word of the other still names the nsqd."""
+    """One lookupd says first that nobody has the topic, while the last word of the other still names the nsqd."""
     with ExitStack() as stack:
         lookupds = [stack.enter_context(LookupdServer()) for _ in range(2)]
         registered = [str(each.tcp_address) for each in lookupds]

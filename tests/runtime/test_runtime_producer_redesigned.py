@@ -201,7 +201,16 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
     sender.publish("t", b"x")
     consumer = consume(lambda c, m: None, found=before, topic="t")
     dying = topology({number: nsqd for number, nsqd in leaders.items() if number != 2})  # nobody leads it for a while
-    for answer, moves in ((before, 0), (after, 1), (after, 1), (before, 2), (dying, 2), (before, 2), (dying, 2), (after, 3)):
+    for answer, moves in (
+        (before, 0),
+        (after, 1),
+        (after, 1),
+        (before, 2),
+        (dying, 2),
+        (before, 2),
+        (dying, 2),
+        (after, 3),
+    ):
         lookup.tell(answer, "t")
         consumer._subscriptions.lookup.tell(answer)
         assert sender.stats()["leader_moves"] == consumer.stats().leader_moves == moves
