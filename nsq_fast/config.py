@@ -18,7 +18,6 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from ._record import Record
-from .config_source import ConfigSource
 from .errors import ConfigError
 from .names import parse_listen_address
 
@@ -378,7 +377,7 @@ class LookupConfig(Config, frozen=True):
         " to patterns such as {'topology_zone': 'a'}; None: all",
         kind=object,
     )
-    config_source: ConfigSource | None = option(
+    config_source: Any = option(
         None,
         "where trace switches and nsqlookupds are read from while the client runs: a"
         " FileConfigSource, HttpConfigSource, or a ConfigSource of yours; None: nowhere",

@@ -71,7 +71,10 @@ def _keywords_of(method: str) -> dict[str, str]:
 
 
 def _fields(config: type[Config]) -> dict[str, str]:
-    return {field.name: str(field.type) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    if "config_source" in kinds:  # Any there: its class is imported only by who uses it, and help() asks for all names
+        kinds["config_source"] = "ConfigSource | None"
+    return kinds
 
 
 def _class(name: str, base: str, doc: str, fields: Mapping[str, str]) -> str:
