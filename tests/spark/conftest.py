@@ -96,7 +96,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """An object store with a bucket, and credentials for it in the environment."""
-    from support.s3_server import CREDENTIALS
+    from support.s3 import CREDENTIALS
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

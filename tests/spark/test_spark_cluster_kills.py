@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import processes, spark_journal_program, spark_replay_program
 from support.journal import Server
-from support.s3_server import BUCKET, CREDENTIALS, REGION
+from support.s3 import BUCKET, CREDENTIALS, REGION
 from support.spark import BESIDE, Driver, Program
 from support.spark_journal_program import PROGRAM, arguments
 from support.spark_ledger import Delivered

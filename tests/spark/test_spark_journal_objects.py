@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, check_killed_attempt, check_late_attempt
 from support.ports import free_address
-from support.s3_server import BUCKET, CREDENTIALS, REGION, UNAVAILABLE, answers, cuts_its_answer, loses_its_answer
+from support.s3 import BUCKET, CREDENTIALS, REGION, UNAVAILABLE, answers, cuts_its_answer, loses_its_answer
 from support.spark_ledger import account
 
 from nsq_fast.cli import main

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.s3_server import BUCKET, REGION
+from support.s3 import BUCKET, REGION
 from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message

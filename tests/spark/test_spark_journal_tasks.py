@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.journal import CHANNEL, TOPIC, Query, Server, reading
-from support.s3_server import BUCKET, REGION
+from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
 from support.waiting import WAIT, until
