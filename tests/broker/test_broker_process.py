@@ -18,6 +18,7 @@ import pytest
 from gevent import Timeout, socket
 from support.http import Answer, ask, parse
 from support.ports import accepts, free_address, is_free
+from support.processes import piped
 from support.servers import SERVERS, Daemon, find_server
 from support.waiting import WAIT, until
 from support.wire import WireClient, sized
@@ -463,21 +464,15 @@ def broker() -> Iterator[BrokerProcess]:
 @pytest.fixture
 def start_app() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start one of the original's programs, by name and arguments; ended after the test."""
-    running: list[subprocess.Popen[str]] = []
+    with piped() as start:
 
-    def make(name: str, *arguments: object) -> subprocess.Popen[str]:
-        binary = find_server(name)
-        if binary is None:
-            pytest.skip(f"no {name} below {SERVERS}")
-        pipe = subprocess.PIPE
-        command = [str(binary), *map(str, arguments)]
-        running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
-        return running[-1]
+        def make(name: str, *arguments: object) -> subprocess.Popen[str]:
+            binary = find_server(name)
+            if binary is None:
+                pytest.skip(f"no {name} below {SERVERS}")
+            return start(binary, *arguments)
 
-    yield make
-    for process in running:
-        process.kill()
-        process.communicate()
+        yield make
 
 
 def post(address: Any, path: str, body: bytes = b"") -> None:

@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml
+from support.processes import piped
 from support.recipes import files_of
 from support.waiting import PROCESS, until
 
@@ -64,18 +65,8 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    running: list[subprocess.Popen[str]] = []
-
-    def begin(script: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", NO_GEVENT, str(EXAMPLES / script), *map(str, arguments)]
-        pipe = subprocess.PIPE
-        running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
-        return running[-1]
-
-    yield begin
-    for process in running:
-        process.kill()
-        process.communicate()
+    with piped() as begin:
+        yield lambda script, *arguments: begin(sys.executable, "-c", NO_GEVENT, EXAMPLES / script, *arguments)
 
 
 def run(process: subprocess.Popen[str], text: str = "") -> str:

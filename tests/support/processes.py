@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,24 @@ def run_python(program: str, *arguments: str, **environment: str) -> subprocess.
         [*FORKING_PYTHON, "-c", program, *arguments],
         capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT, env={**os.environ, **environment},
     )  # fmt: skip
+
+
+@contextmanager
+def piped() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """What starts a command with pipes as its input and output, as text; all are killed in the end."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*command: object) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        running.append(subprocess.Popen([*map(str, command)], stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return running[-1]
+
+    try:
+        yield start
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 class Process(NamedTuple):
