@@ -495,7 +495,7 @@ async def give_up(
         if inspect.isawaitable(result):
             await result
     except Exception as error:
-        acknowledger.failed(message, error)
+        acknowledger.policy_failed(inbound, message, error)
     else:
         acknowledger.given_up(inbound, message, policy)
 

@@ -246,7 +246,7 @@ class Acknowledger:
         try:
             refuse_deferred(self.call_policy(message, policy))
         except BaseException as error:
-            self.failed(message, error, is_ordered=inbound.lock is not None)
+            self.policy_failed(inbound, message, error)
         else:
             self.given_up(inbound, message, policy)
 
@@ -264,6 +264,10 @@ class Acknowledger:
             for receiver in receivers(self.consumer.on_giving_up, self.consumer):
                 receiver(self.consumer, message=message)
         return policy(self.consumer, message)
+
+    def policy_failed(self, inbound: InboundQueue, message: Message, error: BaseException) -> None:
+        """The policy raised: keep the message."""
+        self.failed(message, error, is_ordered=inbound.lock is not None)
 
     def given_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy) -> None:
         """The policy is done with a message: finish it."""

@@ -198,7 +198,7 @@ def test_a_blocked_message_is_told_and_goes_on_being_tried(nsqd, consume, caplog
     assert handler.seen == [1] * 6
 
 
-def test_a_blocked_message_may_go_to_a_policy_in_place_of_the_handler(nsqd, consume):
+def test_a_blocked_message_may_go_to_a_policy_in_place_of_the_handler(nsqd, consume, caplog):
     handler, given_up = Recorder(), []
 
     def policy(consumer, message):
@@ -210,6 +210,7 @@ def test_a_blocked_message_may_go_to_a_policy_in_place_of_the_handler(nsqd, cons
     connection = nsqd.subscriber(0)
     push(connection, 1, attempts=4, body=b"full")
     wait_answers(connection, b"REQ", [1])
+    assert "ends that" not in caplog.text, "max_tries ends nothing in an ordered partition"
     push(connection, 1, attempts=5, body=b"bad")
     wait_answers(connection, b"FIN", [1])
     assert given_up == [b"bad"]
