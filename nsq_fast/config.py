@@ -377,6 +377,7 @@ class LookupConfig(Config, frozen=True):
         " to patterns such as {'topology_zone': 'a'}; None: all",
         kind=object,
     )
+    # Any, as help() evaluates annotations, and the class is imported only by who uses it; the stub has its type.
     config_source: Any = option(
         None,
         "where trace switches and nsqlookupds are read from while the client runs: a"

@@ -273,7 +273,7 @@ class RequeueMessage(NsqError):
         self.backoff = backoff
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _requeue_again, (type(self), self.args), vars(self)  # its arguments are not those of __init__
+        return type(self).__new__, (type(self), *self.args), vars(self)  # __init__ takes other arguments
 
 
 class NSQRequeueMessage(RequeueMessage):
@@ -632,12 +632,6 @@ def _refused_class(kind: type[ServerError]) -> type[PublishRefused]:
         namespace = {"cause_class": kind, "__module__": __name__}
         _refused_classes[kind] = type(f"PublishRefused_{kind.__name__}", (PublishRefused, kind), namespace)
     return _refused_classes[kind]
-
-
-def _requeue_again(kind: type[RequeueMessage], args: tuple[Any, ...]) -> RequeueMessage:
-    error = kind.__new__(kind)
-    error.args = args
-    return error
 
 
 def _rebuilt(kind: type[ServerError], args: tuple[Any, ...]) -> PublishRefused:

@@ -426,7 +426,14 @@ class PolledTopic:
         self.failures += 1
 
     def missing(self, chance: float) -> None:
-        """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
+        """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon.
+
+        Once a round: answers that come late conclude it again. And not by ``is_told``, which is set as well where the
+        last word of a lookupd that had not answered yet still named an nsqd.
+        """
+        if self.is_missed:
+            return
+        self.is_missed = True
         if not self.searches:
             if self.topology is not None and self.topology.excluded:
                 text = "topic %s: %s; asking again until one is left"
@@ -750,9 +757,7 @@ class LookupPoller:
             topic.found(found)
         # A producer need not wait: it takes any nsqd for a topic that none has. But lookupds that were busy, which may
         # have named this very topic, are still to be asked.
-        elif not topic.is_missed and (topic.is_sought or topic.is_partial):
-            # Once a round, also where the word of a lookupd that answered later still named an nsqd at first.
-            topic.is_missed = True
+        elif topic.is_sought or topic.is_partial:
             topic.missing(self._chance)
         if topic.is_concluded:
             topic.is_settled = True
