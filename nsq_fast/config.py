@@ -351,6 +351,8 @@ class ConnectionConfig(Config, frozen=True):
         super().__post_init__()
         if self.snappy and self.deflate:
             raise ConfigError("snappy=True with deflate=True: a connection is compressed one way at most")
+        if self.tls_options and not self.tls_v1:  # who names a certificate does not want secrets sent in clear
+            raise ConfigError("tls_options without tls_v1=True: nothing would be encrypted; give both, or neither")
         if self.auth_secret is not None and not isinstance(self.auth_secret, (str, bytes)):
             raise ConfigError("auth_secret='***': must be str or bytes, or None")
         if self.ext_filter is not None:

@@ -129,14 +129,21 @@ class Deadlines:
     def _has_news(self, pool: Pool, now: float) -> bool:
         """Look at the workers of one pool; say whether there is any news of how busy they are."""
         load = pool.load
-        stuck = [self._stuck(worker.current, now) for worker in pool.workers]
-        load.stuck = [message for message in stuck if message is not None]
-        return load.measure() or bool(load.stuck)
+        load.stuck, load.kept = [], []
+        for worker in pool.workers:
+            current = worker.current
+            messages = [current] if isinstance(current, Message) else current or []
+            stuck = self._stuck(messages, now)
+            if stuck is not None:
+                load.stuck.append(stuck)
+            elif messages and now - worker.began >= STUCK_AT * self._pools.msg_timeout:
+                load.kept.append(messages)
+        return load.measure() or load.is_long
 
-    def _stuck(self, current: Message | list[Message] | None, now: float) -> Message | None:
+    def _stuck(self, messages: list[Message], now: float) -> Message | None:
         """Look at what one worker handles now; one message of it if nsqd is about to take some back."""
         stuck = None
-        for message in [current] if isinstance(current, Message) else current or ():
+        for message in messages:
             connection = message.responder
             if (
                 isinstance(connection, Connection)

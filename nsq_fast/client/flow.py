@@ -167,7 +167,7 @@ class Flow:
         if self._has_warned_of_handlers:
             return
         capacity = min(self._pools.capacity_of(self._pools.shared), sum(share.capacity for share in shares))
-        if 0 < capacity < allowed:
+        if 0 < capacity < allowed and self._pools.pace:
             self._has_warned_of_handlers = True
             self._log.warning(
                 "handlers are too slow for max_in_flight=%d: at %.3g s a message they begin with no more than %d in"

@@ -70,17 +70,24 @@ class Load(Tally):
 
     Attributes:
         stuck: messages whose handlers run so long that nsqd is about to take them back, or has done so; one a worker.
+        kept: messages whose handlers would run as long, but have them touched; a list for each worker.
         pace: seconds that a handler took for a message when that was measured last; 0.0 before there was any.
     """
 
-    __slots__ = ("_busy_before", "_handled_before", "_last", "pace", "stuck")
+    __slots__ = ("_busy_before", "_handled_before", "_last", "kept", "pace", "stuck")
 
     def __init__(self) -> None:
         self.stuck: list[Message] = []
+        self.kept: list[list[Message]] = []
         self.pace: float = 0.0
         self._busy_before = 0.0
         self._handled_before = 0
         self._last = UNLIMITED
+
+    @property
+    def is_long(self) -> bool:
+        """Whether some handler ran as long as the message timeout when that was looked at last."""
+        return bool(self.stuck or self.kept)
 
     def measure(self) -> bool:
         """Take in what was handled since the last call; say whether there was anything."""
@@ -103,16 +110,19 @@ class Load(Tally):
         Not fewer than there are workers free: a handler that takes nearly the whole timeout is in time if it begins
         at once.
         """
-        free = max(workers, 1) - self.count_stuck()
+        kept = [sum(not message.has_responded() for message in each) for each in self.kept]
+        self.kept = [each for each, count in zip(self.kept, kept, strict=True) if count]
+        held = sum(kept)  # in flight for nsqd, too: RDY is above them, or no other message comes
+        free = max(workers, 1) - self.count_stuck() - len(self.kept)
         # With every worker stuck, any message asked for would wait behind them until nsqd takes it back.
         if free <= 0:
-            return 0
+            return held
         if self.pace <= 0.0:
             return UNLIMITED
         fitting = int(min(UNLIMITED, free * USABLE * msg_timeout / self.pace))
         if abs(fitting - self._last) > TOLERANCE * self._last:
             self._last = fitting
-        return max(free, self._last)
+        return held + max(free, self._last)
 
 
 class Pool(Dispatcher):
@@ -460,7 +470,7 @@ class Pools:
 
     def capacity_of(self, pool: Pool | None) -> int:
         """How many messages the workers of ``pool`` can begin with in time."""
-        if pool is None or not self._consumer.config.drop_expired or not (pool.load.pace or pool.load.stuck):
+        if pool is None or not self._consumer.config.drop_expired or not (pool.load.pace or pool.load.is_long):
             return UNLIMITED
         return pool.load.capacity(len(pool.workers), self.msg_timeout)
 

@@ -714,7 +714,7 @@ class SourceOptions:
             object_store=ObjectStore(
                 _value(found, "journalEndpoint", _url), _value(found, "journalRegion", _not_empty)
             ),
-            connection=_connection(client, _CONNECTION),
+            connection=client.make(ConnectionConfig, **_CONNECTION),
             lookup=client.make(LookupConfig),
             given=_given(found, client),
             **_fields(found, SOURCE),
@@ -796,7 +796,7 @@ class SinkOptions:
         return cls(
             servers=_servers(found, needs_http=False),
             topic=_name(found, "topic", check_topic) if "topic" in found else None,
-            connection=_connection(client, {"user_agent": _CONNECTION["user_agent"]}),
+            connection=client.make(ConnectionConfig, user_agent=_CONNECTION["user_agent"]),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),
             given=_given(found, client),
@@ -833,13 +833,6 @@ def _given(found: Mapping[str, str], client: ClientOptions) -> frozenset[str]:
 def _value(found: Mapping[str, str], name: str, parse: Parse) -> Any:
     """That of one option; None when it is not given."""
     return parse(name, found[name]) if name in found else None
-
-
-def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> ConnectionConfig:
-    connection: ConnectionConfig = client.make(ConnectionConfig, **defaults)
-    if connection.tls_options and not connection.tls_v1:  # who names a certificate expects TLS
-        raise ConfigError(f"nsq.tls_{next(iter(connection.tls_options))}: has no effect without nsq.tls_v1=true")
-    return connection
 
 
 def _name(found: Mapping[str, str], option: str, check: Callable[[str], str]) -> str:

@@ -211,8 +211,9 @@ def test_before_start_and_after_close(face: Face) -> None:
         ({"message_handler": 1}, "callable"),
         ({"max_in_fligt": 1}, "did you mean 'max_in_flight'"),
         ({"message_handler": True, "batch_handler": True}, "both given"),
+        ({"tls_options": {"verify": False}}, "tls_options without tls_v1=True"),
     ],
-    ids=["handler", "option", "both"],
+    ids=["handler", "option", "both", "tls"],
 )
 def test_wrong_arguments_are_refused_where_it_is_made(face: Face, options: dict[str, Any], match: str) -> None:
     async def handle(consumer: Any, item: Any) -> None: ...
@@ -341,6 +342,51 @@ def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> N
 
     version = {"version": "0.3.7-HA.1.9.9"} if way == "ordered" else {}
     server = ScriptedNsqd({"msg_timeout": 300, **version}, {b"SUB_ORDERED": frame(0, b"OK")})
+    try:
+        face.run(main(server))
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("way", ["one by one", "shared pool", "batches"])
+def test_nothing_is_asked_for_that_would_wait_behind_a_handler_that_touches(face: Face, way: str) -> None:
+    """It would expire unseen, again and again, until its attempts are used up."""
+    handled: list[int] = []
+    over: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        handled.append(int(message.id, 16))
+        while not over:
+            await face.sleep(0.01)  # sleep: looks again and again
+
+    async def handle_batch(consumer: Any, messages: list[Message]) -> None:
+        for message in messages:
+            await handle(consumer, message)
+
+    options: dict[str, Any] = {
+        "one by one": {"message_handler": handle},
+        "shared pool": {"message_handler": handle, "concurrency": 2},
+        "batches": {"batch_handler": handle_batch, "batch_size": 2},
+    }[way]
+    busy = 1 if way == "one by one" else 2
+
+    async def main(server: ScriptedNsqd) -> None:
+        async with face.client(
+            "Consumer", "t", "c", str(server.address), max_in_flight=10, auto_touch=True, **options
+        ) as consumer:
+            await face.until(lambda: is_ready(server, 1))
+            (connection,) = server.connections
+            try:
+                await face.do(lambda: connection.send(b"".join(map(message_frame, range(1, 7)))))
+                await face.until(lambda: consumer.stats().totals.expired == 6 - busy)
+                await face.until(lambda: connection.rdy == busy)
+            finally:
+                over.append(1)
+            await face.until(lambda: sorted(connection.answered(b"FIN")) == list(range(1, busy + 1)))
+            await face.do(lambda: connection.send(message_frame(7)))
+            await face.until(lambda: handled[busy:] == [7])
+
+    server = ScriptedNsqd({"msg_timeout": 300, "max_msg_timeout": 600_000})
     try:
         face.run(main(server))
     finally:

@@ -251,7 +251,7 @@ def test_every_layer(real_nsqd, tls_files, subscribe, is_tls, compression):
     nsqd = real_nsqd(f"-tls-cert={tls_files['cert']}", f"-tls-key={tls_files['key']}")
     server = Server(nsqd.tcp_address, nsqd.http_address)
     server.publish(BODIES)
-    options = {"tls_v1": is_tls, "tls_options": {"cafile": tls_files["ca"]}}
+    options = {"tls_v1": True, "tls_options": {"cafile": tls_files["ca"]}} if is_tls else {}
     if compression:
         options[compression] = True
     with subscribe(server.tcp, **options) as subscription:

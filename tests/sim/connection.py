@@ -127,6 +127,9 @@ class Life:
 
     def __init__(self, loop: SimLoop, port: AsyncioLoop, nsqd: ModelNsqd, faults: Faults, number: int) -> None:
         chance = loop.chance
+        layers = dict(chance.choice(LAYERS))
+        if "tls_v1" in layers:
+            layers["tls_options"] = client_tls()
         self.loop, self.nsqd, self.faults = loop, nsqd, faults
         self.owner = Owner(loop, nsqd.books)
         self.config = ConnectionConfig(
@@ -135,8 +138,7 @@ class Life:
             connect_timeout=chance.choice((0.5, 5.0)),
             write_timeout=chance.choice((2.0, 30.0)),
             msg_timeout=chance.choice((None, 2.0)),
-            tls_options=client_tls(),
-            **chance.choice(LAYERS),
+            **layers,
         )
         self.conn = Connection(Address(*nsqd.address), self.config, self.owner, port)
         self.number = number

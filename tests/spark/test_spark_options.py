@@ -267,7 +267,7 @@ REFUSED: list[tuple[dict[str, str | None], str]] = [
     ({"subscribe": "1"}, "unknown option 'subscribe', it is Kafka's; here it is topic"),
     ({"subscribePattern": "1"}, "unknown option 'subscribepattern', it is Kafka's; here it is topicPattern"),
     ({"kafka.group.id": "1"}, "unknown option 'kafka.group.id', it is Kafka's; here it is channel"),
-    ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_cafile: has no effect without nsq.tls_v1=true"),
+    ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
     ({"nsq.snappy": "true", "nsq.deflate": "true"}, "nsq.snappy"),
     ({"nsq.extend_support": "true"}, "nsq.extend_support: leave it out"),
     ({"nsq.auth_secret": SECRET, "nsq.snappy": "x"}, "nsq.snappy='x'"),
@@ -306,7 +306,7 @@ def test_a_secret_that_spark_would_show_is_refused_with_the_name_to_use() -> Non
         ({"startingOffsets": "latest"}, "unknown option"),
         ({"topic": "a b"}, "topic='a b'"),
         ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
-        ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_cafile: has no effect without nsq.tls_v1=true"),
+        ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
         ({"nsq.sample_rate": "5"}, "nsq.sample_rate: is for consumers"),
     ],
 )
