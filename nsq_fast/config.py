@@ -533,6 +533,11 @@ class ConsumerConfig(Config, frozen=True):
         if self.backoff_strategy is not None:
             _check_strategy(self.backoff_strategy)
 
+    @property
+    def handlers(self) -> int:
+        """How many handlers run at once, over all connections; 0: one for each connection."""
+        return self.concurrency or self.handler_threads
+
 
 class ProducerConfig(Config, frozen=True):
     """How a producer publishes, retries and batches."""

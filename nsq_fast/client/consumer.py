@@ -70,8 +70,12 @@ CLOSE_TIMEOUT = 30.0
 """Seconds that a close may take, by default."""
 
 CLOSING_SHARE = 0.1
-SHORTEST_CLOSING = 0.5
-"""What closing the connections gets of that, and gets at least, in seconds."""
+USUAL_CLOSING = 0.5
+SHORTEST_CLOSING = 0.1
+"""What closing the connections gets of that: this share, or these seconds if they are more and not half of it."""
+
+HANDLERS_PAUSE = 0.01
+"""Seconds between two looks at handlers whose messages are in flight no more: no answer says that they have ended."""
 
 TELL_AFTER = 1.0
 """Seconds after which the log says what a close waits for."""
@@ -258,6 +262,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"name={name!r}: must be a string, or None")
         check_tls_options(self.connection_config)
+        if self.config.ordered and (rate := self.connection_config.sample_rate):
+            raise ConfigError(f"ordered=True with sample_rate={rate}: ordered messages cannot be sampled; choose one")
         self.name: str = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"
         self.logger: logging.Logger = logging.getLogger(self.name)
         self.given_up = self.outdated = 0
@@ -412,8 +418,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     # 2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no handler
     #    has begun with, also for what still arrives: other consumers get it at once;
     # 3. wait for CLOSE_WAIT, behind which nothing arrives but what nsqd was sending just then;
-    # 4. let running handlers finish, and wait for the answers of messages handled asynchronously: FIN and REQ are
-    #    still accepted;
+    # 4. let running handlers finish, also those whose messages have expired, and wait for the answers of messages
+    #    handled asynchronously: FIN and REQ are still accepted;
     # 5. flush the last FINs and close the connections;
     # 6. end the workers.
     #
@@ -491,9 +497,9 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         closing_time = CONNECTION_CLOSE_TIMEOUT
         deadline = None
         if timeout is not None:
-            share = min(timeout * CLOSING_SHARE, CONNECTION_CLOSE_TIMEOUT)
-            deadline = monotonic() + timeout - share
-            closing_time = max(share, SHORTEST_CLOSING)
+            share = max(timeout * CLOSING_SHARE, min(timeout / 2, USUAL_CLOSING))
+            closing_time = max(SHORTEST_CLOSING, min(share, CONNECTION_CLOSE_TIMEOUT))
+            deadline = monotonic() + max(0.0, timeout - closing_time)
         for each in subscribers:
             if not each.is_connected:  # it is being made, and nobody will use it
                 Connection.close(each.connection, ConnectionClosed(f"{each.address}: the consumer is closed"))
@@ -525,6 +531,15 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
                 if count := each.connection.in_flight:
                     text = "%s: closed with %d messages unanswered"
                     self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
+        await self._wait_for_handlers(deadline)
+
+    async def _wait_for_handlers(self, deadline: float | None) -> None:
+        """Wait for those whose messages are answered, expired, or lost: they use what the program has."""
+        while any(self._handlers) and any(worker.current for worker in self.pools.workers()):
+            if deadline is not None and monotonic() >= deadline:
+                self.logger.warning("closed while handlers run", extra=CLOSE_TIMED_OUT)
+                return
+            await self.loop.sleep(HANDLERS_PAUSE)
 
     def _requeue_unfinished(self, subscribers: Sequence[Subscriber]) -> None:
         for subscriber in subscribers:

@@ -57,7 +57,7 @@ class Flow:
     def __init__(self, config: ConsumerConfig, pools: Pools, name: str, log: logging.Logger) -> None:
         self.max_in_flight: int | None = config.max_in_flight
         # With one message a connection, most of the handlers that were asked for would never run.
-        self._handlers = max(config.concurrency or 0, config.handler_threads, 1)
+        self._handlers = config.handlers or 1
         self.backoff: Backoff = backoff_of(config)
         self.is_paused = False
         self._idle_timeout = config.low_ready_idle_timeout

@@ -261,12 +261,14 @@ class ChannelWord(NamedTuple):
 
     Attributes:
         at: when, ``time.monotonic``.
+        held: of the redesigned NSQ, messages that others have in flight, or that are deferred.
         has_grown: whether messages were published since the word before, and none came here.
         unpushed: how many times in a row messages waited that RDY had asked for.
     """
 
     at: float
     depth: int
+    held: int
     message_count: int
     is_paused: bool
     has_grown: bool
@@ -334,6 +336,9 @@ class ConsumerObserver:
             reason, detail = "not_connected", "no nsqd is known"
         elif found is None and all(each.reason is not None for each in connections):
             reason, detail = _whole((each.reason, each.detail) for each in connections)
+        elif found is None:
+            blocked = [(each.reason, each.detail) for each in connections if each.reason == "blocked_message"]
+            reason, detail = _whole(blocked)
         return TopicProgress(topic.topic, reason, detail, connections)
 
     def _connection(
@@ -421,6 +426,11 @@ class ConsumerObserver:
             return "server_not_pushing", f"{word.depth} messages wait in the channel, and none comes"
         if options.sample_rate and word.has_grown:
             return "sampled_out", f"messages were published, and sample_rate={options.sample_rate} left them out"
+        if word.held:
+            elsewhere = f"{word.held} messages are in flight to others, or deferred"
+            if subscriber.subscription.is_ordered:
+                return "blocked_message", f"{elsewhere}: the partition sends no other before they are answered"
+            return "idle", elsewhere
         return "idle", "the server says that nothing waits"
 
     def _ask(self, now: float) -> None:
@@ -492,16 +502,16 @@ class ConsumerObserver:
         has_grown = before is not None and channel.message_count > before.message_count
         has_filter = bool(options.desired_tag or options.ext_filter)
         has_asked = self._is_silent(subscriber, now) and subscriber.subscription.share.turn_at + MOVING <= now
-        depth, is_free = channel.depth, True
+        depth, held = channel.depth, 0
         if topic.topic_partition:
             # All behind the last message before which none is missing an answer, whoever has it: youzan/nsq:
             # nsqd/channel.go, Depth. While others hold any, nobody can say how much is to be had.
             held = channel.in_flight_count + channel.deferred_count
-            depth, is_free = max(0, depth - held), not held
+            depth = max(0, depth - held)
         unpushed = 0
-        if depth and is_free and has_asked and not is_paused and not has_filter:
+        if depth and not held and has_asked and not is_paused and not has_filter:
             unpushed = 1 if before is None else before.unpushed + 1
-        return ChannelWord(now, depth, channel.message_count, is_paused, has_grown, unpushed)
+        return ChannelWord(now, depth, held, channel.message_count, is_paused, has_grown, unpushed)
 
 
 def last_delivery(subscriber: Subscriber) -> float:
@@ -548,8 +558,10 @@ def producer_progress(producer: ProducerCore) -> ProducerProgress:
     topics = tuple(_of_publishes(producer, topic, found, now) for topic, found in by_topic.items())
     oldest = max((each.oldest for each in topics), default=None)
     reason, detail = _whole((each.reason, each.detail) for each in topics)
-    if producer._is_closing:
-        reason, detail = "closing", f"{len(publishes)} publishes have not ended"
+    if producer._is_closed:
+        reason, detail = "closing", f"close() was called, and {len(publishes)} publishes have not ended"
+    elif not producer.is_running:
+        reason, detail = "not_connected", "it is not started"
     elif not topics:
         reason, detail = "idle", "no publish waits"
     return ProducerProgress(len(publishes), oldest, reason, detail, topics)

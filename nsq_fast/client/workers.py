@@ -402,11 +402,10 @@ class Pools:
 
     def start(self, is_iterated: bool) -> None:
         """Make what the options ask for; with ``is_iterated`` a pool without workers, served by who iterates."""
-        config = self._consumer.config
         # Without any of these, each connection gets a worker of its own: messages stay in the order of arrival.
-        size = config.concurrency or config.handler_threads
+        size = self._consumer.config.handlers
         if is_iterated or size:
-            self.shared = self.new(0 if is_iterated or size is None else size, "worker")
+            self.shared = self.new(0 if is_iterated else size, "worker")
 
     def new(self, size: int, name: str) -> Pool:
         consumer = self._consumer

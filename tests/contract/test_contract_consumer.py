@@ -212,8 +212,9 @@ def test_before_start_and_after_close(face: Face) -> None:
         ({"max_in_fligt": 1}, "did you mean 'max_in_flight'"),
         ({"message_handler": True, "batch_handler": True}, "both given"),
         ({"tls_options": {"verify": False}}, "tls_options without tls_v1=True"),
+        ({"ordered": "true", "sample_rate": 10}, "ordered messages cannot be sampled"),
     ],
-    ids=["handler", "option", "both", "tls"],
+    ids=["handler", "option", "both", "tls", "sampled"],
 )
 def test_wrong_arguments_are_refused_where_it_is_made(face: Face, options: dict[str, Any], match: str) -> None:
     async def handle(consumer: Any, item: Any) -> None: ...
@@ -391,6 +392,66 @@ def test_nothing_is_asked_for_that_would_wait_behind_a_handler_that_touches(face
         face.run(main(server))
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("way", ["expired", "answered", "lost"])
+def test_close_waits_for_a_handler_whose_message_is_in_flight_no_more(face: Face, way: str) -> None:
+    ended: list[str] = []
+    begun: list[str] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        begun.append(way)
+        if way == "answered":
+            message.finish()
+        while consumer.is_running:
+            await face.sleep(0.01)  # sleep: looks again and again
+        await face.sleep(0.2)  # sleep: what a handler does with the program's things
+        ended.append(way)
+
+    async def main(server: ScriptedNsqd) -> None:
+        async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
+            await face.until(lambda: is_ready(server, 1))
+            await face.do(lambda: server.connections[0].send(message_frame(1)))
+            await face.until(lambda: begun)
+            if way == "expired":
+                await face.until(lambda: consumer.stats().totals.expired == 1)
+            elif way == "lost":
+                await face.do(server.connections[0].close)
+                await face.until(lambda: len(server.connections) == 2)
+            await face(consumer.close())
+            assert ended == [way]
+
+    server = ScriptedNsqd({"msg_timeout": 300 if way == "expired" else 60_000})
+    try:
+        face.run(main(server))
+    finally:
+        server.stop()
+
+
+def test_close_ends_in_time_while_a_handler_runs_and_says_so(face: Face, caplog: pytest.LogCaptureFixture) -> None:
+    begun: list[int] = []
+    over: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        message.finish()
+        begun.append(1)
+        while not over:
+            await face.sleep(0.01)  # sleep: looks again and again
+
+    async def main(server: ScriptedNsqd) -> None:
+        async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
+            await face.until(lambda: is_ready(server, 1))
+            await face.do(lambda: server.connections[0].send(message_frame(1)))
+            await face.until(lambda: begun)
+            await face(consumer.close(timeout=0.2))
+            over.append(1)
+
+    server = ScriptedNsqd()
+    try:
+        face.run(main(server))
+    finally:
+        server.stop()
+    assert "closed while handlers run" in caplog.text
 
 
 @settings(max_examples=15)

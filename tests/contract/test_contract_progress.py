@@ -94,6 +94,7 @@ def test_a_producer_says_why_publishes_wait(face: Face) -> None:
                 server.reply(0)
                 assert await face.result(promise) == b"OK"
                 assert producer.progress().reason == "idle"
+            assert producer.progress().reason == "closing"
 
     face.run(main())
 

@@ -226,6 +226,7 @@ class Stats(ModelLookupd):
     """The route /stats of an nsqd. It says what waits, and pushes none of it."""
 
     is_paused = False
+    held = 0
 
     def __init__(self, nsqd: ModelNsqd, topic: str) -> None:
         self.log = nsqd.log(topic)
@@ -243,7 +244,7 @@ class Stats(ModelLookupd):
         self.asked_at.append(self.books.loop.time())
         channel = {
             "channel_name": "c", "depth": len(self.channel.queue), "message_count": len(self.log.messages),
-            "paused": self.is_paused,
+            "paused": self.is_paused, "deferred_count": self.held,
         }  # fmt: skip
         partition = "0" if self.log.is_redesigned else ""
         return 200, {"topics": [{"topic_name": "t", "topic_partition": partition, "channels": [channel]}]}
@@ -286,6 +287,20 @@ async def server_not_pushing(loop: SimLoop, reason: str) -> None:
         assert (await named(loop, consumer, "idle")).topics[0].connections[0].depth is None
 
 
+async def idle_for_others(loop: SimLoop, is_ordered: bool) -> None:
+    """What waits there is deferred, or another's: of an ordered partition nothing comes before that is answered."""
+    stats = stats_of(loop, "redesigned")
+    stats.log.is_ordered = is_ordered
+    stats.log.store(b"work")
+    stats.held = 1
+    async with consumer_by_lookup(ordered=is_ordered) as consumer:
+        await asyncio.sleep(2 * MOVING)
+        consumer.progress()
+        await asyncio.sleep(MOVING)
+        progress = await named(loop, consumer, "blocked_message" if is_ordered else "idle")
+        assert progress.detail.startswith("1 messages are in flight to others, or deferred")
+
+
 async def sampled_out(loop: SimLoop, reason: str) -> None:
     stats = stats_of(loop)
     async with consumer_by_lookup(sample_rate=1) as consumer:
@@ -307,6 +322,33 @@ CONSUMERS: list[Stage] = [
 def test_a_consumer_names_why_nothing_is_done(stage: Stage) -> None:
     reason = stage.__name__
     in_virtual_time(f"progress {reason}", lambda loop: stage(loop, reason))
+
+
+@pytest.mark.parametrize("is_ordered", [True, False], ids=["ordered", "unordered"])
+def test_what_others_hold_is_told(is_ordered: bool) -> None:
+    in_virtual_time("progress of others", lambda loop: idle_for_others(loop, is_ordered))
+
+
+def test_a_blocked_partition_is_told_of_its_topic_while_another_moves() -> None:
+    async def fail_one(consumer: Any, message: Any) -> None:
+        if message.body == b"bad":
+            raise ValueError("bad")
+
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = an_nsqd(loop, "redesigned")
+        logs = nsqd.log("t", 0), nsqd.log("t", 1)
+        for log in logs:
+            log.is_ordered = True
+            log.channel("c")
+        ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+        logs[0].store(b"bad")
+        async with consumer_by_lookup(fail_one, ordered=True, requeue_delay=20_000, max_tries=0) as consumer:
+            await named(loop, consumer, "blocked_message", 5.0)
+            logs[1].store(b"good")
+            progress = await named(loop, consumer, None)
+            assert progress.topics[0].reason == "blocked_message"
+
+    in_virtual_time("progress of a part", scenario)
 
 
 def test_an_nsqd_that_pushes_nothing_is_subscribed_to_anew() -> None:

@@ -239,16 +239,17 @@ class Standalone:
             raise
 
     def create_topic(self, topic: str, channel: str = "c") -> None:
-        """Create a topic of one partition, 0, with a channel; wait until lookup names it to publishers.
+        """Create a topic of one partition, 0, with a channel; wait until lookup names its nsqd to everybody.
 
-        Lookup does so for a topic with a channel only (youzan/nsq: nsqlookupd/http.go, doLookup).
+        To publishers it does so for a topic with a channel only (youzan/nsq: nsqlookupd/http.go, doLookup).
         """
         client = WireClient(self.tcp_address)
         assert client.command(b"INTERNAL_CREATE_TOPIC %s 0\n" % topic.encode()) == b"OK"
         client.close()
         _post(f"http://{self.http_address}/channel/create?topic={topic}&partition=0&channel={channel}")
-        lookup = f"http://{self.lookupd_address}/lookup?topic={topic}&access=w"
-        _wait_for(partial(_get, lookup), f"lookup to name {topic} to publishers")
+        for access in "rw":
+            lookup = f"http://{self.lookupd_address}/lookup?topic={topic}&access={access}"
+            _wait_for(partial(_named, lookup), f"lookup to name an nsqd of {topic}, access={access}")
 
     def stop(self) -> None:
         """Kill both."""
@@ -290,6 +291,12 @@ def _get(url: str) -> Any:
             return json.loads(reply.read() or b"{}")
     except (OSError, ValueError):
         return None
+
+
+def _named(url: str) -> Any:
+    """The nsqds that lookup names."""
+    answer = _get(url) or {}
+    return answer.get("producers") or answer.get("partitions")
 
 
 def _answer(daemon: Daemon, url: str) -> Any:
