@@ -70,9 +70,8 @@ CLOSE_TIMEOUT = 30.0
 """Seconds that a close may take, by default."""
 
 CLOSING_SHARE = 0.1
-USUAL_CLOSING = 0.5
 SHORTEST_CLOSING = 0.1
-"""What closing the connections gets of that: this share, or these seconds if they are more and not half of it."""
+"""What closing the connections gets of that, and gets at least, in seconds."""
 
 HANDLERS_PAUSE = 0.01
 """Seconds between two looks at handlers whose messages are in flight no more: no answer says that they have ended."""
@@ -497,9 +496,9 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         closing_time = CONNECTION_CLOSE_TIMEOUT
         deadline = None
         if timeout is not None:
-            share = max(timeout * CLOSING_SHARE, min(timeout / 2, USUAL_CLOSING))
-            closing_time = max(SHORTEST_CLOSING, min(share, CONNECTION_CLOSE_TIMEOUT))
-            deadline = monotonic() + max(0.0, timeout - closing_time)
+            share = min(timeout * CLOSING_SHARE, CONNECTION_CLOSE_TIMEOUT)
+            deadline = monotonic() + timeout - share
+            closing_time = max(share, SHORTEST_CLOSING)
         for each in subscribers:
             if not each.is_connected:  # it is being made, and nobody will use it
                 Connection.close(each.connection, ConnectionClosed(f"{each.address}: the consumer is closed"))
