@@ -18,6 +18,7 @@ channels by its checkpoint.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import logging
@@ -43,6 +44,7 @@ _KEPT = struct.Struct(">QI")
 _LEAST_FREED = 256 * 1024
 _SHARE_FREED = 4
 """Segments are let go for copies that are not more than a fourth of them: else a copy costs more than it frees."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ChannelCheckpoint(msgspec.Struct, array_like=True):
@@ -166,7 +168,8 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
         checkpoint = Checkpoint(log.end, log.first, {})
     if log.last_id:
         topic.ids.skip(log.last_id)
-    log.start_at(checkpoint.end)
+    # Where the log made room for a checkpoint that was not written, a number of ``kept`` would be given once more.
+    log.start_at(max(checkpoint.end, *(number + 1 for number in log.kept), 0))
     if (first := checkpoint.first(log.kept)) < min(log.first, checkpoint.end):
         missing = min(log.first, checkpoint.end) - first
         logger.error(
@@ -321,6 +324,20 @@ class Store:
             topic.log.remove_before(oldest_needed(topic))
             return
         checkpoint = take_checkpoint(topic)
+        try:
+            self._write_checkpoint(folder, topic, checkpoint)
+        except OSError as error:
+            # What is consumed makes room for the checkpoint that says so. If the process ends before that is written,
+            # the one on disk goes on at the first segment there is. It may not know what is kept beside the log: so
+            # every segment with an unfinished message stays.
+            done = checkpoint.first(())
+            if error.errno not in _NO_ROOM or not topic.log.bytes_before(done):
+                raise
+            topic.log.remove_before(done)
+            self._write_checkpoint(folder, topic, checkpoint)
+        topic.log.remove_before(checkpoint.first(topic.log.kept))
+
+    def _write_checkpoint(self, folder: Path, topic: Topic, checkpoint: Checkpoint) -> None:
         kept = frames_to_keep(topic, checkpoint)
         if kept is not topic.log.kept:
             # Synced: what it replaces is removed. Before the checkpoint, which would name what is nowhere.
@@ -328,7 +345,6 @@ class Store:
             topic.log.kept = kept
         # Not synced: one that a power loss breaks only makes messages come again.
         write_json(folder / _CHECKPOINT, checkpoint, sync=False)
-        topic.log.remove_before(checkpoint.first(topic.log.kept))
 
     def close(self) -> None:
         if self._lock is not None:

@@ -651,6 +651,95 @@ def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later
         assert set(nsqd.topics["u"].channels) == {"d"}
 
 
+class SmallDisk:
+    """Has room for so many bytes of files in a folder: a write beyond that is done in part, and the next one fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        write, pwrite = os.write, os.pwrite
+        monkeypatch.setattr("nsq_fast.broker.journal.os.write", lambda fd, data: write(fd, self._part(data)))
+        monkeypatch.setattr("nsq_fast.broker.journal.os.pwrite", lambda fd, data, at: pwrite(fd, self._part(data), at))
+
+    @property
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    def _part(self, data: Any) -> memoryview:
+        if (free := self.size - self.used) <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return memoryview(data)[:free]
+
+
+def fill(server: NsqdServer) -> int:
+    """Publish until the disk is full; how many messages there are."""
+    client, count = WireClient(server.tcp_address), 0
+    while (answer := client.command(b"PUB t\n" + sized(b"%01000d" % count))) == b"OK":
+        count += 1
+    assert b"No space" in answer
+    client.close()
+    return count
+
+
+def takes(server: NsqdServer, body: bytes) -> bool:
+    client = WireClient(server.tcp_address)
+    answer = client.command(b"PUB t\n" + sized(body))
+    client.close()
+    return answer == b"OK"
+
+
+@pytest.mark.parametrize("file_size", [20_000, 1 << 20])
+def test_a_full_disk_has_room_again_when_its_messages_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file_size: int
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02, max_bytes_per_file=file_size)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t").get_channel("c")
+        disk = SmallDisk(monkeypatch, tmp_path, 400_000)
+        count = fill(server)
+        until(lambda: server.nsqd.error is not None)
+        disk.size = disk.used  # not a byte is left, for a checkpoint either
+        assert sorted(consume(subscribe(server, rdy=100), count)) == list(range(count))
+        until(lambda: disk.used < 100_000)
+        until(lambda: server.nsqd.error is None)
+        assert takes(server, b"-1")
+        assert consume(subscribe(server), 1) == [-1]
+        assert takes(server, b"-2")
+        kill(server)
+        assert consume(subscribe(server), 1)[-1] in {-1, -2}
+    assert "damaged" not in caplog.text
+    assert "missing" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file_size", "share", "expected"), [(20_000, 2, 300_000), (20_000, 1, 50_000), (1 << 20, 1, 50_000)]
+)
+def test_what_made_room_for_others_is_not_missed_if_the_process_is_killed_before_that_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_size: int, share: int, expected: int
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02, max_bytes_per_file=file_size, preserve_order=True)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t").get_channel("c")
+        server.nsqd.get_topic("t").get_channel("slow")
+        disk = SmallDisk(monkeypatch, tmp_path, 400_000)
+        count = fill(server)
+        until(lambda: server.nsqd.error is not None)
+        disk.size = 0  # it stays full, whatever is removed
+        assert sorted(consume(subscribe(server, rdy=100), count)) == list(range(count))
+        left = set(range(count)) - set(consume(subscribe(server, "slow"), count // share))
+        until(lambda: disk.used < expected)
+        server.kill()
+        monkeypatch.undo()
+        server.start()
+        slow = subscribe(server, "slow")
+        came: list[int] = []
+        while not left <= set(came):
+            came += consume(slow, 1)
+        assert takes(server, b"-1")
+        until(lambda: consume(slow, 1) == [-1])
+        until(lambda: server.nsqd.topics["t"].channels["slow"].in_flight_count == 0)
+        assert server.nsqd.topics["t"].channels["slow"].depth == 0
+
+
 def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
     server.start()
