@@ -28,6 +28,7 @@ from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.stats import StatsdPusher, key_prefix
+from nsq_fast.broker.store import NOT_OF_SEVERAL, refuse_others
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.names import Address
 
@@ -554,6 +555,7 @@ class Broker(ServerGroup):
     ) -> None:
         _check_arguments(nsqds, data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
         self._addresses = addresses or {}
+        self._data_path = data_path
         self.lookupd: LookupdServer | None = None
         if lookupd:
             fixed = [self._addresses.get("lookupd") or {}]
@@ -573,6 +575,8 @@ class Broker(ServerGroup):
         return nsqds if self.lookupd is None else {**nsqds, "lookupd": self.lookupd}
 
     def _start(self) -> None:
+        if self._data_path is not None and len(self.nsqds) > 1:
+            refuse_others(Path(self._data_path), NOT_OF_SEVERAL)
         if self.lookupd is not None:
             self.lookupd.start()
             for nsqd in self.nsqds:

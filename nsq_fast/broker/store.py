@@ -225,6 +225,13 @@ _PREFIX = "t."
 
 _DELETED = "deleted."
 
+_REAL = {"*.diskqueue.*.dat": "the original nsqd", "*/*.diskqueue.meta.writer.dat": "the redesigned nsqd"}
+_OF_SEVERAL = {"nsqd0/nsqd.dat": "several embedded nsqds", "nsqd0/cluster.json": "an embedded cluster"}
+NOT_OF_ONE: Mapping[str, str] = {**_REAL, **_OF_SEVERAL, "cluster.json": "a node of an embedded cluster"}
+NOT_OF_SEVERAL: Mapping[str, str] = {_METADATA: "one embedded nsqd", "nsqd0/cluster.json": "an embedded cluster"}
+NOT_OF_CLUSTER: Mapping[str, str] = {**_REAL, _METADATA: "an embedded nsqd", "nsqd0/nsqd.dat": "several embedded nsqds"}
+"""Files whose messages would be ignored in the data path of one nsqd, of several, of a cluster; and whose they are."""
+
 
 class ChannelMetadata(msgspec.Struct):
     name: str
@@ -243,10 +250,15 @@ class Metadata(msgspec.Struct):
 
 
 class Store:
-    """The data path of an nsqd, locked against others; without one nothing is kept and nothing found."""
+    """The data path of an nsqd, locked against others; without one nothing is kept and nothing found.
 
-    def __init__(self, data_path: str | None) -> None:
+    Raises DataPathError when it is no folder, is in use, has what ``others`` names, or nothing can be written there.
+    """
+
+    def __init__(self, data_path: str | None, others: Mapping[str, str] = NOT_OF_ONE) -> None:
         self._path = None if data_path is None else Path(data_path)
+        if self._path is not None:
+            refuse_others(self._path, others)
         self._lock = None if self._path is None else _lock(self._path)
 
     @property
@@ -352,9 +364,21 @@ class Store:
             self._lock = None
 
 
+def refuse_others(path: Path, others: Mapping[str, str]) -> None:
+    """Raise DataPathError where a folder has a file of ``others``, whose messages would be left out without a word."""
+    for pattern, whose in others.items():
+        if found := next(path.glob(pattern), None):
+            raise DataPathError(
+                f"data_path {str(path)!r} is of {whose}, as {found.relative_to(path)} in it shows: its messages cannot"
+                " be delivered here. Start what wrote it to deliver them, or give another folder"
+            )
+
+
 def _lock(path: Path) -> int:
     if not path.is_dir():
         raise DataPathError(f"data_path {str(path)!r} is not a folder")
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        raise DataPathError(f"data_path {str(path)!r}: nothing can be written there, by its permissions or its mount")
     fd = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

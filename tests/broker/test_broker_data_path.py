@@ -7,9 +7,11 @@ import errno
 import json
 import logging
 import os
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from support.http import ask
 from support.waiting import until
 from support.wire import Consumer, WireClient, sized
 
-from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
 from nsq_fast.broker.journal import OPEN_FILES, Journal, Position, replace_file
 from nsq_fast.broker.message import DataPathError, SnowflakeIds, encode_frames
 from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.servers import ServerGroup
 from nsq_fast.broker.store import Store
 from nsq_fast.broker.topic import Topic
 
@@ -134,6 +137,51 @@ def test_data_path_is_for_one_nsqd(server: NsqdServer, tmp_path: Path) -> None:
         Nsqd(NsqdOptions(data_path=str(tmp_path))).start()
     with pytest.raises(DataPathError, match="not a folder"):
         Nsqd(NsqdOptions(data_path=str(tmp_path / "missing"))).start()
+
+
+REAL = "t.diskqueue.000000.dat", "t:c.diskqueue.meta.dat"
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "whose"),
+    [
+        *((name, Broker, "the original nsqd") for name in REAL),
+        *((name, RedesignedCluster, "the original nsqd") for name in REAL),
+        ("nsqd1/" + REAL[0], partial(Broker, nsqds=2), "the original nsqd"),
+        ("t/t-0.diskqueue.meta.writer.dat", Broker, "the redesigned nsqd"),
+        ("t/t-0.diskqueue.meta.writer.dat", RedesignedCluster, "the redesigned nsqd"),
+        ("nsqd0/nsqd.dat", Broker, "several embedded nsqds"),
+        ("nsqd0/nsqd.dat", RedesignedCluster, "several embedded nsqds"),
+        ("nsqd0/cluster.json", Broker, "an embedded cluster"),
+        ("nsqd0/cluster.json", partial(Broker, nsqds=2), "an embedded cluster"),
+        ("nsqd.dat", partial(Broker, nsqds=2), "one embedded nsqd"),
+        ("nsqd.dat", RedesignedCluster, "an embedded nsqd"),
+    ],
+)
+def test_a_data_path_of_others_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, make: Callable[..., ServerGroup], whose: str
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"messages")
+    said = f"'{tmp_path}.* is of {whose}, as .*{file.name} in it shows: its messages .* give another folder"
+    with pytest.raises(DataPathError, match=said), make(data_path=tmp_path):
+        pass
+    assert file.read_bytes() == b"messages"
+
+
+@pytest.mark.parametrize("make", [Broker, RedesignedCluster])
+def test_a_data_path_that_cannot_be_written_is_refused(make: Callable[..., ServerGroup]) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a name that other users reach, as tmp_path is not
+        Path(folder).chmod(0o555)
+        user = os.geteuid()
+        try:
+            if not user:
+                os.seteuid(65534)  # root writes everywhere
+            with pytest.raises(DataPathError, match="nothing can be written there"), make(data_path=folder):
+                pass
+        finally:
+            os.seteuid(user)
 
 
 def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
