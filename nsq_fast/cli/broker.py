@@ -229,6 +229,10 @@ def _group(
         raise click.UsageError("--nsqds 0 with --no-lookupd leaves nothing to run")
     lookupd_flags = {name.removeprefix(_LISTEN): flags.pop(name) for name in list(flags) if name.startswith(_LISTEN)}
     lookupd_flags |= {name: flags.pop(name) for name in _LOOKUPD_FLAGS}
+    try:
+        LookupdOptions.of(lookupd_flags)
+    except ConfigError as error:  # of an nsqd there is an option of the same name
+        raise click.UsageError(f"of the nsqlookupd: {error}") from error
     if redesigned:
         given = {name: value for name, value in flags.items() if name in _DEFAULTS or _is_given(context, name)}
         return _cluster(nodes, lookupds, given, lookupd_flags)

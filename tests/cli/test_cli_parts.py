@@ -343,6 +343,7 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
             for command, program in [(["broker"], []), (["broker", "--redesigned"], []), (["with-broker"], ["true"])]
             for command in (command, [*command, "--nodes" if "--redesigned" in command else "--nsqds", "2"])
         ),
+        (["broker", "--lookupd-listen-tcp-address", "foo"], "of the nsqlookupd: tcp_address='foo': must be host:port"),
         (["pub", "t", "--nsqd", "h", "--rate", "nan"], "--rate"),
         (["bench", "publish", "--rate", "nan"], "--rate"),
         (["bench", "consume", "--rate", "inf"], "--rate"),
