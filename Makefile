@@ -1,28 +1,47 @@
 # The commands of nsq_fast. `make demo` and `make test` work from a clean clone: each sets up what it needs.
 #
-#   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
-#   make demo-spark  the same, then Spark reports on the traces: installs PySpark (about 450 MB), needs Java 17 or newer
-#   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
-#   make quick       those that need a minute and a half: all of the client, gnsq, a round trip through each server
-#   make sim         the client in virtual time with simulated faults, by seed                   SEEDS=0:100000
-#   make core        the tests of the compiled core alone: no gevent needed, so that they run on 3.14t, too
-#   make proof       what is promised for the redesigned NSQ, on a real cluster with every fault: needs etcd and its servers,
-#                    an hour; the report is left in build/proof                       ARGS="--bad-days-messages 50000"
-#   make soak        chaos for five minutes, or ARGS="--hours 8": is what is promised true?      SERVERS=DIR of an nsqd
-#                    then MESSAGES=100000000 through one client: does anything grow? A second start goes on where it was
-#   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
-#   make instructions what a message costs in instructions, by valgrind; more than at BASE=COMMIT?
-#   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
-#   make check       ruff, mypy --strict, pyright --verifytypes, cython-lint, zizmor, layering; `make lint`: ruff, cython-lint, zizmor
-#   make setup       the virtual environment with everything, and the compiled extension
-#   make build       recompile the extension if its sources changed
-#   make sanitize    tests of core, runtime, threads and aio under address and undefined-behaviour sanitizers
-#   make fuzz        the readers under sanitizers, session, lookup and HTTP: a minute  ARGS="--seconds 600 readers"
-#   make changelog   what changes/ adds to CHANGELOG.md; WRITE=1 puts it there, for a release
-#   make docs        the documentation site, in build/site; a broken link fails
-#   make dist        sdist and wheel in dist/
-#   make wheel       a wheel for this kind of machine, which needs no compiler, in dist/
-#   make clean       remove what these commands made
+#   make demo          the main job on an embedded broker: lookup, publish, consume,
+#                      acknowledge; ARGS="--messages 1000000"
+#   make demo-spark    the same, then Spark reports on the traces: installs PySpark
+#                      (about 450 MB), needs Java 17 or newer
+#   make test          the tests; those of Spark need a JRE 17 or newer, and are
+#                      skipped without; ARGS="-k frame -x" JOBS=1
+#   make quick         those that need a minute and a half: all of the client,
+#                      gnsq, a round trip through each server
+#   make sim           the client in virtual time with simulated faults, by seed;
+#                      SEEDS=0:100000
+#   make core          the tests of the compiled core alone: no gevent needed, so
+#                      that they run on 3.14t, too
+#   make proof         what is promised for the redesigned NSQ, on a real cluster
+#                      with every fault: needs etcd and its servers, an hour; the
+#                      report is left in build/proof;
+#                      ARGS="--bad-days-messages 50000"
+#   make soak          chaos for five minutes, or ARGS="--hours 8": is what is
+#                      promised true? SERVERS=DIR of an nsqd. Then
+#                      MESSAGES=100000000 through one client: does anything grow? A
+#                      second start goes on where it was
+#   make bench         the compiled core, and a short comparison of clients;
+#                      SERVERS=DIR of an nsqd
+#   make instructions  what a message costs in instructions, by valgrind; more than
+#                      at BASE=COMMIT?
+#   make bench-spark   the source, the sink and the traces of Spark: needs a JRE;
+#                      SERVERS=DIR of an nsqd
+#   make check         ruff, mypy --strict, pyright --verifytypes, cython-lint,
+#                      zizmor, layering; `make lint`: ruff, cython-lint, zizmor
+#   make setup         the virtual environment with everything, and the compiled
+#                      extension
+#   make build         recompile the extension if its sources changed
+#   make sanitize      tests of core, runtime, threads and aio under address and
+#                      undefined-behaviour sanitizers
+#   make fuzz          the readers under sanitizers, session, lookup and HTTP: a
+#                      minute; ARGS="--seconds 600 readers"
+#   make changelog     what changes/ adds to CHANGELOG.md; WRITE=1 puts it there,
+#                      for a release
+#   make docs          the documentation site, in build/site; a broken link fails
+#   make dist          sdist and wheel in dist/
+#   make wheel         a wheel for this kind of machine, which needs no compiler,
+#                      in dist/
+#   make clean         remove what these commands made
 #
 # PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment, JOBS how many tests run at
 # once (1 for a debugger; four where they have the memory).
@@ -46,7 +65,7 @@ BUILD_NEEDS := "setuptools>=77" "Cython>=3.3,<4"
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,24s/^#  *//p' Makefile
+	@sed -n '/^[^#]/q;s/^#   //p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created

@@ -399,6 +399,10 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.questions) - set(QUESTIONS):
         parser.error(f"there is no {', '.join(unknown)}")
+    if not 0 < given.scale < math.inf:
+        parser.error(f"--scale {given.scale}: must be more than 0")
+    if given.charts is not None:
+        given.charts.mkdir(parents=True, exist_ok=True)
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings have another order else
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     logging.disable(logging.CRITICAL)

@@ -99,6 +99,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
+    if options.records < 2 or options.partitions < 1:
+        parser.error("--records must be 2 or more, --partitions 1 or more")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     folder = Path(tempfile.mkdtemp(prefix="spark_trace_", dir=options.folder))

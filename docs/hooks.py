@@ -49,7 +49,11 @@ def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """The search dialog of the theme has no name, and each group of the menu is a landmark: it is a part of one."""
+    """Long names may be broken in tables, between their words; and the theme is mended.
+
+    Its search dialog has no name, and each group of the menu is a landmark: it is a part of one.
+    """
+    output = re.sub(r"<td.*?</td>", lambda cell: _CODE.sub(_breakable, cell[0]), output, flags=re.DOTALL)
     search = 'data-md-component="search" role="dialog"'
     output = output.replace(search, f'{search} aria-label="Search"')
     parts = re.split(r"(<nav [^>]*>|</nav>)", output)
@@ -62,6 +66,14 @@ def on_post_page(output: str, **_: Any) -> str:
         elif inner.pop():
             parts[at] = "</div>"
     return "".join(parts)
+
+
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+
+
+def _breakable(name: re.Match[str]) -> str:
+    """A name with places where a line may end: behind what joins its words."""
+    return re.sub(r"(?<=\w)[_/.=:,-](?=\w)", r"\g<0><wbr>", name[0])
 
 
 # Options

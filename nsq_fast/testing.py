@@ -5,7 +5,7 @@ Fixtures:
                   ``nsq_broker(preserve_order=True)`` gives it options of ``Broker``
     nsq_cluster   an embedded cluster of the redesigned NSQ; the marker ``nsq_cluster(nodes=2)`` gives it options of
                   ``RedesignedCluster``
-    nsq_link      a factory of faulty links: TCP proxies that delay, split, stall and cut
+    nsq_link      a factory of faulty links: TCP proxies that delay, split, stall, refuse, garble and cut
 
 They run in a thread of their own: tests of programs on gevent, in threads, on asyncio, and in other processes use them.
 

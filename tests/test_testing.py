@@ -217,6 +217,82 @@ def test_faults_have_names(nsq_broker):
         pass
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (None, None, "None is no fault"),
+        ("delay", -1, "delay_replies=-1: must be a number of seconds, 0 or more"),
+        ("delay", float("nan"), "delay_replies=nan: must be"),
+        ("delay", "long", "delay_replies='long': must be"),
+        ("drop", 5, "5: the fault 'drop' takes no value"),
+        ("kill", 3, "3: the fault 'kill' takes no value"),
+    ],
+)
+def test_a_fault_that_does_not_fit_is_refused(nsq_broker, name, value, said):
+    with pytest.raises(ConfigError, match=said), nsq_broker.fault(name, value):
+        pytest.fail("it has begun")
+    assert WireClient(nsq_broker.nsqd.tcp_address).command(b"PUB t\n" + sized(b"x")) == b"OK"
+
+
+@pytest.mark.parametrize(
+    ("switch", "value", "said"),
+    [
+        ("drop_reply", True, "unknown option 'drop_reply'; did you mean 'drop_replies'"),
+        ("drop_replies", "no", "drop_replies='no': must be True or False"),
+        ("delay_replies", -0.1, "delay_replies=-0.1: must be a number of seconds, 0 or more"),
+        ("close_after", -5, "close_after=-5: must be a whole number, 0 or more"),
+        ("lie", "text", "lie='text': must be bytes, or None"),
+        ("lie_status", "500", "lie_status='500': must be a whole number"),
+    ],
+)
+def test_a_switch_that_does_not_fit_is_refused(nsq_broker, switch, value, said):
+    faults = nsq_broker.nsqd.faults.tcp
+    with pytest.raises(ConfigError, match=said):
+        setattr(faults, switch, value)
+    with pytest.raises(ConfigError, match=said):
+        faults.set(hold_messages=True, **{switch: value})
+    assert not faults.hold_messages
+    assert not faults.active
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("delay", -1, ConfigError),
+        ("delay", "x", ConfigError),
+        ("chunk", -1, ConfigError),
+        ("chunks", 1, AttributeError),
+    ],
+)
+def test_what_a_link_cannot_do_is_refused(echo, nsq_link, name, value, error):
+    with pytest.raises(error, match=name):
+        setattr(nsq_link(echo), name, value)
+
+
+@pytest.mark.nsq_cluster(nodes=2, lookupds=1, kind=True)
+def test_a_topic_that_cannot_be_is_refused(nsq_cluster):
+    for arguments, options, said in [
+        (("t", 0), {}, "partitions=0: must be a whole number, 1 or more"),
+        (("t", 1, -2), {}, "replicas=-2: must be a whole number, 1 or more"),
+        (("t", "2"), {}, "partitions='2': must be"),
+        (("t", 1, True), {}, "replicas=True: must be"),
+        (("t", 1, 3), {}, "'t' needs 3 nodes, and there are 2"),
+        (("t", 3, 1), {}, "'t' needs 3 nodes, and there are 2"),
+        (("t", 3, 3), {"ordered": True}, "'t' needs 3 nodes, and there are 2"),
+        (("t", 300), {"ordered": True}, "max partition allowed exceed"),
+        (("t",), {"ordered": "no"}, "ordered='no': must be True or False"),
+        (("t",), {"channels": "ch"}, "channels='ch': must be several names"),
+        (("t",), {"channels": ["a b"]}, "invalid channel name 'a b'"),
+        (("t!",), {}, "invalid topic name 't!'"),
+        ((5,), {}, "topic name must be str"),
+    ]:
+        with pytest.raises(NsqError, match=said):
+            nsq_cluster.create_topic(*arguments, **options)
+    with pytest.raises(TypeError, match="order"):
+        nsq_cluster.create_topic("t", order=True)
+    assert not nsq_cluster.state.topics
+
+
 @pytest.mark.parametrize("subscribes", ["before", "meanwhile"])
 def test_a_pause_holds_every_message_and_leaves_channels_as_they_are(nsq_broker, subscribes):
     nsqd = nsq_broker.nsqd
@@ -285,6 +361,7 @@ def test_servers_in_a_process_of_their_own_answer_the_same_questions(make, tmp_p
         command = b"PUB t\n" if make is BrokerProcess else b"PUB t 0\n"
         if make is ClusterProcess:
             servers.create_topic("t", channels=["c"])
+        assert (servers.nsqd.tcp_address, servers.nsqd.http_address) == (servers.nsqd.tcp, servers.nsqd.http)
         client = WireClient(servers.nsqds[0].tcp)
         with servers.fault("refuse_publishes"):
             assert client.command(command + sized(b"x")).startswith(b"E_")

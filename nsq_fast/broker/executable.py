@@ -54,7 +54,7 @@ _OPTIONS: dict[str, type[NsqdOptions] | type[LookupdOptions]] = {"nsqd": NsqdOpt
 def main(kind: str, arguments: Sequence[str]) -> int:
     """Run ``nsqd`` or ``nsqlookupd`` until a signal stops it; returns the exit status."""
     if any(argument.lstrip("-") in ("version", "version=true") for argument in arguments):
-        sys.stdout.write(version_line(kind) + "\n")
+        (sys.stdout or sys.stderr).write(version_line(kind) + "\n")
         return 0
     try:
         flags = parse_flags(kind, arguments)

@@ -112,6 +112,9 @@ def replace_file(path: Path, data: bytes | bytearray, *, sync: bool) -> None:
             left = left[os.write(fd, left) :]
         if sync:
             os.fsync(fd)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # the part of it takes room that others need
+        raise
     finally:
         os.close(fd)
     temporary.replace(path)

@@ -21,8 +21,9 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
-from nsq_fast.broker.options import is_path
+from nsq_fast.broker.options import check_count, check_seconds, is_path
 from nsq_fast.config import refuse_unknown
+from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
 
@@ -65,6 +66,7 @@ class Faults:
     fail_fin: bool = False
 
     SWITCHES = frozenset(__annotations__)  # all of these
+    _OWN = frozenset({"accepted", "active", "_cleared"})
 
     def __init__(self) -> None:
         self.accepted: int = 0
@@ -72,6 +74,10 @@ class Faults:
         self._cleared = Event()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Turn a switch. Raises ConfigError for one that does not exist, and for a value that does not fit."""
+        if name not in self._OWN:
+            refuse_unknown({name: value}, self.SWITCHES)
+            self._check(name, value)
         super().__setattr__(name, value)
         if name in self.SWITCHES:
             # A writer looks at this one attribute only, so a server without faults pays nothing for them.
@@ -81,10 +87,23 @@ class Faults:
                 self._cleared = Event()
 
     def set(self, **switches: Any) -> None:
-        """Turn several switches at once; raises ConfigError for one that does not exist."""
+        """Turn several switches at once, as one by one; none where it raises ConfigError."""
         refuse_unknown(switches, self.SWITCHES)
         for name, value in switches.items():
+            self._check(name, value)
+        for name, value in switches.items():
             setattr(self, name, value)
+
+    def _check(self, name: str, value: object) -> None:
+        if name == "delay_replies":
+            check_seconds(name, value)
+        elif name == "lie_status" or (name == "close_after" and value is not None):
+            check_count(name, value)
+        elif name == "lie":
+            if not (value is None or isinstance(value, bytes)):
+                raise ConfigError(f"{name}={value!r}: must be bytes, or None")
+        elif name != "close_after" and not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r}: must be True or False")
 
     def clear(self) -> None:
         self.set(**{switch: getattr(Faults, switch) for switch in self.SWITCHES})
@@ -212,10 +231,20 @@ class FaultyLink:
 
     Attributes:
         address: where clients connect.
-        delay: seconds that each chunk waits, in both directions.
-        chunk: most bytes passed on at once; 0 passes them as they come.
+        delay: seconds that each chunk waits, in both directions. Raises ConfigError for what is no time.
+        chunk: most bytes passed on at once; 0 passes them as they come. Raises ConfigError for what is no number.
         connections: how many connections were accepted so far.
     """
+
+    __slots__ = (
+        *("address", "chunk", "connections", "delay", "target"),
+        *("_flowing", "_garbled", "_pairs", "_refusing", "_server"),
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("delay", "chunk"):
+            (check_seconds if name == "delay" else check_count)(name, value)
+        super().__setattr__(name, value)
 
     def __init__(self, target: Address | str, listen: Address | tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.target: Address = parse_address(target, DEFAULT_NSQD_TCP_PORT)

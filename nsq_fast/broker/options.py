@@ -6,6 +6,7 @@ port 0 takes any free port; an empty address leaves that face out. An nsqd takes
 
 from __future__ import annotations
 
+import math
 import socket
 import zlib
 from collections.abc import Mapping
@@ -169,6 +170,18 @@ class LookupdOptions(Config, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_listen_addresses(self, "tcp_address", "http_address")
+
+
+def check_count(name: str, value: object, least: int = 0) -> None:
+    """Raise ConfigError unless a value is a whole number, ``least`` or more."""
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise ConfigError unless a value is a time that can be waited for."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r}: must be a number of seconds, 0 or more")
 
 
 def is_path(address: str) -> bool:

@@ -12,7 +12,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,26 @@ STOP_TIMEOUT = 10.0
 
 
 class ServerAddresses(msgspec.Struct, frozen=True):
-    """Where a server of a broker process listens. ``https`` is None without a certificate."""
+    """Where a server of a broker process listens. ``https`` is None without a certificate.
+
+    ``tcp_address``, ``http_address``, ``https_address`` are the same, as those of a server in this process.
+    """
 
     tcp: Address
     http: Address
     https: Address | None = None
+
+    @property
+    def tcp_address(self) -> Address:
+        return self.tcp
+
+    @property
+    def http_address(self) -> Address:
+        return self.http
+
+    @property
+    def https_address(self) -> Address | None:
+        return self.https
 
 
 class _Addresses(msgspec.Struct):
@@ -65,6 +80,8 @@ class BrokerProcess(Watched):
         lookupd: whether there is an nsqlookupd, at which they register.
         data_path: where messages and metadata are kept; None keeps nothing.
         options: of the nsqds, as for ``Broker``.
+
+    Raises ConfigError for values that do not fit.
     """
 
     _group = "Broker"
@@ -72,12 +89,11 @@ class BrokerProcess(Watched):
     def __init__(
         self, nsqds: int = 1, lookupd: bool = True, data_path: str | os.PathLike[str] | None = None, **options: Any
     ) -> None:
-        self._settings: dict[str, Any] = {
-            "nsqds": nsqds,
-            "lookupd": lookupd,
-            "data_path": None if data_path is None else os.fspath(data_path),
-            **options,
-        }
+        self._set_up(data_path, nsqds=nsqds, lookupd=lookupd, **options)
+
+    def _set_up(self, data_path: str | os.PathLike[str] | None, **options: Any) -> None:
+        _make(self._group, {"data_path": data_path, **options})  # what is wrong is known here, and not in the child
+        self._settings = {"data_path": None if data_path is None else os.fspath(data_path), **options}
         self._addresses = _Addresses([], [])
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
@@ -111,7 +127,7 @@ class BrokerProcess(Watched):
     def start(self) -> None:
         """Start the child and return when it serves, on the addresses of the last time if there was one.
 
-        Without effect when it runs already. Raises NsqError when the child ends instead, with its reason on stderr.
+        Without effect when it runs already. Raises NsqError, with its reason, when the child ends instead.
         """
         if self.is_running:
             return
@@ -128,7 +144,7 @@ class BrokerProcess(Watched):
         assert self._process.stdout is not None
         self._output = FileObjectPosix(self._process.stdout.fileno(), "rb", closefd=False)
         try:
-            self._addresses = msgspec.json.decode(self._request(self._settings, START_TIMEOUT), type=_Addresses)
+            self._addresses = msgspec.json.decode(self._ask(self._settings, START_TIMEOUT), type=_Addresses)
         except BaseException:
             self.kill()
             raise
@@ -194,8 +210,10 @@ class BrokerProcess(Watched):
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> msgspec.Raw:
         """What a method returns, as JSON. Raises NsqError with the text of its error."""
-        question = {"method": method, "arguments": arguments, "keywords": keywords}
-        answer = msgspec.json.decode(self._request(question, STOP_TIMEOUT), type=_Answer)
+        return self._ask({"method": method, "arguments": arguments, "keywords": keywords}, STOP_TIMEOUT)
+
+    def _ask(self, question: Any, timeout: float) -> msgspec.Raw:
+        answer = msgspec.json.decode(self._request(question, timeout), type=_Answer)
         if answer.error is not None:
             raise NsqError(answer.error)
         return answer.value
@@ -217,20 +235,29 @@ class BrokerProcess(Watched):
         return answer
 
 
-def run(make: Callable[..., ServerGroup]) -> None:
-    """Start what ``make`` makes of the settings on stdin, and execute the commands that follow them."""
+def run(kind: str) -> None:
+    """Start ``Broker``, or ``RedesignedCluster``, with the settings on stdin; execute the commands that follow them."""
     collect_rarely()
     commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
-    group = make(**msgspec.json.decode(commands.readline()))
+    group = _make(kind, msgspec.json.decode(commands.readline()))
+    is_ready = False
     follower: Greenlet[..., Any] = Greenlet(_run_commands, commands, group)
     stopped = Event()
     follower.link(lambda _: stopped.set())
 
     def ready() -> None:
-        _write_line(_describe(group))
+        nonlocal is_ready
+        is_ready = True
+        _write_line(_answer(lambda: _describe(group)))
         follower.start()
 
-    serve(group, ready, stopped)
+    try:
+        serve(group, ready, stopped)
+    except (NsqError, OSError) as error:
+        if is_ready:
+            raise
+        _write_line(_Answer(error=str(error)))
+        sys.exit(1)
 
 
 def _run_commands(commands: Any, group: ServerGroup) -> None:
@@ -243,10 +270,16 @@ def _execute(
     group: ServerGroup, faults: _Faults, method: str, arguments: list[Any], keywords: dict[str, Any]
 ) -> _Answer:
     function = getattr(faults if hasattr(faults, method) else group, method)
+    return _answer(lambda: function(*arguments, **keywords))
+
+
+def _answer(function: Callable[[], Any]) -> _Answer:
     try:
-        return _Answer(msgspec.Raw(msgspec.json.encode(function(*arguments, **keywords))))
+        return _Answer(msgspec.Raw(msgspec.json.encode(function(), enc_hook=_addresses_of)))
     except NsqError as error:
         return _Answer(error=str(error))
+    except Exception as error:  # an argument of a kind that a method does not expect: nobody else pays for it
+        return _Answer(error=f"{type(error).__name__}: {error}")
 
 
 class _Faults:
@@ -268,11 +301,18 @@ class _Faults:
 def _describe(group: ServerGroup) -> _Addresses:
     addresses = _Addresses([], [])
     for server in group.servers.values():
-        if isinstance(server, NsqdServer):
-            addresses.nsqds.append(ServerAddresses(server.tcp_address, server.http_address, server.https_address))
-        else:
-            addresses.lookupds.append(ServerAddresses(server.tcp_address, server.http_address))
+        servers = addresses.nsqds if isinstance(server, NsqdServer) else addresses.lookupds
+        servers.append(_addresses_of(server))
     return addresses
+
+
+def _addresses_of(server: Any) -> ServerAddresses:
+    return ServerAddresses(server.tcp_address, server.http_address, getattr(server, "https_address", None))
+
+
+def _make(group: str, settings: Mapping[str, Any]) -> ServerGroup:
+    made: ServerGroup = getattr(importlib.import_module("nsq_fast.broker"), group)(**settings)
+    return made
 
 
 def _write_line(answer: Any) -> None:
@@ -280,8 +320,9 @@ def _write_line(answer: Any) -> None:
 
 
 def _remote(method: str) -> Callable[..., None]:
-    def call(self: BrokerProcess, *arguments: Any, **keywords: Any) -> None:
-        self._call(method, *arguments, **keywords)
+    def call(self: ClusterProcess, *arguments: Any, **keywords: Any) -> None:
+        named = {name: self._numbered(value) for name, value in keywords.items()}
+        self._call(method, *map(self._numbered, arguments), **named)
 
     return call
 
@@ -301,16 +342,22 @@ class ClusterProcess(BrokerProcess):
     def __init__(
         self, nodes: int = 3, lookupds: int = 2, data_path: str | os.PathLike[str] | None = None, **options: Any
     ) -> None:
-        super().__init__()
-        path = None if data_path is None else os.fspath(data_path)
-        self._settings = {"nodes": nodes, "lookupds": lookupds, "data_path": path, **options}
+        self._set_up(data_path, nodes=nodes, lookupds=lookupds, **options)
 
     @property
     def lookupds(self) -> list[ServerAddresses]:
         """The addresses of the nsqlookupds. Known once it has been started; the same after a restart."""
         return self._addresses.lookupds
 
-    # As the methods of ``RedesignedCluster``. Each raises NsqError.
+    def leader_of(self, topic: str, number: int) -> ServerAddresses:
+        """The nsqd that leads a partition: one of ``nsqds``, which may be dead. Raises NsqError."""
+        return msgspec.json.decode(self._call("leader_of", topic, number), type=ServerAddresses)
+
+    def _numbered(self, value: Any) -> Any:
+        """One of ``nsqds`` as its number: the child knows it by that."""
+        return self.nsqds.index(value) if isinstance(value, ServerAddresses) else value
+
+    # As the methods of ``RedesignedCluster``; a node is its number, or one of ``nsqds``. Each raises NsqError.
     create_topic: Callable[..., None] = _remote("create_topic")
     move_leader: Callable[..., None] = _remote("move_leader")
     wait_stable: Callable[..., None] = _remote("wait_stable")
@@ -463,7 +510,7 @@ def _target_of(value: object) -> object:
 
 
 def main() -> None:
-    run(getattr(importlib.import_module("nsq_fast.broker"), sys.argv[1]))
+    run(sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from nsq_fast.broker.lookupd import LookupDB, LookupdConnection, LookupdRoutes, 
 from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions, is_path
+from nsq_fast.broker.options import LookupdOptions, NsqdOptions, check_count, is_path
 from nsq_fast.broker.stats import StatsdPusher, key_prefix
+from nsq_fast.broker.store import NOT_OF_SEVERAL, refuse_others
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.names import Address
 
@@ -97,7 +98,7 @@ class Watched(Startable):
                 message or heartbeat leaves. ``pause``: nothing is delivered. ``kill``: they are gone, as by SIGKILL,
                 and those that ran start again on their ports at the end.
 
-        Raises NsqError for a name that does not exist.
+        Raises NsqError for a name that does not exist, and for a value that does not fit.
         """
 
 
@@ -470,6 +471,8 @@ class ServerGroup(Watched):
         }
         if name not in switches:
             raise ConfigError(f"{name!r} is no fault; there are {', '.join(switches)}")
+        if value is not None and name != "delay":
+            raise ConfigError(f"{value!r}: the fault {name!r} takes no value")
         before = [{each: getattr(nsqd.faults.tcp, each) for each in switches[name]} for nsqd in nsqds]
         killed = [nsqd for nsqd in nsqds if name == "kill" and nsqd.is_running]
         for nsqd in nsqds:
@@ -552,8 +555,10 @@ class Broker(ServerGroup):
         addresses: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        _check_arguments(nsqds, data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
+        check_count("nsqds", nsqds)
+        check_arguments(data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
         self._addresses = addresses or {}
+        self._data_path = data_path
         self.lookupd: LookupdServer | None = None
         if lookupd:
             fixed = [self._addresses.get("lookupd") or {}]
@@ -573,6 +578,8 @@ class Broker(ServerGroup):
         return nsqds if self.lookupd is None else {**nsqds, "lookupd": self.lookupd}
 
     def _start(self) -> None:
+        if self._data_path is not None and len(self.nsqds) > 1:
+            refuse_others(Path(self._data_path), NOT_OF_SEVERAL)
         if self.lookupd is not None:
             self.lookupd.start()
             for nsqd in self.nsqds:
@@ -602,9 +609,8 @@ class Broker(ServerGroup):
         return counted(base, number, self._addresses.get("nsqds", ()), node_id=node_id)  # type: ignore[no-any-return]
 
 
-def _check_arguments(nsqds: object, data_path: object, mappings: Mapping[str, object]) -> None:
-    if not isinstance(nsqds, int) or nsqds < 0:
-        raise ConfigError(f"nsqds={nsqds!r}: must be a whole number, 0 or more")
+def check_arguments(data_path: object, mappings: Mapping[str, object]) -> None:
+    """Raise ConfigError for a data path that is none, and for what is no mapping."""
     if data_path is not None and not isinstance(data_path, (str, os.PathLike)):
         raise ConfigError(f"data_path={data_path!r}: must be a path, or None")
     for name, value in mappings.items():

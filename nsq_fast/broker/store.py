@@ -18,6 +18,7 @@ channels by its checkpoint.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import logging
@@ -43,6 +44,7 @@ _KEPT = struct.Struct(">QI")
 _LEAST_FREED = 256 * 1024
 _SHARE_FREED = 4
 """Segments are let go for copies that are not more than a fourth of them: else a copy costs more than it frees."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ChannelCheckpoint(msgspec.Struct, array_like=True):
@@ -166,7 +168,8 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
         checkpoint = Checkpoint(log.end, log.first, {})
     if log.last_id:
         topic.ids.skip(log.last_id)
-    log.start_at(checkpoint.end)
+    # Where the log made room for a checkpoint that was not written, a number of ``kept`` would be given once more.
+    log.start_at(max(checkpoint.end, *(number + 1 for number in log.kept), 0))
     if (first := checkpoint.first(log.kept)) < min(log.first, checkpoint.end):
         missing = min(log.first, checkpoint.end) - first
         logger.error(
@@ -222,6 +225,13 @@ _PREFIX = "t."
 
 _DELETED = "deleted."
 
+_REAL = {"*.diskqueue.*.dat": "the original nsqd", "*/*.diskqueue.meta.writer.dat": "the redesigned nsqd"}
+_OF_SEVERAL = {"nsqd0/nsqd.dat": "several embedded nsqds", "nsqd0/cluster.json": "an embedded cluster"}
+NOT_OF_ONE: Mapping[str, str] = {**_REAL, **_OF_SEVERAL, "cluster.json": "a node of an embedded cluster"}
+NOT_OF_SEVERAL: Mapping[str, str] = {_METADATA: "one embedded nsqd", "nsqd0/cluster.json": "an embedded cluster"}
+NOT_OF_CLUSTER: Mapping[str, str] = {**_REAL, _METADATA: "an embedded nsqd", "nsqd0/nsqd.dat": "several embedded nsqds"}
+"""Files whose messages would be ignored in the data path of one nsqd, of several, of a cluster; and whose they are."""
+
 
 class ChannelMetadata(msgspec.Struct):
     name: str
@@ -240,10 +250,15 @@ class Metadata(msgspec.Struct):
 
 
 class Store:
-    """The data path of an nsqd, locked against others; without one nothing is kept and nothing found."""
+    """The data path of an nsqd, locked against others; without one nothing is kept and nothing found.
 
-    def __init__(self, data_path: str | None) -> None:
+    Raises DataPathError when it is no folder, is in use, has what ``others`` names, or nothing can be written there.
+    """
+
+    def __init__(self, data_path: str | None, others: Mapping[str, str] = NOT_OF_ONE) -> None:
         self._path = None if data_path is None else Path(data_path)
+        if self._path is not None:
+            refuse_others(self._path, others)
         self._lock = None if self._path is None else _lock(self._path)
 
     @property
@@ -321,6 +336,20 @@ class Store:
             topic.log.remove_before(oldest_needed(topic))
             return
         checkpoint = take_checkpoint(topic)
+        try:
+            self._write_checkpoint(folder, topic, checkpoint)
+        except OSError as error:
+            # What is consumed makes room for the checkpoint that says so. If the process ends before that is written,
+            # the one on disk goes on at the first segment there is. It may not know what is kept beside the log: so
+            # every segment with an unfinished message stays.
+            done = checkpoint.first(())
+            if error.errno not in _NO_ROOM or not topic.log.bytes_before(done):
+                raise
+            topic.log.remove_before(done)
+            self._write_checkpoint(folder, topic, checkpoint)
+        topic.log.remove_before(checkpoint.first(topic.log.kept))
+
+    def _write_checkpoint(self, folder: Path, topic: Topic, checkpoint: Checkpoint) -> None:
         kept = frames_to_keep(topic, checkpoint)
         if kept is not topic.log.kept:
             # Synced: what it replaces is removed. Before the checkpoint, which would name what is nowhere.
@@ -328,7 +357,6 @@ class Store:
             topic.log.kept = kept
         # Not synced: one that a power loss breaks only makes messages come again.
         write_json(folder / _CHECKPOINT, checkpoint, sync=False)
-        topic.log.remove_before(checkpoint.first(topic.log.kept))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -336,9 +364,21 @@ class Store:
             self._lock = None
 
 
+def refuse_others(path: Path, others: Mapping[str, str]) -> None:
+    """Raise DataPathError where a folder has a file of ``others``, whose messages would be left out without a word."""
+    for pattern, whose in others.items():
+        if found := next(path.glob(pattern), None):
+            raise DataPathError(
+                f"data_path {str(path)!r} is of {whose}, as {found.relative_to(path)} in it shows: its messages cannot"
+                " be delivered here. Start what wrote it to deliver them, or give another folder"
+            )
+
+
 def _lock(path: Path) -> int:
     if not path.is_dir():
         raise DataPathError(f"data_path {str(path)!r} is not a folder")
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        raise DataPathError(f"data_path {str(path)!r}: nothing can be written there, by its permissions or its mount")
     fd = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

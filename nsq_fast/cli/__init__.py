@@ -7,8 +7,11 @@ arguments), 130 (Ctrl-C before the work was done).
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
+import os
+import sys
 from typing import Any
 
 import click
@@ -40,6 +43,10 @@ COMMANDS = {
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing to standard output may fail with, which click leaves alone; a reader that has gone is its affair."""
+
+
 class Commands(click.Group):
     """A group whose commands are modules of this package."""
 
@@ -52,6 +59,17 @@ class Commands(click.Group):
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(f".{module}", __package__), name or "command")
         return command
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return super().main(*arguments, **settings)
+        except OSError as error:
+            if error.errno not in _NOT_WRITTEN or error.filename is not None:
+                raise
+            # What is left in the buffer goes nowhere, or the end of the interpreter would complain of it once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -28,7 +28,7 @@ from nsq_fast.printable import counted
 from . import console, options
 from .options import Security, security_options
 
-_ONE, _RATE = click.IntRange(1), click.FloatRange(0)
+_ONE = click.IntRange(1)
 _BUFFERING = "Whether nsqd sends each message at once, or gathers them in its output buffer."
 _SETTINGS: dict[str, tuple[Any, Any, str]] = {
     "size": (_ONE, 200, "Bytes in a message."),
@@ -52,7 +52,7 @@ _SETTINGS: dict[str, tuple[Any, Any, str]] = {
         "Time to settle before an open loop begins, or before an idle client is measured.",
     ),
     "mode": (click.Choice(MODES), "single", "One publish at a time, many callers at once, or batches."),
-    "rate": (_RATE, 0.0, "Open loop: publish so many messages/s, however fast they are handled."),
+    "rate": (options.rate, 0.0, "Open loop: publish so many messages/s, however fast they are handled."),
     "compression": (click.Choice(COMPRESSIONS[1:]), None, "Compress the connections."),
 }
 """Option of a scenario -> its type, its default, its help."""

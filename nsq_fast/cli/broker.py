@@ -23,7 +23,6 @@ from gevent.event import Event
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
 from nsq_fast.broker.message import collect_rarely
-from nsq_fast.broker.net import split_listen_address
 from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
@@ -230,6 +229,10 @@ def _group(
         raise click.UsageError("--nsqds 0 with --no-lookupd leaves nothing to run")
     lookupd_flags = {name.removeprefix(_LISTEN): flags.pop(name) for name in list(flags) if name.startswith(_LISTEN)}
     lookupd_flags |= {name: flags.pop(name) for name in _LOOKUPD_FLAGS}
+    try:
+        LookupdOptions.of(lookupd_flags)
+    except ConfigError as error:  # of an nsqd there is an option of the same name
+        raise click.UsageError(f"of the nsqlookupd: {error}") from error
     if redesigned:
         given = {name: value for name, value in flags.items() if name in _DEFAULTS or _is_given(context, name)}
         return _cluster(nodes, lookupds, given, lookupd_flags)
@@ -263,7 +266,8 @@ def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: di
 def _all_but_first_free(count: int, flags: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Where servers listen: all but the first on free ports, or on paths that are counted."""
     faces = {face: flags[f"{face}_address"] for face in ("tcp", "http")}
-    free = {face: (split_listen_address(at)[0], 0) for face, at in faces.items() if at and not is_path(at)}
+    hosts = {face: at.rpartition(":")[0].strip("[]") for face, at in faces.items() if at and not is_path(at)}
+    free = {face: (host or "0.0.0.0", 0) for face, host in hosts.items()}
     return [{}] + [free] * (count - 1)
 
 

@@ -6,6 +6,7 @@ Options keep the names of NSQ's own tools, with a shorter second name.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -153,6 +154,17 @@ def duration(text: str | float) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def rate(text: str | float) -> float:
+    """Parse how many there are in a second: click's own range lets nan pass."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise click.BadParameter(f"{text!r} is not a rate: a number, 0 or more")
+    return value
+
+
 def seconds(*names: str, default: float | None = None, help: str) -> Decorator:
     """An option that is a duration."""
     shows_default = default is not None
@@ -167,8 +179,17 @@ def number(*names: str, default: int, least: int = 1, most: int | None = None, h
 
 
 def output_file(*names: str, help: str) -> Decorator:
-    """An option that names a file to be written."""
-    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=help)
+    """An option that names a file to be written; one that cannot be is refused before any work is done."""
+    kind = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option(*names, type=kind, metavar="FILE", help=help, callback=_in_a_folder)
+
+
+def _in_a_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """The folder of a file is made when it is written, where it may be."""
+    there = next((folder for folder in path.parents if folder.exists()), None) if path else None
+    if there is not None and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise click.BadParameter(f"{path} cannot be written: {there} is no folder in which files can be made")
+    return path
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -67,7 +67,7 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
     "-d", "--delimiter", default="\\n", show_default=True, help="What ends a message; \\n, \\t, \\0 are understood."
 )
 @click.option("-0", "--null", is_flag=True, help="Messages end with a NUL byte, as `find -print0` writes them.")
-@click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Messages per second at most; 0: no limit.")
+@click.option("--rate", type=options.rate, default=0.0, help="Messages per second at most; 0: no limit.")
 @options.number("--batch", default=200, most=100_000, help="Messages per MPUB at most.")
 @options.seconds("--defer", help="Deliver them so much later; not redesigned.")
 @click.option("--key", help="Messages with the same key go to the same partition, in order.")

@@ -54,7 +54,7 @@ def command(is_module: bool, program: str, args: tuple[str, ...]) -> None:
             sys.path.insert(0, "")
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
-            if not Path(program).exists():
+            if not Path(program).is_file() and not Path(program, "__main__.py").is_file():
                 raise click.UsageError(f"no such file: {program}")
             sys.path.insert(0, str(Path(program).resolve().parent))
             runpy.run_path(program, run_name="__main__")

@@ -180,6 +180,8 @@ def command(
     names = list(dict.fromkeys([*topics, *more_topics]))
     if not names:
         raise click.UsageError("say which TOPIC to print")
+    if sys.stdout is None:
+        raise click.UsageError("standard output is closed: there is nowhere to print to")
     nsqds, lookupds = options.find_servers(nsqds, lookupds)
     if not (channel or take_backlog):
         refuse_first_channel(names, nsqds, nsqds_http, lookupds, security)

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from select import POLLIN
@@ -156,8 +157,19 @@ def load(target: str, folder: str, settings: Settings) -> list[Running]:
     An attribute is a function that was declared, a Subscription, a Consumer, several of them, or a function that
     returns such. Without one, it is all that was declared with ``subscribe``.
 
-    Raises ConfigError, and whatever the module raises.
+    Raises ConfigError, also where the module ends the program, and whatever else the module raises.
     """
+    try:
+        return _loaded(target, folder, settings)
+    except SystemExit as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{target} ends the program where it should declare what runs: sys.exit({error.code!r}) at"
+            f" {at.filename}:{at.lineno}"
+        ) from None
+
+
+def _loaded(target: str, folder: str, settings: Settings) -> list[Running]:
     module_name, _, attribute = target.partition(":")
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -7,9 +7,11 @@ import errno
 import json
 import logging
 import os
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from support.http import ask
 from support.waiting import until
 from support.wire import Consumer, WireClient, sized
 
-from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
 from nsq_fast.broker.journal import OPEN_FILES, Journal, Position, replace_file
 from nsq_fast.broker.message import DataPathError, SnowflakeIds, encode_frames
 from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.servers import ServerGroup
 from nsq_fast.broker.store import Store
 from nsq_fast.broker.topic import Topic
 
@@ -134,6 +137,51 @@ def test_data_path_is_for_one_nsqd(server: NsqdServer, tmp_path: Path) -> None:
         Nsqd(NsqdOptions(data_path=str(tmp_path))).start()
     with pytest.raises(DataPathError, match="not a folder"):
         Nsqd(NsqdOptions(data_path=str(tmp_path / "missing"))).start()
+
+
+REAL = "t.diskqueue.000000.dat", "t:c.diskqueue.meta.dat"
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "whose"),
+    [
+        *((name, Broker, "the original nsqd") for name in REAL),
+        *((name, RedesignedCluster, "the original nsqd") for name in REAL),
+        ("nsqd1/" + REAL[0], partial(Broker, nsqds=2), "the original nsqd"),
+        ("t/t-0.diskqueue.meta.writer.dat", Broker, "the redesigned nsqd"),
+        ("t/t-0.diskqueue.meta.writer.dat", RedesignedCluster, "the redesigned nsqd"),
+        ("nsqd0/nsqd.dat", Broker, "several embedded nsqds"),
+        ("nsqd0/nsqd.dat", RedesignedCluster, "several embedded nsqds"),
+        ("nsqd0/cluster.json", Broker, "an embedded cluster"),
+        ("nsqd0/cluster.json", partial(Broker, nsqds=2), "an embedded cluster"),
+        ("nsqd.dat", partial(Broker, nsqds=2), "one embedded nsqd"),
+        ("nsqd.dat", RedesignedCluster, "an embedded nsqd"),
+    ],
+)
+def test_a_data_path_of_others_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, make: Callable[..., ServerGroup], whose: str
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"messages")
+    said = f"'{tmp_path}.* is of {whose}, as .*{file.name} in it shows: its messages .* give another folder"
+    with pytest.raises(DataPathError, match=said), make(data_path=tmp_path):
+        pass
+    assert file.read_bytes() == b"messages"
+
+
+@pytest.mark.parametrize("make", [Broker, RedesignedCluster])
+def test_a_data_path_that_cannot_be_written_is_refused(make: Callable[..., ServerGroup]) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a name that other users reach, as tmp_path is not
+        Path(folder).chmod(0o555)
+        user = os.geteuid()
+        try:
+            if not user:
+                os.seteuid(65534)  # root writes everywhere
+            with pytest.raises(DataPathError, match="nothing can be written there"), make(data_path=folder):
+                pass
+        finally:
+            os.seteuid(user)
 
 
 def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
@@ -649,6 +697,93 @@ def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later
     assert len([error for error in count_errors(caplog) if "No space" in error]) == 1
     with in_nsqd(tmp_path) as nsqd:
         assert set(nsqd.topics["u"].channels) == {"d"}
+
+
+class SmallDisk:
+    """Has room for so many bytes of files in a folder: a write beyond that is done in part, and the next one fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        write, pwrite = os.write, os.pwrite
+        monkeypatch.setattr("nsq_fast.broker.journal.os.write", lambda fd, data: write(fd, self._part(data)))
+        monkeypatch.setattr("nsq_fast.broker.journal.os.pwrite", lambda fd, data, at: pwrite(fd, self._part(data), at))
+
+    @property
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    def _part(self, data: Any) -> memoryview:
+        if (free := self.size - self.used) <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return memoryview(data)[:free]
+
+
+def fill(server: NsqdServer) -> int:
+    """Publish until the disk is full; how many messages there are."""
+    client, count = WireClient(server.tcp_address), 0
+    while (answer := client.command(b"PUB t\n" + sized(b"%01000d" % count))) == b"OK":
+        count += 1
+    assert b"No space" in answer
+    client.close()
+    return count
+
+
+def takes(server: NsqdServer, body: bytes) -> bool:
+    client = WireClient(server.tcp_address)
+    answer = client.command(b"PUB t\n" + sized(body))
+    client.close()
+    return answer == b"OK"
+
+
+@pytest.mark.parametrize("file_size", [20_000, 1 << 20])
+def test_a_full_disk_has_room_again_when_its_messages_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file_size: int
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02, max_bytes_per_file=file_size)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t").get_channel("c")
+        disk = SmallDisk(monkeypatch, tmp_path, 400_000)
+        count = fill(server)
+        disk.size = disk.used  # not a byte is left, for a checkpoint either
+        assert sorted(consume(subscribe(server, rdy=100), count)) == list(range(count))
+        until(lambda: disk.used < 100_000)
+        until(lambda: server.nsqd.error is None)
+        assert takes(server, b"-1")
+        assert consume(subscribe(server), 1) == [-1]
+        assert takes(server, b"-2")
+        kill(server)
+        assert consume(subscribe(server), 1)[-1] in {-1, -2}
+    assert "damaged" not in caplog.text
+    assert "missing" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file_size", "share", "expected"), [(20_000, 2, 300_000), (20_000, 1, 50_000), (1 << 20, 1, 50_000)]
+)
+def test_what_made_room_for_others_is_not_missed_if_the_process_is_killed_before_that_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_size: int, share: int, expected: int
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02, max_bytes_per_file=file_size, preserve_order=True)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t").get_channel("c")
+        server.nsqd.get_topic("t").get_channel("slow")
+        disk = SmallDisk(monkeypatch, tmp_path, 400_000)
+        count = fill(server)
+        disk.size = 0  # it stays full, whatever is removed
+        assert sorted(consume(subscribe(server, rdy=100), count)) == list(range(count))
+        left = set(range(count)) - set(consume(subscribe(server, "slow"), count // share))
+        until(lambda: disk.used < expected)
+        server.kill()
+        monkeypatch.undo()
+        server.start()
+        slow = subscribe(server, "slow")
+        came: list[int] = []
+        while not left <= set(came):
+            came += consume(slow, 1)
+        assert takes(server, b"-1")
+        until(lambda: consume(slow, 1) == [-1])
+        until(lambda: server.nsqd.topics["t"].channels["slow"].in_flight_count == 0)
+        assert server.nsqd.topics["t"].channels["slow"].depth == 0
 
 
 def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

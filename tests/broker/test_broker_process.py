@@ -152,9 +152,30 @@ def test_faults_of_a_process(process: BrokerProcess) -> None:
         process.set_faults("nsqd0.tcp", drop_reply=True)
 
 
-def test_options_of_a_process_that_do_not_fit() -> None:
-    with pytest.raises(NsqError, match="ended, with status 1"):
-        BrokerProcess(max_message_size=1).start()
+@pytest.mark.parametrize(
+    ("make", "options", "said"),
+    [
+        (BrokerProcess, {"max_message_size": 1}, "unknown option 'max_message_size'"),
+        (BrokerProcess, {"nsqds": -1}, "nsqds=-1: must be a whole number, 0 or more"),
+        (BrokerProcess, {"data_path": 1}, "data_path=1: must be a path"),
+        (ClusterProcess, {"nodes": "2"}, "nodes='2': must be a whole number, 1 or more"),
+        (ClusterProcess, {"takeover_delay": -1}, "takeover_delay=-1.0: must be a number, at least 0"),
+        (ClusterProcess, {"addresses": 1}, "addresses=1: must be a mapping"),
+    ],
+)
+def test_options_of_a_process_that_do_not_fit_are_refused_before_it_starts(
+    make: Callable[..., object], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(**options)
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "t.diskqueue.000000.dat").touch()
+    process = BrokerProcess(data_path=tmp_path)
+    with pytest.raises(NsqError, match="is of the original nsqd"):
+        process.start()
+    assert not process.is_running
 
 
 def test_a_process_does_not_outlive_its_parent() -> None:
@@ -197,7 +218,7 @@ def test_a_signal_ends_a_process_with_its_state_saved(tmp_path: Path, number: in
     assert child.stdout is not None
     child.stdin.write(json.dumps({"lookupd": False, "data_path": str(tmp_path)}).encode() + b"\n")
     child.stdin.flush()
-    http = json.loads(child.stdout.readline())["nsqds"][0]["http"]
+    http = json.loads(child.stdout.readline())["value"]["nsqds"][0]["http"]
     ask(tuple(http), "POST", "/pub?topic=t", b"x")
     child.send_signal(number)
     assert child.wait(10) == 0
@@ -633,6 +654,19 @@ def test_leaders_move_and_nodes_die(cluster_process: ClusterProcess) -> None:
     client.close()
 
 
+def test_the_leader_of_a_partition_is_one_of_its_nodes(cluster_process: ClusterProcess) -> None:
+    numbers = leaders(cluster_process)
+    for number, node in numbers.items():
+        assert cluster_process.leader_of("t", int(number)) == cluster_process.nsqds[node]
+    before = cluster_process.leader_of("t", 0)
+    cluster_process.isolate_node(before)
+    until(lambda: cluster_process.leader_of("t", 0) != before)
+    cluster_process.heal_node(node=before)
+    cluster_process.wait_stable()
+    with pytest.raises(NsqError, match="there is no partition 9 of 't'"):
+        cluster_process.leader_of("t", 9)
+
+
 def test_faults_of_nodes(cluster_process: ClusterProcess) -> None:
     cluster_process.set_faults("lookupd1.http", lie="<html>")
     assert ask(cluster_process.lookupds[1].http, "GET", "/topics").body == b"<html>"
@@ -644,6 +678,9 @@ def test_what_cannot_be(cluster_process: ClusterProcess) -> None:
         cluster_process.kill_node(7)
     with pytest.raises(NsqError, match="No node is available"):
         cluster_process.create_topic("large", 3, 3)
+    with pytest.raises(NsqError, match="unexpected keyword argument 'order'"):
+        cluster_process.create_topic("t", order=True)
+    assert cluster_process.depth("none") == 0  # the process goes on
     with pytest.raises(ConfigError, match="did you mean 'takeover_delay'"):
         RedesignedCluster(takeover_delays=1)
     with pytest.raises(ConfigError, match="nodes=0"):

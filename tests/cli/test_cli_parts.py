@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from support.commands import Answering, run, serving
 
 from nsq_fast._codec import Message
 from nsq_fast.bench import results
+from nsq_fast.broker import BrokerProcess
 from nsq_fast.cli import COMMANDS, demo, main, options
 from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.jobs import Ledger
@@ -335,6 +338,17 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["broker", "--redesigned", "--mem-queue-size", "5"], "--mem-queue-size: not for --redesigned"),
         (["broker", "--redesigned", "--statsd-address", "a:1"], "--statsd-address: not for --redesigned"),
         (["broker", "--redesigned", "--lookupd-tcp-address", "a:1"], "--lookupd-tcp-address: not for --redesigned"),
+        *(
+            ([*command, "--tcp-address", "foo", *program], "tcp_address='foo': must be host:port")
+            for command, program in [(["broker"], []), (["broker", "--redesigned"], []), (["with-broker"], ["true"])]
+            for command in (command, [*command, "--nodes" if "--redesigned" in command else "--nsqds", "2"])
+        ),
+        (["broker", "--lookupd-listen-tcp-address", "foo"], "of the nsqlookupd: tcp_address='foo': must be host:port"),
+        (["pub", "t", "--nsqd", "h", "--rate", "nan"], "--rate"),
+        (["bench", "publish", "--rate", "nan"], "--rate"),
+        (["bench", "consume", "--rate", "inf"], "--rate"),
+        (["bench", "idle", "--json", "/dev/null/x.json"], "/dev/null/x.json cannot be written: /dev/null is no folder"),
+        (["run-as-gnsq", "/"], "no such file: /"),
         (["no-such-command"], "No such command"),
     ],
 )
@@ -344,6 +358,44 @@ def test_wrong_arguments_give_one_line_that_says_what_to_do(arguments: list[str]
     error = [line for line in result.output.splitlines() if line.startswith("Error:")]
     assert len(error) == 1
     assert says in error[0]
+
+
+def written_to(where: str, *arguments: str) -> tuple[int, str]:
+    """The exit code of a command in a process of its own, and what it says on stderr."""
+    command = shlex.join([sys.executable, "-m", "nsq_fast", *arguments])
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {where}"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["nsqd", "--version"], ["demo", "--messages=9", "--no-traces"]])
+def test_what_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    code, said = written_to(">/dev/full", *arguments)
+    assert code == 1
+    assert said.splitlines()[-1] == "Error: cannot write the output: No space left on device"
+    assert "Traceback" not in said
+
+
+def test_a_standard_output_that_is_closed_is_no_traceback() -> None:
+    code, said = written_to(">&-", "nsqd", "--version")
+    assert code == 0
+    assert said.startswith("nsqd v")
+
+
+def test_tail_needs_a_standard_output(tmp_path: Path) -> None:
+    with BrokerProcess(lookupd=False) as process:
+        servers = "--nsqd", str(process.nsqd.tcp), "--nsqd-http", str(process.nsqd.http)
+        assert run("pub", "t", *servers[:2], __file__).exit_code == 0
+        code, said = written_to(">&-", "tail", "t", "-c", "c", *servers)
+        assert code == 2
+        assert "standard output is closed" in said
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from pathlib import Path
 
 import fleet
+import pytest
 
 
 def figure(answer: fleet.Answer, what: str) -> str:
@@ -60,3 +63,14 @@ def test_backoff_spares_a_bad_downstream() -> None:
 
 def test_the_same_seed_gives_the_same_answer() -> None:
     assert fleet.QUESTIONS["leaders"](0.003, "7") == answered("leaders")
+
+
+@pytest.mark.parametrize("scale", ["-1", "0", "nan", "inf"])
+def test_a_fleet_of_no_size_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scale: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleet.py", "--scale", scale, "--charts", str(tmp_path / "charts")])
+    with pytest.raises(SystemExit, match="2"):
+        fleet.main()
+    assert "must be more than 0" in capsys.readouterr().err
+    assert not (tmp_path / "charts").exists()

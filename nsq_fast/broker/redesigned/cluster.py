@@ -16,17 +16,19 @@ from nsq_fast.broker.options import (
     ClusterOptions,
     LookupdOptions,
     NsqdOptions,
+    check_count,
     cluster_lookupd_options,
 )
 from nsq_fast.broker.redesigned.commands import REDESIGNED
-from nsq_fast.broker.redesigned.coordinator import ClusterError, Coordinator
+from nsq_fast.broker.redesigned.coordinator import NO_NODE, ClusterError, Coordinator
 from nsq_fast.broker.redesigned.http import NodeRoutes
 from nsq_fast.broker.redesigned.keeper import DiskKeeper
 from nsq_fast.broker.redesigned.lookup import ClusterLookupRoutes
 from nsq_fast.broker.redesigned.partition import ClusterState, Node, Partition, TopicMeta
-from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, counted
+from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, check_arguments, counted
 from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
+from nsq_fast.names import check_channel, check_topic
 
 _POLL = 0.005
 
@@ -149,9 +151,9 @@ class RedesignedCluster(ServerGroup):
     ) -> None:
         super().__init__()
         for name, count in (("nodes", nodes), ("lookupds", lookupds)):
-            if count < 1:
-                raise ConfigError(f"{name}={count}: must be 1 or more")
-        options = {**NODE_DEFAULTS, **TIMINGS.get(options.get("timings", ""), {}), **options}
+            check_count(name, count, 1)
+        check_arguments(data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
+        options = {**NODE_DEFAULTS, **TIMINGS.get(str(options.get("timings")), {}), **options}
         own, base = split_options(options, ClusterOptions, NsqdOptions)
         self.options: ClusterOptions = own
         self._data_path = data_path
@@ -177,17 +179,43 @@ class RedesignedCluster(ServerGroup):
     # --- topics ------------------------------------------------------------------------------------------------------
 
     def create_topic(
-        self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: Sequence[str] = (), **flags: Any
+        self,
+        topic: str,
+        partitions: int = 1,
+        replicas: int = 1,
+        *,
+        channels: Sequence[str] = (),
+        ordered: bool = False,
+        ext: bool = False,
+        multi_part: bool = False,
+        disable_channel_auto_create: bool = False,
     ) -> None:
         """Create a topic, with channels on each partition; returns when all have leaders.
 
-        Raises ClusterError when it cannot be.
+        A topic that is neither ordered nor multi_part needs ``partitions * replicas`` nodes, another one ``replicas``.
 
-        Args:
-            flags: ``ordered``, ``ext``, ``multi_part``, ``disable_channel_auto_create``. A topic that is neither
-                ordered nor multi_part needs ``partitions * replicas`` nodes.
+        Raises ConfigError for values that do not fit, ClusterError when the cluster refuses.
         """
+        check_topic(topic)
+        check_count("partitions", partitions, 1)
+        check_count("replicas", replicas, 1)
+        if isinstance(channels, str):
+            raise ConfigError(f"channels={channels!r}: must be several names, as a list")
+        for channel in channels:
+            check_channel(channel)
+        flags: dict[str, Any] = {
+            "ordered": ordered,
+            "ext": ext,
+            "multi_part": multi_part,
+            "disable_channel_auto_create": disable_channel_auto_create,
+        }
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r}: must be True or False")
         meta = TopicMeta(partitions, replicas, **flags)
+        needed, there = meta.nodes_for(partitions), len(self.state.staying)
+        if needed > there:
+            raise ClusterError(f"{NO_NODE}: {topic!r} needs {needed} nodes, and there are {there}")
         if meta.disable_channel_auto_create:
             meta.channels = list(channels)
         self.coordinator.create(topic, meta)

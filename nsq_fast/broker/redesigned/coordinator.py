@@ -393,7 +393,7 @@ class Coordinator:
         self._add_partitions(topic, meta)
 
     def _require_nodes(self, meta: TopicMeta, partition_num: int) -> None:
-        if meta.replica * (1 if meta.may_share_nodes else partition_num) > len(self.state.staying):
+        if meta.nodes_for(partition_num) > len(self.state.staying):
             raise ClusterError(NO_NODE)
 
     def _add_partitions(self, topic: str, meta: TopicMeta) -> None:

@@ -28,6 +28,7 @@ from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.channel import PartitionChannel
 from nsq_fast.broker.redesigned.log import PartitionLog
 from nsq_fast.broker.redesigned.partition import ClusterState, Decision, Keeper, Partition, TopicMeta
+from nsq_fast.broker.store import NOT_OF_CLUSTER
 from nsq_fast.broker.store import Store as DataPath
 from nsq_fast.log_events import BROKER_METADATA_INVALID
 
@@ -92,7 +93,7 @@ class DiskKeeper(Keeper):
         """Raises OSError, DataPathError, when the path cannot be used."""
         self._path = Path(path)
         self._path.mkdir(parents=True, exist_ok=True)
-        self._lock = DataPath(os.fspath(path))
+        self._lock = DataPath(os.fspath(path), NOT_OF_CLUSTER)
         self._state = state
         self._options = options
         self._interval = interval

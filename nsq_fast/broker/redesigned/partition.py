@@ -78,6 +78,10 @@ class TopicMeta:
         """Whether a node may have several partitions of the topic."""
         return self.ordered or self.multi_part
 
+    def nodes_for(self, partitions: int) -> int:
+        """How many nodes so many partitions of the topic need."""
+        return self.replica * (1 if self.may_share_nodes else partitions)
+
     def is_same(self, other: TopicMeta) -> bool:
         """Whether a topic that is created like that is the same."""
         mine, theirs = (dataclasses.replace(each, magic_code=0, channels=[]) for each in (self, other))
