@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.names import Address
 from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, parse_source, source_of, topic_of
@@ -150,10 +150,16 @@ def _of_channels(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
             " it: --option name=value, or lags(checkpoint, {name: value})"
         )
     options = SourceOptions.parse(given)
-    backlogs = Backlogs(options)
+    backlogs = Backlogs(options, creates=False)
     try:
         depths = backlogs.all_depths()
-        servers = {topic: backlogs.servers(topic) for topic in {topic_of(each) or options.topic for each in depths}}
+        topics = sorted({topic_of(each) or options.topic for each in depths})
+        for topic in topics:
+            if not backlogs.of(topic).has_channel:
+                raise LookupFailed(
+                    f"channel {options.channel!r} of topic {topic!r} is not known to its servers: is its name right?"
+                )
+        servers = {topic: backlogs.servers(topic) for topic in topics}
     finally:
         backlogs.close()
     planned = _planned(state)

@@ -20,13 +20,22 @@ from support.journal import CHANNEL, TOPIC, Query, Server, reading
 from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
+from support.spark_replay import Topic
 from support.waiting import WAIT, until
 
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
+from nsq_fast.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    JournalClosed,
+    JournalError,
+    JournalMissing,
+    JournalTaken,
+)
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal import collect as connections
 from nsq_fast.spark.journal import collect as disk_wait
@@ -761,6 +770,25 @@ def test_a_reader_has_no_side_effects_until_it_is_used(server: Server, tmp_path:
     options = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path / "none"), **server.options}
     JournalStreamReader(SourceOptions.parse(options))
     assert not (tmp_path / "none").exists()
+
+
+def test_a_query_that_is_refused_creates_no_channel(server: Server, query: Query) -> None:
+    server.publish(5)
+    assert query.batch()
+    query.change(channel="misspelt")
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(JournalError, match="misspelt"):
+        query.reader.latestOffset(query.offset, ReadAllAvailable())
+    [topic] = server.client.stats(TOPIC)["topics"]
+    assert [channel["channel_name"] for channel in topic["channels"]] == [CHANNEL]
+
+
+def test_a_query_has_its_channel_once_it_has_begun(cluster: ClusterProcess, tmp_path: Path) -> None:
+    fill(cluster, "begun", 1)
+    query = Query(tmp_path / "journal", {**cluster_options(cluster, "begun"), "channel": "of-its-own"})
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.reader.latestOffset(query.offset, ReadAllAvailable()) == query.offset
+    assert "of-its-own" in Topic("begun", str(cluster.lookupd.http)).channels(0)
 
 
 @pytest.mark.parametrize("name", ["topic", "channel"])

@@ -559,6 +559,21 @@ def test_a_query_of_the_journalled_reader(spark: SparkSession, server: Server, t
     assert nsq_fast.spark.lags(checkpoint, given)[0].depth == 20
 
 
+def test_the_lag_of_a_channel_that_nobody_knows_is_an_error(broker: BrokerProcess, tmp_path: Path) -> None:
+    client = NsqdHTTPClient(*broker.nsqd.http)
+    client.create_topic("of_lag")
+    client.publish("of_lag", b"one")
+    checkpoint = write(tmp_path, {0: ["v1", "{}", json.dumps({"j": "j", "batch": 0, "slots": {}})]}, (0,))
+    given = {"topic": "of_lag", "channel": "misspelt", "lookupd_http_addresses": str(broker.lookupd.http)}
+    until(lambda: client.stats("of_lag")["topics"][0]["depth"])
+    refused = lag(checkpoint, **given)
+    assert refused.exit_code
+    assert "channel 'misspelt' of topic 'of_lag' is not known" in " ".join(refused.output.split())
+    assert client.stats("of_lag")["topics"][0]["channels"] == []
+    client.create_channel("of_lag", "misspelt")
+    assert shown(lag(checkpoint, "--json", **given))[0]["depth"] == 1
+
+
 def test_the_names_are_those_of_the_exporter() -> None:
     figures = pytest.importorskip("nsq_fast.exporter")
     from nsq_fast.cli.lag import _FIGURES, _PREFIX

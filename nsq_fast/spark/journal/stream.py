@@ -100,7 +100,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self.options = options
         self.journal: str = check_location(options)
         # What the driver's reader holds while the query runs; one in a task has nothing of it.
-        self.backlog: Backlogs = Backlogs(options)
+        self.backlog: Backlogs = Backlogs(options, creates=False)  # not before the checkpoint is known to fit
         self._pace = Pace(options)
         self._left_over = LeftOver(options.topic)
         self._left = 0
@@ -179,6 +179,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             self._journal(offset).renew(about(self.options))
             if self._checked is None:
                 self._begin_at(offset)
+                self.backlog.create_channels()
             self._checked = offset
         must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
