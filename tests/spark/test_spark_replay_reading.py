@@ -152,8 +152,11 @@ def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topi
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
 def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic], name: str) -> None:
+    topic = make_topic(ordered=True)
     with pytest.raises(ConfigError, match=rf"{name}: .*ordered"):
-        read(make_topic(ordered=True), **{name: "3"})
+        read(topic, **{name: "3"})
+    with pytest.raises(ConfigError, match=rf"{name}: .*ordered"):
+        ReplayBatchReader(options(topic, **{name: "3"})).partitions()
 
 
 def test_nothing_is_left_of_the_channels_of_readers(make_topic: Callable[..., Topic]) -> None:

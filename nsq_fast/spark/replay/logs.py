@@ -250,6 +250,16 @@ class TopicLogs:
         return client
 
 
+def check_parts(options: SourceOptions, logs: Mapping[int, Log]) -> None:
+    """Raise ConfigError for an option that cuts the partitions of an ordered topic."""
+    for name in ("minPartitions", "maxRecordsPerPartition"):
+        if name in options.given and any(log.is_ordered for log in logs.values()):
+            raise ConfigError(
+                f"{name}: topic {options.topic!r} is ordered, and parts of a partition that are read side by side are"
+                " not in order"
+            )
+
+
 def ends_before(logs: Mapping[int, Log], read: Offsets) -> list[int]:
     """The partitions whose logs end before what was read of them."""
     return [partition for partition, log in logs.items() if read.get(partition, 0) > log.end]

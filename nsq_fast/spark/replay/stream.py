@@ -31,7 +31,7 @@ from nsq_fast.spark.versions import (
     plain_errors,
 )
 
-from .logs import Log, Resolver, TopicLogs, checked_loss, ends_before, lost_end
+from .logs import Log, Resolver, TopicLogs, check_parts, checked_loss, ends_before, lost_end
 from .position import Identity, Offsets, Position, TopicOffsets, by_topic, distance, start_of
 from .reading import ReadsPieces, Route, pieces
 
@@ -498,12 +498,7 @@ class TopicDriver:
             raise LookupFailed(f"topic {self._options.topic!r} is not known to {', '.join(self._options.server_names)}")
         self._logs = logs
         self.answered_at = time.monotonic()
-        for name in ("minPartitions", "maxRecordsPerPartition"):
-            if name in self._options.given and any(log.is_ordered for log in logs.values()):
-                raise ConfigError(
-                    f"{name}: topic {self._options.topic!r} is ordered, and parts of a partition that are read side by"
-                    " side are not in order"
-                )
+        check_parts(self._options, logs)
 
     def _tell(self, partition: int, offset: int, loss: DataLost) -> None:
         if self._told.get(partition) != offset:
