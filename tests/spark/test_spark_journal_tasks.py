@@ -766,6 +766,18 @@ def test_a_new_query_has_a_journal_of_its_own(server: Server, tmp_path: Path) ->
     assert len(list((tmp_path / "journal").iterdir())) == 2
 
 
+def test_a_query_whose_batch_another_one_has_adopted_fails(server: Server, query: Query, journal: Journal) -> None:
+    bodies = server.publish(10)
+    assert query.plan()
+    rows = query.run()
+    other = Query(journal.path, {**server.options, **journal.options})
+    assert sorted(other.batch()) == sorted(rows) == bodies
+    with pytest.raises(JournalError, match="another query has begun with it"):
+        query.done(rows)
+    query.start()
+    query.reader.commit(query.offset)  # as Spark may, when a query begins again
+
+
 def test_a_reader_has_no_side_effects_until_it_is_used(server: Server, tmp_path: Path) -> None:
     options = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path / "none"), **server.options}
     JournalStreamReader(SourceOptions.parse(options))
