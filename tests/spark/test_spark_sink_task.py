@@ -563,6 +563,11 @@ def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
     assert isinstance(caught.value.__cause__, NoNsqd)
 
 
+def test_a_topic_that_nobody_knows_or_creates_is_told_at_once(redesigned: dict[str, str], own_topic: str) -> None:
+    with pytest.raises(WriteFailed, match=f"topic '{own_topic}' does not exist .* of this task 0 rows are stored"):
+        write([batch(body=[b"a"])], topic=own_topic, **redesigned, **{"nsq.publish_timeout": "3600"})
+
+
 def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., PublishNsqd]) -> None:
     with Broker(client_timeout=2000, max_heartbeat_interval=60000) as own_broker:
 
