@@ -636,12 +636,16 @@ class ColumnProducer(Producer):
         So rows that take turns find all of them. Without lookup one nsqd that is connected stands for all.
         Args:
             timeout: seconds; None: the option ``publish_timeout``.
-        Raises NameInvalid; NoNsqd when that does not become known in time.
+        Raises NameInvalid; NoNsqd when that does not become known in time, or lookup says that there is no such topic
+        and none of the servers would create it.
         """
         deadline = self._deadline(timeout)
         route = self._route(topic)
         sender = self._sender
+        route.absence = None  # lookup is asked again
         while (found := self._known(route)) is None:
+            if route.absence is not None:
+                raise NoNsqd(route.absence)
             left = deadline - monotonic()
             if left <= 0:
                 text = f"no nsqd is known to take topic {topic!r}"

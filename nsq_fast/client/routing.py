@@ -470,6 +470,7 @@ class TopicRoute:
         max_msg_size: largest body that its servers take, as far as is known.
         plain_size: largest body that leaves as it is, without a look at compression.
         absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
+        absence: that the topic does not exist, in words, once lookup has said so for a while; None: it may.
         any: the queue of those that may go to any nsqd, or to any partition.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
         parked: the queue of those that are bound to a partition, until it is known what partitions there are; without
@@ -495,6 +496,7 @@ class TopicRoute:
         self.is_ext: bool | None = None
         self.is_lack_told: bool = False
         self.absent_since: float | None = None
+        self.absence: str | None = None
         self.partitions: dict[int, PartitionQueue] = {}
         self._sender = sender
         self._links: list[ProducerConnection] = [] if has_lookup else sender.pool.open
@@ -689,6 +691,8 @@ class TopicRoute:
             f"topic {self.name!r} does not exist (lookup says: {problem}), and servers of the redesigned NSQ"
             " create no topics by themselves: create it, or mend the name"
         )
+        self.absence = text
+        self._sender.news.set()
         self._fail_waiting(lambda publish: NoNsqd(text))
 
     def refuse_misfits(self) -> None:
@@ -959,7 +963,7 @@ class Routing:
         if route is None or self._forget_idle(topic, route):
             return
         if not topology.is_unknown:
-            route.absent_since = None
+            route.absent_since = route.absence = None
         if not topology.is_empty:
             route.is_lack_told = False
         if route.is_partitioned or topology.partitions or topology.meta is not None:

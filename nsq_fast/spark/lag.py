@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, LookupFailed
+from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.names import Address
 from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, parse_source, source_of, topic_of
-from nsq_fast.spark.replay.logs import Resolver, TopicLogs
+from nsq_fast.spark.replay.logs import Resolver, TopicLogs, ends_before, lost_end
 from nsq_fast.spark.replay.position import Offsets, Position, TopicOffsets
 from nsq_fast.spark.replay.stream import Planner, Stretch, stretch_of
 
 from .discovery import TopicServers
 from .options import SourceOptions, normal
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 TIMEOUT = 30.0
 
@@ -52,7 +56,8 @@ def lags(checkpoint: str | Path, options: Mapping[str, str] | None = None) -> li
         options: of the source, as Spark is given them. A checkpoint of the replayable reader names topics, channel and
             nsqlookupds itself; the journalled reader's does not.
 
-    Raises ConfigError, and LookupFailed, HttpError where servers do not answer.
+    Raises ConfigError; DataLost where a log ends before what the query has read of it, unless the options have
+    failOnDataLoss=false; LookupFailed, HttpError where servers do not answer, or do not know a channel.
     """
     given = dict(options or {})
     found: list[Lag] = []
@@ -103,6 +108,12 @@ def _of_topic(topic_logs: TopicLogs, options: SourceOptions, done: Offsets | Non
     logs = topic_logs.all_logs(TIMEOUT)
     if done is None:  # nothing is committed, so the channel has not moved from there
         done = Resolver(options, topic_logs).starting(logs, None)
+    logs = topic_logs.caught_up(logs, done)
+    lost = ends_before(logs, done)
+    for partition in lost:
+        logger.warning("%s", lost_end(options, partition, done[partition], logs[partition]), extra=SPARK_DATA_LOST)
+    done = {partition: offset for partition, offset in done.items() if partition not in lost}
+    planned = {each: end for each, end in planned.items() if each not in lost or end <= logs[each].end}
     planner = Planner(topic_logs)
     whole = stretch_of(done, logs, None)
     cut = {each: min(max(begin, planned.get(each, begin)), whole.ends[each]) for each, begin in whole.begins.items()}
@@ -139,10 +150,16 @@ def _of_channels(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
             " it: --option name=value, or lags(checkpoint, {name: value})"
         )
     options = SourceOptions.parse(given)
-    backlogs = Backlogs(options)
+    backlogs = Backlogs(options, creates=False)
     try:
         depths = backlogs.all_depths()
-        servers = {topic: backlogs.servers(topic) for topic in {topic_of(each) or options.topic for each in depths}}
+        topics = sorted({topic_of(each) or options.topic for each in depths})
+        for topic in topics:
+            if not backlogs.of(topic).has_channel:
+                raise LookupFailed(
+                    f"channel {options.channel!r} of topic {topic!r} is not known to its servers: is its name right?"
+                )
+        servers = {topic: backlogs.servers(topic) for topic in topics}
     finally:
         backlogs.close()
     planned = _planned(state)

@@ -629,13 +629,20 @@ def test_layout_without_lookup_is_that_of_the_nsqd(publish_nsqd: Nsqds, producer
         producer(publish_nsqd().address).layout("t t")
 
 
-def test_layout_of_a_cluster(cluster: RedesignedCluster, producer: Producers) -> None:
+def test_layout_of_a_cluster(cluster: RedesignedCluster, producer: Producers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", WAIT)
     sender = producer(lookupd_http_addresses=lookupds(cluster))
     later = gevent.spawn(sender.layout, "ext")
     cluster.create_topic("t", PARTITIONS, 1, channels=["ch"])
     assert sender.layout("t") == (True, PARTITIONS, False)
     cluster.create_topic("ext", 1, 1, ext=True, channels=["ch"])
     assert later.get(timeout=WAIT) == (True, 1, True)
+    monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", 0.0)
+    with pytest.raises(errors.NoNsqd, match="'absent' does not exist"):
+        sender.layout("absent", 3600.0)
+    cluster.create_topic("absent", 1, 1, channels=["ch"])
+    monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", 2 * WAIT)
+    assert sender.layout("absent") == (True, 1, False)
 
 
 def test_rows_of_a_partition_keep_their_order_while_leaders_move(

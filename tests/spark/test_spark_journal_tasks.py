@@ -20,13 +20,22 @@ from support.journal import CHANNEL, TOPIC, Query, Server, reading
 from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
+from support.spark_replay import Topic
 from support.waiting import WAIT, until
 
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
+from nsq_fast.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    JournalClosed,
+    JournalError,
+    JournalMissing,
+    JournalTaken,
+)
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal import collect as connections
 from nsq_fast.spark.journal import collect as disk_wait
@@ -757,10 +766,41 @@ def test_a_new_query_has_a_journal_of_its_own(server: Server, tmp_path: Path) ->
     assert len(list((tmp_path / "journal").iterdir())) == 2
 
 
+def test_a_query_whose_batch_another_one_has_adopted_fails(server: Server, query: Query, journal: Journal) -> None:
+    bodies = server.publish(10)
+    assert query.plan()
+    rows = query.run()
+    other = Query(journal.path, {**server.options, **journal.options})
+    assert sorted(other.batch()) == sorted(rows) == bodies
+    with pytest.raises(JournalError, match="another query has begun with it"):
+        query.done(rows)
+    query.start()
+    query.reader.commit(query.offset)  # as Spark may, when a query begins again
+
+
 def test_a_reader_has_no_side_effects_until_it_is_used(server: Server, tmp_path: Path) -> None:
     options = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path / "none"), **server.options}
     JournalStreamReader(SourceOptions.parse(options))
     assert not (tmp_path / "none").exists()
+
+
+def test_a_query_that_is_refused_creates_no_channel(server: Server, query: Query) -> None:
+    server.publish(5)
+    assert query.batch()
+    query.change(channel="misspelt")
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(JournalError, match="misspelt"):
+        query.reader.latestOffset(query.offset, ReadAllAvailable())
+    [topic] = server.client.stats(TOPIC)["topics"]
+    assert [channel["channel_name"] for channel in topic["channels"]] == [CHANNEL]
+
+
+def test_a_query_has_its_channel_once_it_has_begun(cluster: ClusterProcess, tmp_path: Path) -> None:
+    fill(cluster, "begun", 1)
+    query = Query(tmp_path / "journal", {**cluster_options(cluster, "begun"), "channel": "of-its-own"})
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.reader.latestOffset(query.offset, ReadAllAvailable()) == query.offset
+    assert "of-its-own" in Topic("begun", str(cluster.lookupd.http)).channels(0)
 
 
 @pytest.mark.parametrize("name", ["topic", "channel"])

@@ -12,7 +12,7 @@ import pytest
 from gevent import joinall, sleep, spawn
 from hypothesis import given
 from hypothesis import strategies as st
-from support.spark_replay import Topic
+from support.spark_replay import Topic, ask
 from support.waiting import WAIT, holds, until
 
 from nsq_fast._codec import encode_message
@@ -152,8 +152,11 @@ def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topi
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
 def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic], name: str) -> None:
+    topic = make_topic(ordered=True)
     with pytest.raises(ConfigError, match=rf"{name}: .*ordered"):
-        read(make_topic(ordered=True), **{name: "3"})
+        read(topic, **{name: "3"})
+    with pytest.raises(ConfigError, match=rf"{name}: .*ordered"):
+        ReplayBatchReader(options(topic, **{name: "3"})).partitions()
 
 
 def test_nothing_is_left_of_the_channels_of_readers(make_topic: Callable[..., Topic]) -> None:
@@ -495,6 +498,80 @@ def test_retention_that_has_overtaken_a_query_is_told(
         ReplayBatchReader(options(topic, startingOffsets='{"0": 0}')).partitions()
     batch = ReplayBatchReader(options(topic, startingOffsets='{"0": 0}', failOnDataLoss="false"))
     assert [(each.start, each.end) for each in batch.partitions()] == [(cut, 4 * cut)]  # type: ignore[attr-defined]
+
+
+def made_anew(cluster: ClusterProcess, topic: Topic, count: int) -> None:
+    """The topic is deleted and created again, with so many messages in its partition."""
+    ask(f"{topic.lookupd}/topic/delete?topic={topic.name}&partition=**", "POST")
+    cluster.create_topic(topic.name, 1, 1, multi_part=True, channels=["spark"])
+    topic.fill(count, [0], label="anew")
+
+
+@pytest.mark.parametrize("is_bounded", [False, True])
+def test_a_topic_made_anew_that_is_shorter_than_what_was_read_is_data_lost(
+    moving_cluster: ClusterProcess,
+    make_topic: Callable[..., Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_bounded: bool,
+) -> None:
+    from nsq_fast.spark.versions import ReadAllAvailable
+
+    monkeypatch.setattr("nsq_fast.spark.replay.logs.LATE_PATIENCE", 0.0)
+    topic = make_topic(1)
+    topic.fill(100, [0])
+    end = topic.stats(0)["backend_depth"]
+    made_anew(moving_cluster, topic, 10)
+    short = topic.stats(0)["backend_depth"]
+    lost = rf"topic '{topic.name}', partition 0: offsets {short} up to {end} are lost: .* made anew.*failOnDataLoss"
+    reader = ReplayStreamReader(options(topic))
+    if is_bounded:
+        reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLost, match=lost):
+        reader.latestOffset({"0": end}, ReadAllAvailable())
+    report = reader.reportLatestOffset()
+    assert report is not None
+    assert report["metrics"]["maxOffsetsBehindLatest"] == short
+    with pytest.raises(DataLost, match=lost):  # as PySpark before 4.2 has the first batch after a restart
+        reader.partitions({"0": end}, {"0": short})
+
+    given = {} if is_bounded else {"minOffsetsPerTrigger": "1000", "maxTriggerDelay": "1h"}
+    reader = ReplayStreamReader(options(topic, failOnDataLoss="false", **given))
+    if is_bounded:
+        reader.prepareForTriggerAvailableNow()
+    caplog.clear()
+    begin = reader.latestOffset({"0": end}, ReadAllAvailable())
+    assert reader.partitions({"0": end}, begin) == []
+    assert [record for record in caplog.records if "are lost" in record.getMessage()] == caplog.records[-1:]
+    if not is_bounded:  # waits for more rows; what comes meanwhile reaches beyond what was read
+        assert reader.latestOffset(begin, ReadAllAvailable()) == begin
+        topic.fill(1000, [0], label="more")
+        reader = ReplayStreamReader(options(topic, failOnDataLoss="false"))
+    [piece] = reader.partitions(begin, reader.latestOffset(begin, ReadAllAvailable()))
+    assert len(rows(reader.read(piece))) == (10 if is_bounded else 1010)
+
+
+def test_a_log_that_is_short_for_a_moment_is_waited_for(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nsq_fast.spark.versions import ReadAllAvailable
+
+    topic = make_topic(1)
+    topic.fill(100, [0])
+    end = topic.stats(0)["backend_depth"]
+    whole = TopicLogs.logs
+    late = iter([10, 10, 10])
+
+    def logs(self: TopicLogs) -> dict[int, Log]:
+        return {each: log._replace(end=next(late, log.end)) for each, log in whole(self).items()}
+
+    monkeypatch.setattr(TopicLogs, "logs", logs)
+    start = {"offsets": {topic.name: {"0": end}}}
+    for reader in (ReplayStreamReader(options(topic)), ReplayStreamReader(options(topic))):
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+    late = iter([10, 10, 10])
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
 
 
 def test_a_log_that_can_be_had_from_a_later_record_on_only_is_told(

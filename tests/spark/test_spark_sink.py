@@ -36,6 +36,7 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.partitioner import murmur3_partition
 from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.schema import spark_schema
 from nsq_fast.spark.sink.plan import COLUMNS, column_names
 from nsq_fast.spark.sink.writer import ArrowWriter, stream_writer
 
@@ -91,6 +92,21 @@ def all_taken(cluster: ClusterProcess, topic: str, count: int) -> dict[int, list
         )
         for number, leader in leaders.items()
     }
+
+
+@pytest.mark.parametrize("headers_as", ["json", "map", "array"])
+def test_headers_are_written_as_they_are_read(
+    spark: SparkSession, cluster: ClusterProcess, topic: str, headers_as: str
+) -> None:
+    name = f"{topic[:40]}_{headers_as}"
+    cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+    servers = {"topic": name, "lookupd_http_addresses": cluster.lookupds[0].http}
+    append(spark.range(1).selectExpr("'a' body", """'{"k":"v","w":"x"}' headers"""), **servers)
+    source = spark.read.format("nsq").options(**servers, channel="check", headersAs=headers_as)
+    append(source.load().select("body", "headers"), **servers)
+    first, second = source.load().select("body", "headers").collect()
+    assert first == second
+    assert first.headers
 
 
 def test_rows_of_all_tasks_once(spark: SparkSession, one_nsqd: Address, topic: str, tmp_path: Path) -> None:
@@ -313,6 +329,8 @@ def test_every_column_in_every_type_that_it_may_have() -> None:
         assert names(f"body string, partition {kind}, trace_id {kind}, defer_ms {kind}")
         assert names(f"body string, key {kind}", key_strategy="hashcode")
     assert names("body string, headers map<string,string>, key binary")
+    as_read = spark_schema(["body", "headers"], "array")
+    assert column_names(as_read, topic="t", key_strategy="murmur3") == {"body": "body", "headers": "headers"}
     assert names("body string, key string", key_strategy="hashcode")
 
 
@@ -329,6 +347,7 @@ def test_every_column_in_every_type_that_it_may_have() -> None:
             "body binary, headers map<string,int>",
             "column 'headers': is map<string,int>; must be string, map<string,string>",
         ),
+        ("body binary, headers array<binary>", r"must be string, map<string,string>, array<struct<key:string,value:"),
         ("body binary, defer_ms double", "column 'defer_ms': is double"),
         ("body binary, key int", "column 'key': is int; key_strategy 'murmur3' takes string, binary"),
     ],

@@ -293,7 +293,15 @@ def test_original_servers_take_untraced_what_nobody_asked_to_trace(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_headers_as_json_as_a_map_and_tags(
+def pairs_of(*pairs: tuple[str | None, bytes]) -> pa.Array:
+    """Headers of two rows as with Kafka, of which the second has none."""
+    return pa.array([[{"key": key, "value": value} for key, value in pairs], None], HEADER_PAIRS)
+
+
+HEADER_PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def test_headers_as_json_as_a_map_as_with_kafka_and_tags(
     own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
 ) -> None:
     own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
@@ -306,16 +314,20 @@ def test_headers_as_json_as_a_map_and_tags(
     assert write([texts], topic=own_topic, **redesigned).rows == 4
     maps = pa.array([[("x", "y")], None], pa.map_(pa.string(), pa.string()))
     assert write([batch(body=numbered(2, 4), headers=maps)], topic=own_topic, **redesigned).rows == 2
-    assert write([batch(body=numbered(1, 6))], topic=own_topic, **redesigned).rows == 1
+    pairs = pa.array([[{"key": "x", "value": b"y"}, {"key": "z", "value": None}], None], HEADER_PAIRS)
+    assert write([batch(body=numbered(2, 6), headers=pairs)], topic=own_topic, **redesigned).rows == 2
+    assert write([batch(body=numbered(1, 8))], topic=own_topic, **redesigned).rows == 1
     log = records(own_cluster, own_topic, 1)[0]
-    assert [record.body for record in log] == numbered(7)
+    assert [record.body for record in log] == numbered(9)
     headers = [json.loads(record.ext[3:]) if len(record.ext) > 1 else None for record in log]
-    assert headers[:6] == [
+    assert headers[:8] == [
         {"a": {"b": 1}},
         {"##client_dispatch_tag": "red", "##trace_id": "7"},
         {},
         {},
         {"x": "y"},
+        {},
+        {"x": "y", "z": None},
         {},
     ]
 
@@ -487,6 +499,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("plain", {"tag": ["x", None]}, "row 0 .*: tag='x': the topic carries no extended headers"),
     ("ext", {"headers": [None, "{"]}, "row 1 .*not JSON"),
     ("ext", {"headers": [None, "[1]"]}, "row 1 .*must be a JSON object"),
+    ("ext", {"headers": pairs_of(("a", b"1"), ("a", b"2"))}, "row 0 .*a name is there twice"),
+    ("ext", {"headers": pairs_of((None, b"1"))}, "row 0 .*a header needs a name"),
+    ("ext", {"headers": pairs_of(("a", b"\xff"))}, "row 0 .*can't decode"),
     ("ext", {"headers": [None, f'{{"a": "{"x" * 65535}"}}']}, "row 1 .*at most 65506"),
 ]
 
@@ -561,6 +576,11 @@ def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
     with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
         write([batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"})
     assert isinstance(caught.value.__cause__, NoNsqd)
+
+
+def test_a_topic_that_nobody_knows_or_creates_is_told_at_once(redesigned: dict[str, str], own_topic: str) -> None:
+    with pytest.raises(WriteFailed, match=f"topic '{own_topic}' does not exist .* of this task 0 rows are stored"):
+        write([batch(body=[b"a"])], topic=own_topic, **redesigned, **{"nsq.publish_timeout": "3600"})
 
 
 def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., PublishNsqd]) -> None:

@@ -32,7 +32,7 @@ import nsq_fast.spark
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.cli import main
 from nsq_fast.client.admin import NsqdHTTPClient
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, DataLost
 from nsq_fast.spark import MetricsListener, NsqDataSource
 from nsq_fast.spark.lag import SourceState, read_checkpoint
 from nsq_fast.spark.schema import spark_schema
@@ -492,6 +492,24 @@ def test_a_first_batch_that_does_not_say_where_it_begins(tmp_path: Path, topic: 
     assert [(each.planned, each.depth, each.behind_bytes) for each in found] == [(3, 0, end) for end in ends.values()]
 
 
+def test_a_log_that_ends_before_what_was_read_has_no_lag_but_is_lost(
+    tmp_path: Path, topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.replay.logs.LATE_PATIENCE", 0.0)
+    topic.fill(6)
+    offset = {"channel": "spark", "servers": [topic.lookupd], "offsets": {topic.name: {"0": 10**6, "1": 0}}}
+    checkpoint = write(tmp_path, {0: ["v1", "{}", json.dumps(offset)]}, (0,))
+    lost = f"topic '{topic.name}', partition 0: offsets .* up to 1000000 are lost"
+    with pytest.raises(DataLost, match=lost):
+        nsq_fast.spark.lags(checkpoint)
+    refused = lag(checkpoint)
+    assert refused.exit_code
+    assert "up to 1000000 are lost" in " ".join(refused.output.split())
+    found = nsq_fast.spark.lags(checkpoint, {"failOnDataLoss": "false"})
+    assert [each.depth for each in found] == [3, 3]
+    assert re.search(lost, caplog.text)
+
+
 def test_the_journalled_reader_of_a_redesigned_topic(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     topic.fill(20)
@@ -539,6 +557,21 @@ def test_a_query_of_the_journalled_reader(spark: SparkSession, server: Server, t
     assert refused.exit_code == 2
     assert "topic, channel, lookupd_http_addresses: the checkpoint of a journalled" in " ".join(refused.output.split())
     assert nsq_fast.spark.lags(checkpoint, given)[0].depth == 20
+
+
+def test_the_lag_of_a_channel_that_nobody_knows_is_an_error(broker: BrokerProcess, tmp_path: Path) -> None:
+    client = NsqdHTTPClient(*broker.nsqd.http)
+    client.create_topic("of_lag")
+    client.publish("of_lag", b"one")
+    checkpoint = write(tmp_path, {0: ["v1", "{}", json.dumps({"j": "j", "batch": 0, "slots": {}})]}, (0,))
+    given = {"topic": "of_lag", "channel": "misspelt", "lookupd_http_addresses": str(broker.lookupd.http)}
+    until(lambda: client.stats("of_lag")["topics"][0]["depth"])
+    refused = lag(checkpoint, **given)
+    assert refused.exit_code
+    assert "channel 'misspelt' of topic 'of_lag' is not known" in " ".join(refused.output.split())
+    assert client.stats("of_lag")["topics"][0]["channels"] == []
+    client.create_channel("of_lag", "misspelt")
+    assert shown(lag(checkpoint, "--json", **given))[0]["depth"] == 1
 
 
 def test_the_names_are_those_of_the_exporter() -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
 from support.journal import CHANNEL, TOPIC, Server
 from support.spark_replay import Topic
@@ -24,6 +25,7 @@ from nsq_fast.spark import foreach_batch_sink
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayStreamReader
+from nsq_fast.spark.schema import spark_schema
 from nsq_fast.spark.sink.writer import as_batches
 
 if TYPE_CHECKING:
@@ -113,6 +115,10 @@ def test_rows_become_arrow_batches_as_spark_would_make_them() -> None:
         {"body": b"1", "key": None, "trace_id": 1, "headers": [("a", "b")]},
     ]
     assert list(as_batches(iter([]), schema)) == []
+    headed = spark_schema(["headers", "body"], "array")
+    pairs = [Row(key="a", value=bytearray(b"1")), Row(key="b", value=None)]
+    [batch] = as_batches(iter([(pairs, b"x"), (None, b"y")]), headed)
+    assert batch["headers"].to_pylist() == [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None]
 
 
 def test_a_function_for_each_batch_publishes_its_rows(spark: SparkSession, broker: BrokerProcess) -> None:

@@ -191,10 +191,14 @@ class Backlog:
         silent: the nsqds that did not answer when they were last asked, and why.
         answered_at: when a source of the topic was last heard of (monotonic); None: never.
         begun_at: when it was first asked for.
+        creates: whether the channel is created where it is not.
+        has_channel: whether a source has the channel.
     """
 
     def __init__(self, options: SourceOptions, reminder: Reminder) -> None:
         self._options = options
+        self.creates: bool = True
+        self.has_channel: bool = False
         self._servers: TopicServers | None = None
         self._discovered_at = self._asked_at = float("-inf")
         self._depths: dict[str, Depth] = {}
@@ -269,8 +273,12 @@ class Backlog:
 
     def fresh(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
         """As ``depths``, but asked now."""
-        self._asked_at = float("-inf")
+        self.forget()
         return self.depths(timeout)
+
+    def forget(self) -> None:
+        """Ask anew the next time."""
+        self._asked_at = float("-inf")
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -309,11 +317,14 @@ class Backlog:
     def _depth(self, nsqd: Nsqd, topic: Mapping[str, Any], partition: int | None) -> Depth:
         for channel in topic.get("channels") or []:
             if channel.get("channel_name") == self._options.channel:
+                self.has_channel = True
                 if channel.get("paused") or topic.get("paused"):
                     return Depth()
                 return Depth(*(int(channel.get(key) or 0) for key in ("depth", "in_flight_count", "deferred_count")))
         # Until there is a channel, nothing waits in it; messages of the topic come into the first one that is made.
-        self._client(nsqd).create_channel(self._options.topic, self._options.channel, partition=partition)
+        if self.creates:
+            self._client(nsqd).create_channel(self._options.topic, self._options.channel, partition=partition)
+            self.has_channel = True
         return Depth(int(topic.get("depth") or 0) if partition is None else 0)
 
 
@@ -330,10 +341,15 @@ _NOTHING = "nothing is read until a server answers"
 
 
 class Backlogs:
-    """The depths of the channels, and the servers that were asked for them. For the driver."""
+    """The depths of the channels, and the servers that were asked for them. For the driver.
 
-    def __init__(self, options: SourceOptions) -> None:
+    Args:
+        creates: whether channels are created where they are not.
+    """
+
+    def __init__(self, options: SourceOptions, *, creates: bool = True) -> None:
         self._options = options
+        self._creates = creates
         self._finder = TopicFinder(options)
         self._topics: dict[str, Backlog] = {}
         self._reminder = Reminder(logger)
@@ -375,7 +391,15 @@ class Backlogs:
     def of(self, topic: str) -> Backlog:
         if topic not in self._topics:
             self._topics[topic] = Backlog(self._options.for_topic(topic), self._reminder)
+            self._topics[topic].creates = self._creates
         return self._topics[topic]
+
+    def create_channels(self) -> None:
+        """From now on they are created where they are not."""
+        self._creates = True
+        for backlog in self._topics.values():
+            backlog.creates = True
+            backlog.forget()
 
     def metrics(self) -> dict[str, Any]:
         return heard(self._topics)

@@ -187,15 +187,20 @@ class QueryJournal:
         """The bytes stored of a batch; none when it is gone."""
         return sum(each.size for each in self._storage.tree(f"b{batch}/"))
 
-    def commit(self, batch: int) -> None:
-        """Spark will not ask again for this batch or one before it: delete them, and forget the suspects they met."""
+    def commit(self, batch: int) -> bool:
+        """Spark will not ask again for this batch or one before it: delete them, and forget the suspects they met.
+
+        Returns whether it was not committed yet.
+        """
         done = [each for each in self.batches() if each <= batch]
         self.suspects.forget(key for each in done for head in self.seals(each).values() for key in head.seen)
-        if batch > self.committed():
+        is_first = batch > self.committed()
+        if is_first:
             self._storage.replace(_COMMITTED, str(batch).encode())
         for each in done:
             self._storage.retire(f"b{each}")
         self._storage.sweep()
+        return is_first
 
     def batches(self) -> Iterator[int]:
         for name in self._storage.names():

@@ -14,7 +14,14 @@ import msgspec
 import pyarrow as pa
 from gevent import sleep
 
-from nsq_fast.errors import ConfigError, HttpError, JournalStorageFailed, JournalTaken, RemoteProtocolError
+from nsq_fast.errors import (
+    ConfigError,
+    HttpError,
+    JournalError,
+    JournalStorageFailed,
+    JournalTaken,
+    RemoteProtocolError,
+)
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.discovery import NO_ANSWER, TopicServers, check_topics
@@ -100,7 +107,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self.options = options
         self.journal: str = check_location(options)
         # What the driver's reader holds while the query runs; one in a task has nothing of it.
-        self.backlog: Backlogs = Backlogs(options)
+        self.backlog: Backlogs = Backlogs(options, creates=False)  # not before the checkpoint is known to fit
         self._pace = Pace(options)
         self._left_over = LeftOver(options.topic)
         self._left = 0
@@ -112,6 +119,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self._checked: Offset | None = None
         self._orphans: list[Orphan] = []
         self._began_at = 0
+        self._opened = 0
         self._knows_topics = False
         self._adopted: Adoptions | None = None
         self._throughput = Throughput()
@@ -179,6 +187,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             self._journal(offset).renew(about(self.options))
             if self._checked is None:
                 self._begin_at(offset)
+                self.backlog.create_channels()
             self._checked = offset
         must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
@@ -278,6 +287,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         journal = self._journal(offset)
         unnamed = journal.renew(about(self.options)).unnamed
         journal.open_batch(offset.batch)
+        self._opened = offset.batch
         if self.options.reads_several:
             journal.keep_slots(offset.batch, list(offset.slots))
         return make_slots(self.options, journal, offset, self.backlog, self._run, unnamed)
@@ -289,7 +299,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self._count(offset)
         try:
             self._release(offset)  # first, as an orphan that stays is adopted once more
-            self._journal(offset).commit(offset.batch)
+            is_first = self._journal(offset).commit(offset.batch)
         except (OSError, JournalStorageFailed) as error:  # costs space until the next commit
             logger.warning(
                 "journal %s: batch %s not deleted: %s",
@@ -297,6 +307,14 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
                 offset.batch,
                 error,
                 extra=SPARK_JOURNAL_CLEAN_FAILED,
+            )
+            return
+        is_opened, self._opened = self._opened == offset.batch, 0
+        if is_opened and not is_first:
+            raise JournalError(
+                f"journal={self.journal!r}: another query has begun with it, the same topic and the same channel, and"
+                f" has adopted batch {offset.batch} of this one: its rows come twice. Stop one of the two; each needs a"
+                " journal and a channel of its own"
             )
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replay
 from nsq_fast.spark.options import EARLIEST, SourceOptions
 from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_tracebacks, plain_errors, show_tracebacks
 
-from .logs import Log, Resolver, TopicLogs, checked_loss
+from .logs import Log, Resolver, TopicLogs, check_parts, checked_loss
 from .position import Offsets
 from .reading import ReadsPieces, Route, pieces
 
@@ -63,6 +63,7 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
 
     def _slice_now(self, options: SourceOptions, topic_logs: TopicLogs, timeout: float) -> _Slice:
         logs = topic_logs.all_logs(timeout)
+        check_parts(options, logs)
         resolver = Resolver(options, topic_logs)
         starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
         _check_order(options, starts, ends)

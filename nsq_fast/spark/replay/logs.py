@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from gevent import sleep
+
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, RemoteProtocolError
@@ -34,6 +36,9 @@ from .position import Offsets
 
 LEADERS_AGE = 30.0
 """Leaders are looked up anew after so many seconds, even if they answer: there may be new partitions."""
+
+LATE_PATIENCE = 10.0
+"""How long a log that ends before what was read of it may be the answer of a replica that is behind, in seconds."""
 
 _LOOKUP_PAUSE = 0.5
 _NOT_FOUND = (400, 404, 500)  # what nsqd answers to an offset behind the end of its log
@@ -121,6 +126,18 @@ class TopicLogs:
         if found is None:
             raise LookupFailed(f"partition {partition} of topic {self._options.topic!r} has no leader at the moment")
         return found
+
+    def caught_up(self, logs: dict[int, Log], read: Offsets) -> dict[int, Log]:
+        """These logs, asked for again for ``LATE_PATIENCE`` seconds while one ends before what was read of it.
+
+        Raises LookupFailed while a partition has no leader: what the others say may change, too.
+        """
+        deadline = time.monotonic() + LATE_PATIENCE
+        while ends_before(logs, read) and time.monotonic() < deadline:
+            sleep(_LOOKUP_PAUSE)
+            self.forget_leaders()
+            logs = self._complete()
+        return logs
 
     def forget_leaders(self) -> None:
         """Look up who leads before the next question."""
@@ -233,6 +250,21 @@ class TopicLogs:
         return client
 
 
+def check_parts(options: SourceOptions, logs: Mapping[int, Log]) -> None:
+    """Raise ConfigError for an option that cuts the partitions of an ordered topic."""
+    for name in ("minPartitions", "maxRecordsPerPartition"):
+        if name in options.given and any(log.is_ordered for log in logs.values()):
+            raise ConfigError(
+                f"{name}: topic {options.topic!r} is ordered, and parts of a partition that are read side by side are"
+                " not in order"
+            )
+
+
+def ends_before(logs: Mapping[int, Log], read: Offsets) -> list[int]:
+    """The partitions whose logs end before what was read of them."""
+    return [partition for partition, log in logs.items() if read.get(partition, 0) > log.end]
+
+
 def _log(row: Mapping[str, Any], nsqd: Nsqd) -> Log:
     return Log(
         start=int(row["backend_start"]),
@@ -253,16 +285,28 @@ def _channel(row: Mapping[str, Any]) -> Channel:
 # Offsets that are gone before a query has read them: an error, or a warning where ``failOnDataLoss`` is false.
 
 
-def checked_loss(options: SourceOptions, partition: int, offsets: tuple[int, int], reason: str) -> DataLost:
+def checked_loss(
+    options: SourceOptions, partition: int, offsets: tuple[int, int], reason: str, goes_on: str = "behind them"
+) -> DataLost:
     """The loss, for a warning, where the query may go on behind it; raises it where ``failOnDataLoss`` is true.
 
     Args:
         offsets: the first that is lost, and the first behind them.
         reason: what the log is like now.
+        goes_on: where the query goes on.
     """
     if options.fail_on_data_loss:
-        raise DataLost(options.topic, partition, offsets, reason, "failOnDataLoss=false goes on behind them")
-    return DataLost(options.topic, partition, offsets, reason)
+        raise DataLost(options.topic, partition, offsets, reason, f"failOnDataLoss=false goes on {goes_on}")
+    return DataLost(options.topic, partition, offsets, f"{reason}; the query goes on {goes_on}")
+
+
+def lost_end(options: SourceOptions, partition: int, read: int, log: Log) -> DataLost:
+    """As ``checked_loss``, of a log that ends before what was read of it."""
+    reason = (
+        f"the query has read up to {read}, and the log ends at {log.end}: the topic was deleted and made anew, or has"
+        " lost its end"
+    )
+    return checked_loss(options, partition, (log.end, read), reason, f"at the beginning of the log, {log.start}")
 
 
 # Turn the positions in the options into offsets of the partitions, as their logs are now.

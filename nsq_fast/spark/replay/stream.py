@@ -31,7 +31,7 @@ from nsq_fast.spark.versions import (
     plain_errors,
 )
 
-from .logs import Log, Resolver, TopicLogs, checked_loss
+from .logs import Log, Resolver, TopicLogs, check_parts, checked_loss, ends_before, lost_end
 from .position import Identity, Offsets, Position, TopicOffsets, by_topic, distance, start_of
 from .reading import ReadsPieces, Route, pieces
 
@@ -120,6 +120,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = self._position(start)
         self._has_read(position.offsets)
+        self._planned = position.offsets
         end = self._next_end(position.offsets, self._limits(limit))
         self._planned = end
         return start if by_topic(end) == by_topic(position.offsets) else self._behind(position, end).to_json()
@@ -140,7 +141,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             self._rest(is_idle=end == start)
             return end
         deadline = time.monotonic() + TARGET_TIMEOUT
-        while not _has_reached(start, self._target):
+        while not self._has_reached(start, self._target):
             must_answer = time.monotonic() > deadline
             end = self._plan(start, limits, self._target, must_answer=must_answer)
             if end != start:
@@ -158,12 +159,13 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the logs end, how many bytes of each are not in a batch yet, and Kafka's metrics of that."""
-        ends = {topic: {p: log.end for p, log in each.known_logs().items()} for topic, each in self.topics.items()}
-        if not any(ends.values()):
+        logs = {topic: driver.known_logs() for topic, driver in self.topics.items()}
+        if not any(logs.values()):
             return None
+        ends = {topic: {each: log.end for each, log in known.items()} for topic, known in logs.items()}
         backlog = {
-            topic: {each: max(0, end - self._planned.get(topic, {}).get(each, end)) for each, end in offsets.items()}
-            for topic, offsets in ends.items()
+            topic: {each: _waiting(self._planned.get(topic, {}).get(each, log.end), log) for each, log in known.items()}
+            for topic, known in logs.items()
         }
         return {**by_topic(ends), _BACKLOG: by_topic(backlog), "metrics": self._metrics(backlog)}
 
@@ -173,11 +175,17 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._last = end
         first, last = self._position(start), self._position(end)
+        drivers = self._found()
+        routes = {topic: driver.routes() for topic, driver in drivers.items()}
+        begins = {
+            topic: drivers[topic].begins(offsets, last.offsets.get(topic, {})) if topic in drivers else offsets
+            for topic, offsets in start_of(first, last).items()
+        }
         found: list[InputPartition] = []
         found += pieces(
-            start_of(first, last),
+            begins,
             last.offsets,
-            {topic: driver.routes() for topic, driver in self._found().items()},
+            routes,
             self.options.min_partitions,
             self._cuts,
         )
@@ -250,18 +258,30 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             lambda topic: found[topic].stretch(start.get(topic, {}), None if target is None else target.get(topic, {})),
             must_answer,
         )
-        if limits.waits and target is None and not self._is_due(stretches, must_answer):
+        goes_back = any(stretch.goes_back(start.get(topic, {})) for topic, stretch in stretches.items())
+        if limits.waits and target is None and not goes_back and not self._is_due(stretches, must_answer):
             return start
         stretches = self._limited(stretches, limits, must_answer)
         ends = {topic: behind(start.get(topic, {}), stretch) for topic, stretch in stretches.items()}
         return {**start, **{topic: offsets for topic, offsets in ends.items() if offsets}}
+
+    def _has_reached(self, start: TopicOffsets, target: TopicOffsets) -> bool:
+        """Whether nothing is left to read. A log that ends before the start may be another one, which was not read."""
+        is_there = all(
+            start.get(topic, {}).get(partition, 0) >= offset
+            for topic, offsets in target.items()
+            for partition, offset in offsets.items()
+        )
+        return is_there and not any(
+            ends_before(driver.known_logs(), start.get(topic, {})) for topic, driver in self.topics.items()
+        )
 
     def _has_read(self, offsets: TopicOffsets) -> None:
         """All before these offsets has been read: for the metrics."""
         now = time.monotonic()
         if self._read is None:
             self._throughput.begin(now)
-        elif size := distance(self._read, offsets):
+        elif (size := distance(self._read, offsets)) > 0:
             self._throughput.add(size, now)
         self._read = offsets
 
@@ -341,12 +361,9 @@ def _by_topic(shares: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]
     return found
 
 
-def _has_reached(start: TopicOffsets, target: TopicOffsets) -> bool:
-    return all(
-        start.get(topic, {}).get(partition, 0) >= offset
-        for topic, offsets in target.items()
-        for partition, offset in offsets.items()
-    )
+def _waiting(planned: int, log: Log) -> int:
+    """How many bytes wait: all of a log that ends before what was read of it."""
+    return log.end - (planned if planned <= log.end else log.start)
 
 
 # One topic of a stream, as its driver sees it: its logs, asked for now and then, and the channel that it moves.
@@ -375,7 +392,7 @@ class TopicDriver:
         self.begun_at: float = time.monotonic()
         self._logs: dict[int, Log] = {}
         self._asked_at = self._released_at = float("-inf")
-        self._warned: set[int] = set()
+        self._told: dict[int, int] = {}  # where a query stood when it was told that it had lost something
 
     def begin(self, timeout: float) -> Offsets:
         """Where a new query begins. The channel is there then, and stands there. Raises ConfigError, NsqError."""
@@ -401,10 +418,32 @@ class TopicDriver:
     def stretch(self, start: Offsets, target: Offsets | None) -> Stretch:
         """What there is for the next batch. Raises DataLost when the servers have less than ``start``; NsqError."""
         logs = self._recent_logs()
+        if ends_before(logs, start):
+            self._keep(self._topic_logs.caught_up(logs, start))
+            logs = self._logs
         for partition, log in logs.items():
-            if start.get(partition, log.start) < log.start:
-                self._lost(partition, start[partition], log)
+            offset = start.get(partition, log.start)
+            if offset < log.start:
+                reason = f"the log begins at {log.start}: retention has overtaken the query"
+                self._tell(partition, offset, checked_loss(self._options, partition, (offset, log.start), reason))
+            elif offset > log.end:
+                self._tell(partition, offset, lost_end(self._options, partition, offset, log))
+                self.planner.forget()
         return stretch_of(start, logs, target)
+
+    def begins(self, start: Offsets, end: Offsets) -> Offsets:
+        """Where the parts of a batch begin: at the beginning of the log where it ends before it began.
+
+        Raises DataLost for one that does, unless the query may go on. Such a batch has rows only with PySpark before
+        4.2, which lets the first one after a restart end without telling where it begins.
+        """
+        found = dict(start)
+        for partition, log in self._logs.items():
+            offset = start.get(partition, 0)
+            if offset > end.get(partition, offset):
+                self._tell(partition, offset, lost_end(self._options, partition, offset, log))
+                found[partition] = log.start
+        return found
 
     def known_logs(self) -> Mapping[int, Log]:
         return self._logs
@@ -443,7 +482,7 @@ class TopicDriver:
     def close(self) -> None:
         self._topic_logs.close()
 
-    def _recent_logs(self) -> Mapping[int, Log]:
+    def _recent_logs(self) -> dict[int, Log]:
         now = time.monotonic()
         if now - self._asked_at >= POLL_INTERVAL:
             self._asked_at = now
@@ -459,18 +498,11 @@ class TopicDriver:
             raise LookupFailed(f"topic {self._options.topic!r} is not known to {', '.join(self._options.server_names)}")
         self._logs = logs
         self.answered_at = time.monotonic()
-        for name in ("minPartitions", "maxRecordsPerPartition"):
-            if name in self._options.given and any(log.is_ordered for log in logs.values()):
-                raise ConfigError(
-                    f"{name}: topic {self._options.topic!r} is ordered, and parts of a partition that are read side by"
-                    " side are not in order"
-                )
+        check_parts(self._options, logs)
 
-    def _lost(self, partition: int, offset: int, log: Log) -> None:
-        reason = f"the log begins at {log.start}: retention has overtaken the query"
-        loss = checked_loss(self._options, partition, (offset, log.start), reason)
-        if partition not in self._warned:
-            self._warned.add(partition)
+    def _tell(self, partition: int, offset: int, loss: DataLost) -> None:
+        if self._told.get(partition) != offset:
+            self._told[partition] = offset
             logger.warning("%s", loss, extra=SPARK_DATA_LOST)
 
     # The channel
@@ -524,6 +556,10 @@ class Stretch(NamedTuple):
     def sizes(self) -> dict[int, int]:
         return {partition: self.ends[partition] - begin for partition, begin in self.begins.items()}
 
+    def goes_back(self, start: Offsets) -> bool:
+        """Whether a partition begins before where the query is."""
+        return any(begin < start.get(partition, 0) for partition, begin in self.begins.items())
+
 
 class Planner:
     """Plans batches of one topic; remembers how many records lie before the offsets it has planned.
@@ -546,6 +582,10 @@ class Planner:
             for partition, end in stretch.ends.items()
         }
         return stretch._replace(ends=ends)
+
+    def forget(self) -> None:
+        """The logs are others now."""
+        self._counts.clear()
 
     def _rows(self, partition: int, stretch: Stretch) -> int:
         begin, end, log = stretch.begins[partition], stretch.ends[partition], stretch.logs[partition]
@@ -586,12 +626,17 @@ class Planner:
 def stretch_of(start: Offsets, logs: Mapping[int, Log], target: Offsets | None) -> Stretch:
     """From ``start`` to where the logs end; never behind ``target``.
 
-    A partition that is new, or has lost its beginning, goes on at its first record.
+    A partition that is new, or has lost its beginning, goes on at its first record. One whose log ends before ``start``
+    goes back to its first record in a batch without rows: what the log gets meanwhile may reach up to ``start``, and
+    would then be taken for read.
     """
-    begins = {partition: max(start.get(partition, log.start), log.start) for partition, log in logs.items()}
-    ends = {partition: max(begins[partition], log.end) for partition, log in logs.items()}
-    if target is not None:
-        ends = {partition: max(begins[partition], target.get(partition, 0)) for partition in ends}
+    begins = {}
+    ends = {}
+    for partition, log in logs.items():
+        offset = start.get(partition, log.start)
+        begins[partition] = begin = max(offset, log.start) if offset <= log.end else log.start
+        end = log.end if target is None else target.get(partition, 0)
+        ends[partition] = max(begin, end) if offset <= log.end else begin
     return Stretch(begins, ends, logs)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     ByteType,
     DataType,
@@ -234,11 +235,15 @@ def _values(rows: Rows, name: str, count: int) -> list[Any]:
 
 
 def _fields(header: Any) -> dict[str, Any]:
-    """The fields of a header that came as JSON, or as a map."""
+    """The fields of a header that came as JSON, as a map, or as Kafka's connector has it."""
     if header is None:
         return {}
     if not isinstance(header, str):
-        return dict(header)
+        pairs = [_pair(each) for each in header]
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError(f"headers={str(header)[:60]}: a name is there twice")
+        return found
     try:
         fields = msgspec.json.decode(header)
     except msgspec.MsgspecError as error:
@@ -246,6 +251,15 @@ def _fields(header: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"headers={header[:60]!r}: must be a JSON object")
     return fields
+
+
+def _pair(entry: Any) -> tuple[str, str | None]:
+    if isinstance(entry, tuple):  # of a map
+        return entry
+    if entry is None or entry["key"] is None:
+        raise ValueError(f"headers: {entry}: a header needs a name")
+    value = entry["value"]
+    return entry["key"], None if value is None else value.decode()
 
 
 # One Arrow batch as the sink sees it: its columns under our names, and the rows that cannot be published.
@@ -478,7 +492,7 @@ COLUMNS: Mapping[str, tuple[DataType, tuple[type[DataType], ...]]] = {
     "partition": (IntegerType(), _WHOLE_NUMBERS),
     "key": (StringType(), (StringType, BinaryType, *_WHOLE_NUMBERS)),
     "trace_id": (LongType(), _WHOLE_NUMBERS),
-    "headers": (StringType(), (StringType, MapType)),
+    "headers": (StringType(), (StringType, MapType, ArrayType)),
     "tag": (StringType(), (StringType,)),
     "defer_ms": (LongType(), _WHOLE_NUMBERS),
 }
@@ -488,6 +502,9 @@ _KEYS_OF: Mapping[str, tuple[type[DataType], ...]] = {
     "murmur3": (StringType, BinaryType),
     "hashcode": (StringType, *_WHOLE_NUMBERS),
 }
+
+
+_NESTED = {MapType: "map<string,string>", ArrayType: "array<struct<key:string,value:binary>>"}
 
 
 def column_names(schema: StructType, *, topic: str | None, key_strategy: str) -> dict[str, str]:
@@ -530,13 +547,16 @@ def table_schema(options: SinkOptions) -> StructType:
 
 
 def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:
-    if not isinstance(kind, allowed) or not _is_text_map(kind):
+    if not isinstance(kind, allowed) or not _holds_texts(kind):
         known = ", ".join(dict.fromkeys(map(_shown, allowed)))
         raise ConfigError(f"column {name!r}: is {kind.simpleString()}; must be {known}")
 
 
-def _is_text_map(kind: DataType) -> bool:
-    """Whether a map is one of texts; whatever is no map is all right."""
+def _holds_texts(kind: DataType) -> bool:
+    """Whether a map is one of texts, and an array one of Kafka's headers; whatever is neither is all right."""
+    if isinstance(kind, ArrayType):
+        fields = kind.elementType.fields if isinstance(kind.elementType, StructType) else []
+        return {each.name: type(each.dataType) for each in fields} == {"key": StringType, "value": BinaryType}
     return not isinstance(kind, MapType) or all(isinstance(each, StringType) for each in (kind.keyType, kind.valueType))
 
 
@@ -548,4 +568,4 @@ def _check_key(kind: DataType, strategy: str) -> None:
 
 
 def _shown(kind: Any) -> str:
-    return "map<string,string>" if kind is MapType else str(kind.typeName())
+    return _NESTED.get(kind) or str(kind.typeName())

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     ByteType,
     IntegerType,
@@ -45,6 +46,7 @@ _ARROW = {
     IntegerType: pa.int32(),
     LongType: pa.int64(),
     MapType: pa.map_(pa.string(), pa.string()),
+    ArrayType: pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 """The Arrow types of those that the columns of the sink may have."""
 
