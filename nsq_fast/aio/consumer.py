@@ -282,7 +282,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Who cancels the task of one handler leaves the others alone, and those of the connections.
         """
         tasks: list[Any] = [each.task for each in self.subscribers]
-        return self._is_ending or not tasks or any(task is not None and task.was_cancelled() for task in tasks)
+        is_over = self._is_ending or self._is_closed or not tasks
+        return is_over or any(task is not None and task.was_cancelled() for task in tasks)
 
     def is_failure(self, error: BaseException) -> bool:
         return not isinstance(error, (SystemExit, KeyboardInterrupt))
