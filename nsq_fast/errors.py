@@ -266,8 +266,10 @@ class RequeueMessage(NsqError):
     def __init__(self, delay: float | timedelta | None = None, *, backoff: bool | None = None) -> None:
         if isinstance(delay, timedelta):
             delay = delay.total_seconds()
-        if delay is not None and (isinstance(delay, bool) or not isinstance(delay, (int, float))):
-            raise ConfigError(f"RequeueMessage: delay={delay!r}: must be a number of seconds, a timedelta, or None")
+        if delay is not None and (isinstance(delay, bool) or not isinstance(delay, (int, float)) or not delay >= 0):
+            raise ConfigError(
+                f"RequeueMessage: delay={delay!r}: must be a number of seconds, 0 or more, a timedelta, or None"
+            )
         super().__init__(delay, backoff)
         self.delay = delay
         self.backoff = backoff

@@ -10,6 +10,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -261,6 +262,12 @@ def test_what_a_handler_raises_comes_back_from_a_process_pool(error: RequeueMess
     for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
         assert type(again) is type(error)
         assert (again.delay, again.backoff, str(again)) == (error.delay, error.backoff, str(error))
+
+
+@pytest.mark.parametrize("delay", [-0.001, -1, float("nan"), float("-inf"), timedelta(seconds=-1)])
+def test_a_delay_that_is_none_is_refused_where_it_is_given(delay: Any) -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        RequeueMessage(delay)
 
 
 # Patterns of header filters that are sent to servers: only such as Go compiles

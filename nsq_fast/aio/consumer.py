@@ -122,6 +122,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
         The message at which the calling task iterates is requeued, unless it was responded to; those of other tasks
         are finished when they ask for the next.
+
+        A close that is cancelled cancels the handlers, as when the task within ``async with`` is: the consumer is
+        closed within a second and a half. Cancelled once more, it drops the connections at once.
         """
         check_timeout(timeout)
         if self._is_closed or (self._is_started and self.loop.is_closed):
@@ -135,7 +138,11 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         self.begin_closing(drain, timeout)
         if task not in self._tasks:
             assert self._has_closed is not None
-            await self._has_closed.wait()
+            try:
+                await self._has_closed.wait()
+            except asyncio.CancelledError:
+                await self._end_at_once()
+                raise
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -147,29 +154,35 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         # What is no Exception, as CancelledError, ends the program or a part of it: handlers are not waited for.
         if kind is not None and not issubclass(kind, Exception):
             await self._end_at_once()
-            return
-        try:
+        else:
             await self.close()
-        except asyncio.CancelledError:
-            await self._end_at_once()
-            raise
 
     async def _end_at_once(self) -> None:
-        """Cancel the handlers, requeue what is held, and close."""
+        """Cancel the handlers, requeue what is held, and close; who is cancelled meanwhile drops all of it."""
         if self._is_closed or not self._is_started or self.loop.is_closed:
             return
         self._is_ending = True
         self.pools.stop()
         for cursor in list(self._cursors):
             cursor.leave()
-        for task in self._tasks:
+        try:
+            self._cancel_workers()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT)
+            self.begin_closing(True, END_TIMEOUT)
+            self.give_back()
+            assert self._has_closed is not None
+            await self._has_closed.wait(END_TIMEOUT)
+        except asyncio.CancelledError:
+            self._cancel_workers()  # their cleaning up, too
+            raise
+        finally:
+            self.begin_closing(False, 0.0)  # policies are closed there
+            self._abandon()
+
+    def _cancel_workers(self) -> None:
+        for task in list(self._tasks):
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT)
-        self.begin_closing(True, END_TIMEOUT)
-        self.give_back()
-        assert self._has_closed is not None
-        await self._has_closed.wait(END_TIMEOUT)
 
     def _abandon(self) -> None:
         """The loop ends, or has ended: nothing waits for anything there. Requeue what is held, as far as that can be
@@ -188,6 +201,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         self._closed()
 
     def _closed(self) -> None:
+        if self._is_closed:  # abandoned while it closed
+            return
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             super()._closed()
         if self._is_started:
@@ -252,12 +267,26 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     def _worker_ended(self, worker: TaskWorker, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if task.cancelled():
-            if not self._is_ending:  # nobody but ``_end_at_once`` and the end of the loop cancels it
-                self._abandon()
-        elif task.exception() is not None and not self._is_ending:
-            # A handler has exited, and the loop goes on all the same.
+        is_cancelled = task.cancelled()
+        if self._is_ending or not (is_cancelled or task.exception()):
+            return
+        if is_cancelled and self.is_cut_off:
+            self._abandon()
+        else:  # a handler has exited, or cancelled its task, and the loop goes on all the same
             self.start_worker(worker, name)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether all that is cancelled now ends with the consumer, or its loop, as ``asyncio.run`` has it.
+
+        Who cancels the task of one handler leaves the others alone, and those of the connections.
+        """
+        tasks: list[Any] = [each.task for each in self.subscribers]
+        is_over = self._is_ending or self._is_closed or not tasks
+        return is_over or any(task is not None and task.was_cancelled() for task in tasks)
+
+    def is_failure(self, error: BaseException) -> bool:
+        return not isinstance(error, (SystemExit, KeyboardInterrupt))
 
     def escaped(self, error: BaseException, message: Message) -> None:
         """Nothing: it goes through the task."""
@@ -331,12 +360,10 @@ class TaskWorker(Worker):
                 continue
             try:
                 is_over = await self._serve_queue(inbound)
-            except GeneratorExit:  # the loop was closed: nothing goes on there
-                raise
-            except BaseException:
-                self._requeue_current(inbound)
-                self._leave(inbound)
-                raise
+            except BaseException as error:
+                if isinstance(error, GeneratorExit) and not _runs(self.runs_in):
+                    raise  # the loop was closed: nothing goes on there
+                is_over = self._cut_short(inbound, error)
             self._leave(inbound)
             if is_over:
                 await asyncio.sleep(0)  # others have their turn
@@ -367,8 +394,30 @@ class TaskWorker(Worker):
         self.current = None
         self._pool.leave(inbound)
 
+    def _cut_short(self, inbound: InboundQueue, error: BaseException) -> bool:
+        """A handler raised what is no Exception, or was cancelled. Raises that again if it ends the worker."""
+        acknowledger, current = self._acknowledger, self.current
+        consumer: Any = acknowledger.consumer
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)) or (is_cancelled and consumer.is_cut_off):
+            self._requeue_current(inbound)
+            self._leave(inbound)
+            raise error
+        failure: BaseException = error
+        if is_cancelled:
+            failure = RuntimeError("the handler was cancelled, and the consumer was not")
+            failure.__cause__ = error
+        if isinstance(current, Message):
+            acknowledger.failed(current, failure, is_ordered=inbound.lock is not None)
+        elif current:
+            acknowledger.batch_failed(current, failure)
+        if is_cancelled and _is_cancelled():  # who has cancelled the task may wait for its end: another goes on
+            self._leave(inbound)
+            raise error
+        return True
+
     def _requeue_current(self, inbound: InboundQueue) -> None:
-        """The handler was cancelled, or exits: its messages go back to nsqd now, while something can be sent."""
+        """The worker ends: its messages go back to nsqd now, while something can be sent."""
         current = self.current
         for message in [current] if isinstance(current, Message) else current or ():
             if not message.is_async():
@@ -575,6 +624,14 @@ def _task_of(serving: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None
     if sys.version_info < (3, 11) and loop.get_task_factory() is None:
         return _CancellableTask(serving, loop=loop, name=name)
     return loop.create_task(serving, name=name)
+
+
+def _runs(task: Any) -> bool:
+    """Whether the caller is in this task, and not where its coroutine is closed."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs
+        return False
 
 
 def _is_cancelled() -> bool:

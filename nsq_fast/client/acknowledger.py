@@ -293,5 +293,5 @@ def _no_handler(consumer: object, message: Message) -> object:
 def _requested_delay_ms(error: BaseException) -> int | None:
     if not isinstance(error, RequeueMessage) or error.delay is None:
         return None
-    # A delay beyond all reason (or NaN) must not keep the message from being requeued; nsqd clamps what it gets.
-    return round(1000 * min(max(error.delay, 0.0), MAX_DELAY)) if error.delay == error.delay else None
+    # A delay beyond all reason must not keep the message from being requeued; nsqd clamps what it gets.
+    return round(1000 * min(error.delay, MAX_DELAY))

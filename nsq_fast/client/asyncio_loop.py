@@ -118,6 +118,11 @@ class LoopTask:
     def ready(self) -> bool:
         return self._task.done()
 
+    def was_cancelled(self) -> bool:
+        """Whether somebody has cancelled it. Python 3.10 cannot tell: then it may have been."""
+        cancelling = getattr(self._task, "cancelling", None)
+        return cancelling is None or cancelling() > 0
+
     def is_current(self) -> bool:
         return not self._task.done() and asyncio.current_task() is self._task
 

@@ -706,7 +706,7 @@ class Connection(ConnectionPath):
         self._silence = self._limit = None
 
     def _report(self, reason: NsqError) -> None:
-        lost = self.session.receive(b"")[0]
+        lost: Any = self.session.receive(b"")[0]
         for number, (command, token) in enumerate(lost.pending):
             text = f"{self.address}: the connection ended before the reply to {command}: {reason}"
             error = lost_error(text, outcome_unknown=lost.executed is None)
@@ -792,6 +792,7 @@ async def shake_hands(
     ready: Ready | None = None
     while ready is None:
         data = await transport.recv(deadline)
+        event: Any
         for event in session.receive(data, monotonic()):
             if event.send:
                 await transport.send_all(event.send, deadline)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
     from .consumer import AnyConsumer
     from .lookup import LookupPoller, TopicWatch
+    from .loop import Task
     from .workers import Pool
 
 ROUNDS_OF_GRACE = 2
@@ -531,6 +532,7 @@ class Subscriber:
         counters: over all connections to this target.
         pool: the workers that handle its messages; ``is_pool_shared``: and those of other connections.
         changes: wakes whoever waits for a change of its state.
+        task: what passes through its states; None before it is started.
         backoff: counts the failures of its messages: its own, or that of the consumer.
         last_failure: why no connection could be made; empty while there is one.
         delivered_at: when messages came last on a connection before the present one, ``time.monotonic``; 0.0: never.
@@ -562,6 +564,7 @@ class Subscriber:
         self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
         self._delay = self._reconnect
         self.last_failure: str = ""
+        self.task: Task | None = None
         self.changes: Changes = Changes(consumer.loop)
         # Kept over connections: one that was lost is tried with one message again.
         is_own = consumer.config.backoff_scope == OF_CONNECTION
@@ -588,7 +591,7 @@ class Subscriber:
 
     def start(self) -> None:
         """Connect, and again whenever the connection is lost."""
-        self._consumer.supervisor.keep(f"nsq_fast subscriber {self.target}", self._run)
+        self.task = self._consumer.supervisor.keep(f"nsq_fast subscriber {self.target}", self._run)
 
     async def _run(self) -> None:
         try:

@@ -16,9 +16,11 @@ tested with. docs/integrations.md says what is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
 from typing import Any
 
 try:
@@ -203,7 +205,9 @@ class NSQPublisher(PublisherUsecase):  # type: ignore[misc]
         return await self._basic_publish(cmd, producer=self._outer_config.producer, _extra_middlewares=())
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
-        """What a handler returned. FastStream calls it."""
+        """What a handler returned; nothing for None and an empty text. FastStream calls it."""
+        if cmd.body is None or (isinstance(cmd.body, (str, bytes)) and not cmd.body):
+            return  # no nsqd takes an empty body, and a handler that has nothing to say has not failed
         cmd = NSQPublishCommand.from_cmd(cmd)
         cmd.destination = cmd.destination or self.topic
         cmd.delay = self._options.delay if cmd.delay is None else cmd.delay
@@ -301,7 +305,9 @@ class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
 
     async def _start_consumer(self, **arguments: Any) -> Consumer:
         if self._consumer is None:
-            options = {"max_tries": 0, "auto_touch": True, "max_in_flight": self._options.max_workers}
+            # With MANUAL what a handler leaves unanswered would be touched, too, though it may be forgotten.
+            is_touched = self.ack_policy is not AckPolicy.MANUAL
+            options = {"max_tries": 0, "auto_touch": is_touched, "max_in_flight": self._options.max_workers}
             self._consumer = self._outer_config.new_consumer(
                 self.topic, self._options.channel, **{**options, **self._options.consumer, **arguments}
             )
@@ -310,20 +316,28 @@ class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
 
     async def _handle(self, consumer: Consumer, message: Message) -> None:
         message.enable_async()  # FastStream responds, and what it does not begin with must not be finished
+        was_running = self.running
         try:
             await self.consume(message)
-        finally:
+        except BaseException:
             if self.ack_policy is not AckPolicy.MANUAL:
                 _give_back(message)
+            raise
+        if not was_running:
+            _give_back(message)
+        elif self.ack_policy is not AckPolicy.MANUAL:
+            # SkipMessage: at once, it would come in a circle. Once the broker stops, it is for another.
+            _give_back(message, None if self.running else 0)
 
     async def stop(self) -> None:
         """Take no more messages; wait for those that handlers have, for ``graceful_timeout`` of the broker at most."""
         consumer, self._consumer = self._consumer, None
+        left = time_left(self._outer_config.graceful_timeout)
         if consumer is not None:
             consumer.pause()
         await super().stop()
         if consumer is not None:
-            await consumer.close()
+            await consumer.close(timeout=left())
 
     async def get_one(self, *, timeout: float = 5.0) -> NSQMessage | None:
         """The next message, for a subscriber without handlers; None if none comes within ``timeout`` seconds."""
@@ -356,11 +370,22 @@ class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
         return {**context, "message_id": getattr(message, "message_id", "")}
 
 
-def _give_back(message: Message) -> None:
+def _give_back(message: Message, delay: int | None = 0) -> None:
     if not message.has_responded():
         with suppress(NsqError):  # its connection is lost: it comes again by itself
-            message.requeue(0, backoff=False)
+            message.requeue(delay, backoff=False)
 
+
+def time_left(timeout: float | None) -> Callable[[], float | None]:
+    """What says how many seconds are left of ``timeout``, which begins now; None: there is no end."""
+    if timeout is None:
+        return lambda: None
+    end = monotonic() + timeout
+    return lambda: max(SHORTEST_CLOSING, end - monotonic())
+
+
+SHORTEST_CLOSING = 0.1
+"""Seconds that connections get to close, whatever handlers have taken."""
 
 Addresses = str | Iterable[str | tuple[str, int]]
 PING_PAUSE = 0.05
@@ -404,7 +429,8 @@ class NSQRegistrator(Registrator[Message, NSQBrokerConfig]):  # type: ignore[mis
         Args:
             max_workers: messages that are handled, and held, at once.
             consumer: more options of ``nsq_fast.aio.Consumer``. ``max_tries`` is 0: no message is given up.
-            ack_policy: NACK_ON_ERROR by default: what fails comes again.
+            ack_policy: NACK_ON_ERROR by default: what fails comes again. With MANUAL a message that the handler leaves
+                unanswered stays in flight until somebody responds to it, or its timeout is over; ``auto_touch`` is off.
         """
         calls: CallsCollection[Message] = CallsCollection()
         described = SubscriberDescription(
@@ -464,7 +490,8 @@ class NSQBroker(NSQRegistrator, BrokerUsecase[Message, Producer, NSQBrokerConfig
         nsqd_tcp_addresses, lookupd_http_addresses: of the servers, as for ``nsq_fast.aio.Producer``.
         producer: more options of the producer.
         consumer: more options of all consumers.
-        graceful_timeout: seconds that handlers may take when the broker stops.
+        graceful_timeout: seconds that it may take to stop: handlers that still run then, and what is not published
+            yet, are not waited for. None: as long as they take.
     """
 
     def __init__(
@@ -488,7 +515,8 @@ class NSQBroker(NSQRegistrator, BrokerUsecase[Message, Producer, NSQBrokerConfig
         apply_types: bool = True,
     ) -> None:
         servers = nsqd_tcp_addresses, lookupd_http_addresses
-        self._nsq = Producer(*servers, **dict(producer or {}))
+        self._new_producer = partial(Producer, *servers, **dict(producer or {}))
+        self._nsq: Producer = self._new_producer()
         config = NSQBrokerConfig(
             servers=servers,
             consumer=consumer or {},
@@ -513,6 +541,8 @@ class NSQBroker(NSQRegistrator, BrokerUsecase[Message, Producer, NSQBrokerConfig
         super().__init__(config=config, specification=specification, routers=routers)
 
     async def _connect(self) -> Producer:
+        if not self._nsq.is_running:  # what has stopped cannot be started again
+            self._nsq = self.config.producer.producer = self._new_producer()
         self.config.producer.serializer = self.config.fd_config._serializer
         await self._nsq.start()
         return self._nsq
@@ -523,9 +553,16 @@ class NSQBroker(NSQRegistrator, BrokerUsecase[Message, Producer, NSQBrokerConfig
         await super().start()
 
     async def stop(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
-        """Wait for the handlers and for what is published; close the connections. A broker is started once."""
-        await super().stop(exc_type, exc_val, exc_tb)
-        await self._nsq.close()
+        """Wait for the handlers and for what is published, for ``graceful_timeout`` at most; close the connections.
+
+        A broker that has stopped can be started again.
+        """
+        left = time_left(self.config.graceful_timeout)
+        try:
+            await super().stop(exc_type, exc_val, exc_tb)
+        finally:
+            self._connection = None
+            await self._nsq.close(left())
 
     async def ping(self, timeout: float | None = None) -> bool:
         """Whether an nsqd is connected, now or within ``timeout`` seconds."""

@@ -16,6 +16,7 @@ task runs, its timeout is put off (TOUCH). So tasks run at least once.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from nsq_fast import Message
@@ -64,22 +65,25 @@ class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type 
     ) -> None:
         super().__init__()
         self._topic = topic
-        self._producer = Producer(nsqd_tcp_addresses, lookupd_http_addresses, **dict(producer or {}))
-        self._consumer = Consumer(
-            topic,
-            channel,
-            nsqd_tcp_addresses,
-            lookupd_http_addresses,
-            max_in_flight=max_in_flight,
-            **{**CONSUMER_OPTIONS, **dict(consumer or {})},
-        )
+        servers = nsqd_tcp_addresses, lookupd_http_addresses
+        options = {"max_in_flight": max_in_flight, **CONSUMER_OPTIONS, **dict(consumer or {})}
+        self._new_producer = partial(Producer, *servers, **dict(producer or {}))
+        self._new_consumer = partial(Consumer, topic, channel, *servers, **options)
+        self._producer: Producer = self._new_producer()
+        self._consumer: Consumer = self._new_consumer()
+        self._is_over = False
 
     async def startup(self) -> None:
+        """Connect. A broker that was shut down can be started again."""
+        if self._is_over:  # what is closed cannot be started again
+            self._is_over = False
+            self._producer, self._consumer = self._new_producer(), self._new_consumer()
         await super().startup()
         await self._producer.start()
 
     async def shutdown(self) -> None:
         """Give back what no task was begun with; wait for what is published; close the connections."""
+        self._is_over = True
         await self._consumer.close()
         await self._producer.close()
         await super().shutdown()

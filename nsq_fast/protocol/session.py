@@ -117,6 +117,11 @@ if TYPE_CHECKING:
         advanced: bool
 
 
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+
+
 class Session(SessionPath):
     """The protocol state of one connection.
 
@@ -126,6 +131,8 @@ class Session(SessionPath):
 
     The commands return bytes to write. They raise LocalProtocolError for what is not allowed now or what the server
     does not have, NameInvalid, TypeError or ValueError for arguments; nothing has changed then, and no reply is due.
+    Those without a reply (FIN, REQ, TOUCH, RDY, NOP) are allowed once SUB was given, also when the stream has ended:
+    what cleans up need not look whether it has.
 
     Attributes, for reading only, beside those of SessionPath:
         info: what the server said in IDENTIFY; its defaults before that.
@@ -144,6 +151,7 @@ class Session(SessionPath):
     _limit: DeliveryLimit
 
     def __init__(self, config: ConnectionConfig, *, responder: object | None = None) -> None:
+        _check_type("config", config, ConnectionConfig)
         super().__init__(Stage.NEW, READY, PUBLISHES, FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME))
         self.config = config
         self.info: ServerInfo = ServerInfo()
@@ -188,6 +196,10 @@ class Session(SessionPath):
         sent for one may be in time, or be answered with AnswerFailed. ``ledger.next_deadline`` says when to ask again.
         """
         return self.ledger.expire(now)
+
+    if TYPE_CHECKING:
+
+        def receive(self, data: bytes, now: float = 0.0) -> list[SessionEvent]: ...
 
     # The handshake
 
@@ -401,6 +413,7 @@ class Session(SessionPath):
         Raises LocalProtocolError above the server's ``max_rdy_count``: it would close the connection.
         """
         self._check_subscribed("RDY")
+        _check_type("count", count, int)
         if not 0 <= count <= self.info.max_rdy_count:
             raise LocalProtocolError(f"RDY {count}: the server allows 0 to {self.info.max_rdy_count}")
         data = _codec.rdy(count)
@@ -421,6 +434,7 @@ class Session(SessionPath):
     def req(self, message: Message, delay_ms: int) -> bytes:
         """Give a message back, to be delivered again after ``delay_ms``."""
         self._check_subscribed("REQ")
+        _check_type("message", message, Message)
         data = _codec.req(message.id, delay_ms)
         message.mark_responded()
         self.ledger.answered([message])
@@ -433,6 +447,7 @@ class Session(SessionPath):
             now: the clock of ``receive``; moves the deadline after which ``expire`` finds the message.
         """
         self._check_subscribed("TOUCH")
+        _check_type("message", message, Message)
         data = _codec.touch(message.id)
         if now is not None:
             self.ledger.touched(message, now)
@@ -524,7 +539,7 @@ class Session(SessionPath):
                 f" explains {self._limit.most:.0f}, with all time-outs until now; RDY is {self.rdy}"
             )
 
-    def interpret(self, frames: Sequence[Response | ErrorFrame | TruncatedMessage]) -> list[Any]:
+    def interpret(self, frames: Sequence[Response | ErrorFrame | TruncatedMessage]) -> list[SessionEvent]:
         """The events that frames of a column reader are; raises as ``receive`` does."""
         self.message_count = 0
         return self._events(frames)

@@ -102,6 +102,9 @@ class LookupAnswer(NamedTuple):
     meta: Meta | None = None
     problem: str = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._make, (self._replace(partitions=dict(self.partitions))[:],)  # a mappingproxy has no pickle
+
 
 class Topology(msgspec.Struct, frozen=True):
     """Where a topic lives: all lookupds' answers taken together. Immutable, compared by value.
@@ -154,6 +157,8 @@ def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswe
 
     Raises RemoteProtocolError if it is not what a lookupd sends, or names more than ``max_producers`` nsqds.
     """
+    if not isinstance(body, (bytes, bytearray)):
+        raise TypeError(f"body must be bytes, not {type(body).__name__}")
     payload = unwrap(body)
     if not payload:
         return LookupAnswer()

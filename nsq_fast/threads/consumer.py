@@ -6,16 +6,17 @@ is made again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from inspect import signature
-from queue import SimpleQueue
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
-from nsq_fast.bridge import HubThread, Place, arguments_of
+from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, check_timeout
 from nsq_fast.client.handlers import check_handler
 from nsq_fast.client.loop import SLICE
@@ -89,7 +90,6 @@ class TakenBatches(OutsideHandlers):
     """Brings messages to those who iterate.
 
     Attributes:
-        batches: for the next who asks; None: there are no more.
         at: those that somebody goes through, and in which thread.
     """
 
@@ -97,11 +97,40 @@ class TakenBatches(OutsideHandlers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batches: SimpleQueue[Batch | None] = SimpleQueue()
         self.at: dict[Batch, int] = {}
+        self._batches: deque[Batch | None] = deque()
+        self._waiting: deque[Reply] = deque()
 
     def _begin(self, batch: Batch) -> None:
-        self.batches.put(batch)
+        self.put(batch)
+
+    def put(self, batch: Batch | None) -> None:
+        """Give the next who asks a batch; None: there are no more. In any thread."""
+        self._batches.append(batch)
+        self._wake_one()
+
+    def next(self) -> Batch | None:
+        """Wait for a batch. Where gevent runs, only the calling greenlet waits: a queue of Python's, patched or not,
+        would keep the others from running, or never hear of what another thread puts in."""
+        with suppress(IndexError):
+            return self._batches.popleft()
+        while True:
+            reply = Reply()
+            self._waiting.append(reply)
+            try:
+                if not self._batches:
+                    reply.wait()
+                with suppress(IndexError):  # another was faster
+                    return self._batches.popleft()
+            finally:
+                with suppress(ValueError):
+                    self._waiting.remove(reply)
+                if self._batches:  # what woke this one, which may be interrupted, was perhaps for another
+                    self._wake_one()
+
+    def _wake_one(self) -> None:
+        with suppress(IndexError):
+            self._waiting.popleft().set()
 
     def is_held_here(self) -> bool:
         """Whether the calling thread iterates, and is at a message."""
@@ -281,9 +310,9 @@ class Consumer(ConsumerOptions):
         if taken is None:
             raise NotRunning("the consumer is closed")
         consumer = self._place.get()
-        while (batch := taken.batches.get()) is not None:
+        while (batch := taken.next()) is not None:
             yield from taken.messages(batch)
-        taken.batches.put(None)  # for the others that iterate
+        taken.put(None)  # for the others that iterate
         if consumer.failure is not None:
             raise consumer.failure
 
@@ -294,7 +323,7 @@ class Consumer(ConsumerOptions):
 
     def _closed(self, sender: object) -> None:
         if self._taken is not None:
-            self._taken.batches.put(None)
+            self._taken.put(None)
 
     # Flow
 

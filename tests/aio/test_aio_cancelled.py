@@ -22,6 +22,7 @@ from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message
 from nsq_fast.aio import Consumer, Producer
+from nsq_fast.aio.consumer import CANCEL_TIMEOUT
 from nsq_fast.errors import NoNsqd
 
 FILLED = 10
@@ -293,6 +294,138 @@ def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(fill
         async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
             await until_async(lambda: consumer.stats().totals.finished == FILLED)
             assert consumer.is_running
+
+    asyncio.run(main())
+
+
+def _end_by_cancelling() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+async def _end_in_time(seconds: float) -> None:
+    asyncio.get_running_loop().call_later(seconds, asyncio.current_task().cancel)  # type: ignore[union-attr]
+    await asyncio.sleep(WAIT)  # sleep: until it is cancelled
+
+
+async def _raise(error: BaseException, is_late: bool) -> None:
+    if is_late:
+        await asyncio.sleep(0)
+    raise error
+
+
+class Odd(BaseException):
+    """What libraries derive from BaseException, as trio.Cancelled and pytest's outcomes are."""
+
+
+ENDS: dict[str, Any] = {
+    "raises CancelledError": lambda: _raise(asyncio.CancelledError(), False),
+    "raises CancelledError later": lambda: _raise(asyncio.CancelledError(), True),
+    "raises GeneratorExit": lambda: _raise(GeneratorExit(), False),
+    "raises GeneratorExit later": lambda: _raise(GeneratorExit(), True),
+    "raises another BaseException": lambda: _raise(Odd(), False),
+    "raises another BaseException later": lambda: _raise(Odd(), True),
+    "cancels its task": lambda: _end_by_cancelling() or asyncio.sleep(0),  # type: ignore[func-returns-value]
+    "has its task cancelled": lambda: _end_in_time(0.001),
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks of Python 3.10 cannot tell who is cancelled")
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("kind", ["single", "batch", "shared"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_handler_that_ends_in_an_odd_way_fails_alone(
+    filled: str, new_loop: NewLoop, kind: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = 0
+
+    async def handle(consumer: Consumer, item: Any) -> None:
+        nonlocal failures
+        if failures < 3:
+            failures += 1
+            await ENDS[end]()
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 4, "requeue_delay": 0, "max_backoff_duration": 0}
+        options["batch_handler" if kind == "batch" else "message_handler"] = handle
+        if kind == "shared":
+            options["concurrency"] = 2
+        consumer = Consumer("t", "c", filled, **options)
+        raised: list[BaseException] = []
+        consumer.on_exception.connect(lambda _, message, error: raised.append(error), weak=False)
+        async with consumer:
+            await until_async(lambda: consumer.stats().totals.finished == FILLED)
+            assert consumer.is_running
+            assert consumer.stats().totals.requeued >= 3
+            assert len(raised) == failures == 3
+
+    run(main(), new_loop)
+    assert sum("handler failed on message" in each.getMessage() for each in caplog.records) == 3
+
+
+def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_process: Any, filled: str) -> None:
+    """In each way to close it, with a handler that does not want to end, and a server that does not answer."""
+    begun = asyncio.Event()
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(SLOW)  # sleep: a slow handler
+        finally:
+            await asyncio.sleep(SLOW)  # sleep: it does not want to end
+
+    async def within(consumer: Consumer) -> None:
+        async with consumer:
+            await consumer.join()
+
+    async def at_the_end(consumer: Consumer) -> None:
+        async with consumer:
+            await begun.wait()
+
+    async def by_close(consumer: Consumer) -> None:
+        await consumer.start()
+        await begun.wait()
+        await consumer.close()
+
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        for program in (within, at_the_end, by_close):
+            begun.clear()
+            closed: list[Any] = []
+            consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=3)
+            consumer.on_close.connect(closed.append, weak=False)
+            task = asyncio.create_task(program(consumer))
+            await begun.wait()
+            await until_async(lambda consumer=consumer, program=program: program is within or not consumer.is_running)  # type: ignore[misc]
+            nsqd_process.freeze()
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert await cancelled(task) < CANCEL_TIMEOUT
+            assert not consumer.is_running
+            assert consumer.total_in_flight == 0
+            await until_async(lambda: asyncio.all_tasks() <= before)
+            assert len(closed) == 1
+            nsqd_process.thaw()
+        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_cancelled_has_closed_whatever_the_server_does(nsqd_process: Any, filled: str) -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        consumer = Consumer("t", "c", filled, max_in_flight=3)
+        await consumer.start()
+        await until_async(lambda: consumer.total_in_flight == 3)
+        nsqd_process.freeze()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(consumer.close(), 0.05)
+        assert await consumer.join(0)
+        await until_async(lambda: asyncio.all_tasks() <= before)
+        nsqd_process.thaw()
+        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ from nsq_fast.aio import Producer
 pytest.importorskip("faststream")
 
 from faststream import AckPolicy, Context
-from faststream.exceptions import FeatureNotSupportedException
+from faststream.exceptions import FeatureNotSupportedException, SkipMessage
 from faststream.specification import AsyncAPI
 from support.waiting import WAIT
 
@@ -95,6 +95,100 @@ async def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: An
         await until(lambda: len(seen) == 4)
         await until(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
     assert sorted(seen) == [("again", 1), ("again", 2), ("done", 1), ("keep", 1)]
+
+
+async def test_what_is_kept_with_manual_acknowledgement_is_not_touched_and_comes_again(nsqd_process: Any) -> None:
+    seen: list[NSQMessage] = []
+    broker = NSQBroker(nsqd_process.address, consumer={**QUICK, "msg_timeout": 1.0})
+
+    @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL)
+    async def handle(body: str, message: NSQMessage = Context()) -> None:  # noqa: B008
+        seen.append(message)
+
+    async with broker:
+        await broker.start()
+        await broker.publish("forgotten", "orders")
+        await until(lambda: len(seen) == 2)  # its timeout was over
+        assert seen[1].raw_message.attempts == 2
+        await seen[1].ack()  # later than its handler has ended
+        await until(lambda: in_flight(nsqd_process, "orders") == (0, 0))
+
+
+async def test_what_is_skipped_comes_again_later_with_each_attempt(nsqd_process: Any) -> None:
+    seen: list[int] = []
+    options = {"requeue_base_delay": 60.0, "requeue_jitter": 0.0, "max_backoff_duration": 0}
+    broker = NSQBroker(nsqd_process.address, consumer=options)
+
+    @broker.subscriber("orders", "c")
+    async def handle(number: int) -> None:
+        seen.append(number)
+        if number == 1:
+            raise SkipMessage
+
+    async with broker:
+        await broker.start()
+        await broker.publish(1, "orders")
+        await broker.publish(2, "orders")
+        await until(lambda: 2 in seen and in_flight(nsqd_process, "orders") == (0, 1))
+    assert sorted(seen) == [1, 2]
+
+
+@pytest.mark.parametrize("nothing", [None, "", b""])
+async def test_a_handler_that_returns_nothing_publishes_nothing(nsqd_process: Any, nothing: Any) -> None:
+    seen: list[int] = []
+    bills: list[Any] = []
+    broker = NSQBroker(nsqd_process.address, consumer=QUICK)
+
+    @broker.subscriber("orders", "c")
+    @broker.publisher("bills")
+    async def bill(number: int) -> Any:
+        seen.append(number)
+        return nothing if number == 1 else number
+
+    @broker.subscriber("bills", "c")
+    async def note(number: int) -> None:
+        bills.append(number)
+
+    async with broker:
+        await broker.start()
+        for number in (1, 2):
+            await broker.publish(number, "orders")
+        await until(lambda: bills and in_flight(nsqd_process, "orders") == (0, 0))
+    assert (seen, bills) == ([1, 2], [2])
+
+
+async def test_to_stop_takes_no_longer_than_the_graceful_timeout(nsqd_process: Any) -> None:
+    began = asyncio.Event()
+    over = asyncio.Event()
+    broker = NSQBroker(nsqd_process.address, graceful_timeout=0.1)
+
+    @broker.subscriber("orders", "c")
+    async def handle(body: str) -> None:
+        began.set()
+        await over.wait()
+
+    await broker.start()
+    await broker.publish("slow", "orders")
+    await began.wait()
+    await asyncio.wait_for(broker.stop(), 10.0)  # consumers wait for handlers for 30 s where nobody says otherwise
+    over.set()
+
+
+async def test_a_broker_that_has_stopped_is_started_again(nsqd_process: Any) -> None:
+    seen: list[int] = []
+    broker = NSQBroker(nsqd_process.address)
+
+    @broker.subscriber("orders", "c")
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    for number in range(3):
+        await broker.start()
+        assert await broker.ping(WAIT)
+        await broker.publish(number, "orders")
+        await until(lambda number=number: len(seen) > number)
+        await broker.stop()
+        assert not await broker.ping(0)
 
 
 async def test_a_subscriber_without_a_handler_is_asked_for_messages(nsqd_process: Any) -> None:

@@ -63,6 +63,20 @@ async def test_tasks_run_and_are_finished_however_long_they_take(nsqd_process: A
     assert sorted(ran) == list(range(count))
 
 
+async def test_a_broker_that_was_shut_down_is_started_again(nsqd_process: Any) -> None:
+    ran: list[int] = []
+    broker = NSQBroker(nsqd_process.address)
+
+    @broker.task
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    for number in range(3):
+        async with working(broker):
+            await note.kiq(number)
+            await until(lambda number=number: number in ran)
+
+
 async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
     ran: list[float] = []
     address = str(real_nsqd().tcp_address)

@@ -436,6 +436,25 @@ def test_what_a_state_allows(stage: Stage, action: str) -> None:
 
 
 @pytest.mark.parametrize("stage", Stage)
+def test_answers_are_allowed_once_there_was_a_subscription_also_where_nobody_reads_them(stage: Stage) -> None:
+    message = Message(1, 1, b"1" * 16, b"")
+    answers: list[Callable[[Session], bytes]] = [
+        lambda session: session.fin(message),
+        lambda session: session.req(message, 0),
+        lambda session: session.touch(message),
+        lambda session: session.set_rdy(1),
+    ]
+    for session in sessions()[stage]:
+        assert session.nop() == b"NOP\n"
+        for answer in answers:
+            if session.is_subscribed:
+                assert answer(session).endswith(b"\n")
+            else:
+                with pytest.raises(LocalProtocolError):
+                    answer(session)
+
+
+@pytest.mark.parametrize("stage", Stage)
 def test_where_a_state_leads(stage: Stage) -> None:
     documented = {name.strip() for name in table()[stage.name]["leads to"].split(",") if name.strip()}
     assert documented == {after.name for after in transitions()[stage]}

@@ -32,6 +32,7 @@ from nsq_fast.protocol.events import (
     UpgradeNeeded,
 )
 from nsq_fast.protocol.session import MAX_HANDSHAKE_FRAME, Session
+from nsq_fast.protocol.topology import parse_lookup
 
 ID = b"0123456789abcdef"
 RECORD = struct.pack(">QQ", (2 << 50) + 7, 99)  # the id of a message of a cluster
@@ -368,6 +369,23 @@ def test_a_bad_argument_leaves_nothing_behind(say: Say) -> None:
     assert not session.is_subscribed
     session.pub("t", b"good", token="good")
     assert [event.token for event in session.receive(OK)] == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda session: session.req(b"0123456789abcdef", 0), "message must be Message"),
+        (lambda session: session.touch(b"0123456789abcdef"), "message must be Message"),
+        (lambda session: session.set_rdy("5"), "count must be int"),
+        (lambda session: Session(None), "config must be ConnectionConfig"),
+        (lambda session: parse_lookup("{}"), "body must be bytes"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_named(call: Callable[[Any], object], argument: str) -> None:
+    session = ready()
+    session.sub("t", "c")
+    with pytest.raises(TypeError, match=argument):
+        call(session)
 
 
 def test_ordered_messages_are_not_sampled() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -73,6 +75,12 @@ def nsqd(number: int, version: str = "1.3.0", **fields: str) -> Nsqd:
 
 
 # One answer
+
+
+def test_an_answer_goes_through_pickle_and_copy() -> None:
+    for answer in (LookupAnswer(), parse_lookup(reply(producers=[OLD_PEER], partitions={"1": NEW_PEER}))):
+        for again in (pickle.loads(pickle.dumps(answer)), copy.deepcopy(answer)):
+            assert (type(again), again) == (LookupAnswer, answer)
 
 
 def test_an_original_reply_has_producers_only() -> None:

@@ -70,8 +70,8 @@ OWN = 7
 @pytest.mark.parametrize(
     ("delay", "milliseconds"),
     [
-        (0.25, 250), (-5, 0), (inf, A_MONTH), (-inf, 0), (nan, OWN), (1e300, A_MONTH),
-        ("5", None), (b"5", None), ([5], None), (True, None),
+        (0.25, 250), (0, 0), (inf, A_MONTH), (1e300, A_MONTH),
+        ("5", None), (b"5", None), ([5], None), (True, None), (-5, None), (-inf, None), (nan, None),
     ],
     ids=str,
 )  # fmt: skip
@@ -95,7 +95,7 @@ def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume, delay, m
     else:
         assert requeues(conn) == [(1, OWN)]
         assert isinstance(told[0], ConfigError)
-        assert "must be a number of seconds, a timedelta, or None" in str(told[0])
+        assert "must be a number of seconds, 0 or more, a timedelta, or None" in str(told[0])
 
 
 @pytest.mark.parametrize("error", [gevent.GreenletExit(), gevent.Timeout(3)])

@@ -250,6 +250,34 @@ with Producer({nsqd_process.address!r}) as producer:
     assert len(bodies_of(nsqd_process.address, "t", 60)) == 60
 
 
+@pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "patched"])
+def test_who_iterates_in_a_greenlet_lets_the_others_run(nsqd_process: Any, patch: str) -> None:
+    done = run_python(
+        f"""
+{patch}
+import gevent
+from gevent.threadpool import ThreadPool
+from nsq_fast.threads import Consumer, Producer
+found = []
+def take(consumer):
+    for message in consumer:
+        found.append(message.body)
+with Producer({nsqd_process.address!r}) as producer, Consumer("t", "c", {nsqd_process.address!r}) as consumer:
+    greenlets = [gevent.spawn(take, consumer) for _ in range(3)]
+    native = ThreadPool(1).spawn(take, consumer)
+    for number in range(20):
+        gevent.sleep(0.001)  # sleep: those who iterate wait
+        producer.publish("t", b"%d" % number)
+    while consumer.stats().totals.finished < 20:
+        gevent.sleep(0.005)  # sleep: looks again and again
+    consumer.close()
+    gevent.joinall([*greenlets, native], raise_error=True)
+assert sorted(found) == sorted(b"%d" % number for number in range(20)), found
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 TWO_FIRST_CLIENTS = """
 import time
 from gevent import joinall, spawn
