@@ -117,9 +117,10 @@ def _open(journal: str, endpoint: str | None, region: str | None) -> Storage:
         from nsq_fast.spark.options import ObjectStore
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    if "://" not in journal and not Path(journal).is_dir():
-        _fail(f"there is no folder {journal}")
-    return open_storage(check_path(journal), ObjectStore(endpoint, region))
+    path = check_path(journal)
+    if path.startswith("/") and not Path(path).is_dir():
+        _fail(f"there is no folder {path}")
+    return open_storage(path, ObjectStore(endpoint, region))
 
 
 def _folders(parent: Storage) -> list[Orphan]:

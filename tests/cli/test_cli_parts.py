@@ -383,6 +383,15 @@ def test_what_cannot_be_written_is_one_line(arguments: list[str]) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_journal_that_is_no_folder_is_one_line(tmp_path: Path, prefix: str) -> None:
+    pytest.importorskip("pyspark")
+    (tmp_path / "file").touch()
+    for name in ("missing", "file"):
+        result = run("journal", "ls", f"{prefix}{tmp_path / name}")
+        assert (result.exit_code, result.output) == (1, f"Error: there is no folder {tmp_path / name}\n")
+
+
 def test_a_standard_output_that_is_closed_is_no_traceback() -> None:
     code, said = written_to(">&-", "nsqd", "--version")
     assert code == 0
