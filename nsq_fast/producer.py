@@ -56,6 +56,23 @@ class BlockingCalls(Generic[FutureT, AllFutureT]):
         block: bool = True,
         timeout: float | None = None,
         raise_error: Literal[True] = True,
+        *,
+        trace_id: int,
+        key: Key | None = None,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        tag: str | None = None,
+    ) -> Receipt: ...
+
+    @overload
+    def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: Literal[True] = True,
         **options: Unpack[PublishKeywords],
     ) -> Stored: ...
 

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakSet
 
 from nsq_fast._publish_path import Wakeups
@@ -21,7 +21,9 @@ from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import OK, Receipt
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from nsq_fast.keywords import PublishKeywords
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
@@ -50,6 +52,33 @@ class Producer(ProducerCore):
         return Wakeups(None, None, self._home)
 
     # Publishing
+
+    @overload
+    async def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        trace_id: int,
+        key: Key | None = None,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        tag: str | None = None,
+    ) -> Receipt: ...
+
+    @overload
+    async def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[PublishKeywords],
+    ) -> Stored: ...
 
     async def publish(
         self,

@@ -10,12 +10,14 @@ from nsq_fast import (
     NsqdHTTPClient,
     NsqError,
     Producer,
+    Receipt,
     RequeueMessage,
     aio,
     threads,
 )
 from nsq_fast.gnsq import Consumer as GnsqConsumer
 from nsq_fast.metrics import ClientCollector
+from nsq_fast.protocol import Session
 from nsq_fast.worker import subscribe
 
 
@@ -57,6 +59,8 @@ def work_more(consumer: Consumer, message: Message) -> None: ...
 
 with Producer("127.0.0.1:4150", linger=0.002, max_pending=10) as producer:
     producer.publish("topic", b"body", key="customer 7")
+    receipt: Receipt = producer.publish("topic", b"body", trace_id=1)
+    untraced: Receipt = producer.publish("topic", b"body")  # wrong
     producer.publsih("topic", b"body")  # wrong
     producer.publish("topic", 5)  # wrong
     producer.publish("topic", b"body", defer="later")  # wrong
@@ -65,6 +69,14 @@ with Producer("127.0.0.1:4150", linger=0.002, max_pending=10) as producer:
     producer.multipublish("topic", [b"a", b"b"])
     producer.multipublish("topic", [1, 2])  # wrong
 Producer("127.0.0.1:4150", lingers=0.002)  # wrong
+
+
+async def trace(producer: aio.Producer, session: Session) -> None:
+    (await producer.publish("topic", b"body", trace_id=1)).trace_id.bit_length()
+    (await producer.publish("topic", b"body")).trace_id.bit_length()  # wrong
+    for event in session.receive(b""):
+        session.fin(event)  # wrong
+        session.fin(event) if isinstance(event, Message) else event.send.decode()
 
 
 async def respond(consumer: aio.Consumer, message: Message) -> None:
