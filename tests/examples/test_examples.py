@@ -368,6 +368,7 @@ with TestClient(fastapi_app.app) as client:
     for number in range(20):
         answer = client.post("/orders", content=b"%d" % number)
         assert answer.status_code == 202, answer.text
+    assert client.post("/orders", content=b"").status_code == 400
     end = time.monotonic() + {WAIT}
     while client.get("/health").json()["handled"] < 20:
         assert time.monotonic() < end
@@ -431,6 +432,7 @@ def test_flask_publishes_from_the_threads_of_gunicorn(
 ) -> None:
     with gunicorn(tmp_path, nsqd_process.address, *arguments) as (process, url):
         assert [asked(f"{url}/orders", b"%d" % number) for number in range(20)] == 20 * [202]
+        assert asked(f"{url}/orders", b"") == 400
         until(lambda: asked(f"{url}/health") == 200)  # each worker connects when it is asked
         began = time.monotonic()
         ended(process)
