@@ -343,7 +343,9 @@ def test_auto_fails_where_it_cannot_tell(
             "nsqd_tcp_addresses": ",".join(str(each.tcp) for each in nsqds) or "127.0.0.1:1",
             "nsqd_http_addresses": ",".join(str(each.http) for each in nsqds) or "127.0.0.1:1",
         }
-    with pytest.raises((LookupFailed, HttpError), match=r"nowhere.*[cC]reate .* set reader|no lookupd answered for topic 'nowhere'|127\.0\.0\.1:1"):
+    known = r"nowhere.*[cC]reate .* set reader|127\.0\.0\.1:1"
+    late = "no lookupd answered for topic 'nowhere'"  # on a busy machine
+    with pytest.raises((LookupFailed, HttpError), match=f"{known}|{late}"):
         choose(SourceOptions.parse({**given, **options, "channel": "c"}), is_stream=is_stream)
 
 
