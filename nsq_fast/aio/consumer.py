@@ -418,8 +418,7 @@ class TaskWorker(Worker):
 
     def _requeue_current(self, inbound: InboundQueue) -> None:
         """The worker ends: its messages go back to nsqd now, while something can be sent."""
-        current = self.current
-        for message in [current] if isinstance(current, Message) else current or ():
+        for message in self.in_hand():
             if not message.is_async():
                 self._acknowledger.requeue(message, 0, False)
         inbound.connection.flush()

@@ -21,7 +21,7 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
-from nsq_fast.broker.options import check_count, check_seconds, is_path
+from nsq_fast.broker.options import check_count, check_seconds, check_switch, is_path
 from nsq_fast.config import refuse_unknown
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
@@ -102,8 +102,8 @@ class Faults:
         elif name == "lie":
             if not (value is None or isinstance(value, bytes)):
                 raise ConfigError(f"{name}={value!r}: must be bytes, or None")
-        elif name != "close_after" and not isinstance(value, bool):
-            raise ConfigError(f"{name}={value!r}: must be True or False")
+        elif name != "close_after":
+            check_switch(name, value)
 
     def clear(self) -> None:
         self.set(**{switch: getattr(Faults, switch) for switch in self.SWITCHES})
@@ -402,8 +402,12 @@ def split_listen_address(text: str) -> tuple[str, int]:
     """
     if is_path(text):
         return os.path.abspath(text.removeprefix("unix:")), 0
-    host, _, port = text.rpartition(":")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    return listen_host(text), int(text.rpartition(":")[2])
+
+
+def listen_host(text: str) -> str:
+    """The host of ``host:port``, whatever the port is."""
+    return text.rpartition(":")[0].strip("[]") or "0.0.0.0"
 
 
 class HeldPorts:

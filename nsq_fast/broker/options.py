@@ -184,6 +184,12 @@ def check_seconds(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r}: must be a number of seconds, 0 or more")
 
 
+def check_switch(name: str, value: object) -> None:
+    """Raise ConfigError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be True or False")
+
+
 def is_path(address: str) -> bool:
     """Whether an address to listen on is a Unix socket."""
     return address.startswith(("unix:", "/"))

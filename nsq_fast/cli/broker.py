@@ -23,6 +23,7 @@ from gevent.event import Event
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
 from nsq_fast.broker.message import collect_rarely
+from nsq_fast.broker.net import listen_host
 from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
@@ -266,8 +267,7 @@ def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: di
 def _all_but_first_free(count: int, flags: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Where servers listen: all but the first on free ports, or on paths that are counted."""
     faces = {face: flags[f"{face}_address"] for face in ("tcp", "http")}
-    hosts = {face: at.rpartition(":")[0].strip("[]") for face, at in faces.items() if at and not is_path(at)}
-    free = {face: (host or "0.0.0.0", 0) for face, host in hosts.items()}
+    free = {face: (listen_host(at), 0) for face, at in faces.items() if at and not is_path(at)}
     return [{}] + [free] * (count - 1)
 
 

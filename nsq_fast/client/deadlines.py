@@ -131,8 +131,7 @@ class Deadlines:
         load = pool.load
         load.stuck, load.kept = [], []
         for worker in pool.workers:
-            current = worker.current
-            messages = [current] if isinstance(current, Message) else current or []
+            messages = worker.in_hand()
             stuck = self._stuck(messages, now)
             if stuck is not None:
                 load.stuck.append(stuck)

@@ -522,11 +522,8 @@ def last_delivery(subscriber: Subscriber) -> float:
 def _running(consumer: AnyConsumer) -> Iterator[tuple[Worker, Message]]:
     """The workers that are in a handler, and its message, or the first of its batch."""
     for worker in list(consumer.pools.workers()):
-        current = worker.current
-        if isinstance(current, list):
-            current = current[0] if current else None
-        if current is not None:
-            yield worker, current
+        if messages := worker.in_hand():
+            yield worker, messages[0]
 
 
 def _stack(frames: list[FrameType]) -> str:

@@ -110,9 +110,9 @@ class Load(Tally):
         Not fewer than there are workers free: a handler that takes nearly the whole timeout is in time if it begins
         at once.
         """
-        kept = [sum(not message.has_responded() for message in each) for each in self.kept]
-        self.kept = [each for each, count in zip(self.kept, kept, strict=True) if count]
-        held = sum(kept)  # in flight for nsqd, too: RDY is above them, or no other message comes
+        unanswered = [[message for message in each if not message.has_responded()] for each in self.kept]
+        self.kept = [each for each in unanswered if each]
+        held = sum(map(len, self.kept))  # in flight for nsqd, too: RDY is above them, or no other message comes
         free = max(workers, 1) - self.count_stuck() - len(self.kept)
         # With every worker stuck, any message asked for would wait behind them until nsqd takes it back.
         if free <= 0:
@@ -169,6 +169,11 @@ class Worker(Caller):
         self._pool = pool
         self._acknowledger = pool.acknowledger
         self.runs_in: Any = None
+
+    def in_hand(self) -> list[Message]:
+        """The messages that its handler has now."""
+        current: Any = self.current
+        return [current] if isinstance(current, Message) else current or []
 
     def frames(self) -> list[FrameType]:
         """Where its handler is now, as far as that can be seen from outside; the outermost first."""

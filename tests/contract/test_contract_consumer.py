@@ -279,14 +279,8 @@ def ordered_frame(number: int) -> bytes:
     return frame(2, struct.pack(">qH", 1, 1) + b"%016x" % number + place + b"body")
 
 
-@pytest.mark.parametrize("way", ["one by one", "shared pool", "batches", "ordered", "iterated", "at a thread", "kept"])
-def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> None:
-    """It expired while it waited for the handler of another one. Unless ``drop_expired=False`` says so."""
-    if way == "at a thread" and face.name != "gevent":
-        pytest.skip("of gevent alone")
-    handled: list[int] = []
-    expired: list[int] = []
-    over: list[int] = []
+def holding(face: Face, handled: list[int], over: list[int]) -> tuple[Any, Any]:
+    """Handlers of messages, and of batches, that note each message and keep it until there is something in ``over``."""
 
     async def handle(consumer: Any, message: Message) -> None:
         handled.append(int(message.id, 16))
@@ -296,6 +290,19 @@ def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> N
     async def handle_batch(consumer: Any, messages: list[Message]) -> None:
         for message in messages:
             await handle(consumer, message)
+
+    return handle, handle_batch
+
+
+@pytest.mark.parametrize("way", ["one by one", "shared pool", "batches", "ordered", "iterated", "at a thread", "kept"])
+def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> None:
+    """It expired while it waited for the handler of another one. Unless ``drop_expired=False`` says so."""
+    if way == "at a thread" and face.name != "gevent":
+        pytest.skip("of gevent alone")
+    handled: list[int] = []
+    expired: list[int] = []
+    over: list[int] = []
+    handle, handle_batch = holding(face, handled, over)
 
     options: dict[str, Any] = {
         "one by one": {"message_handler": handle},
@@ -354,15 +361,7 @@ def test_nothing_is_asked_for_that_would_wait_behind_a_handler_that_touches(face
     """It would expire unseen, again and again, until its attempts are used up."""
     handled: list[int] = []
     over: list[int] = []
-
-    async def handle(consumer: Any, message: Message) -> None:
-        handled.append(int(message.id, 16))
-        while not over:
-            await face.sleep(0.01)  # sleep: looks again and again
-
-    async def handle_batch(consumer: Any, messages: list[Message]) -> None:
-        for message in messages:
-            await handle(consumer, message)
+    handle, handle_batch = holding(face, handled, over)
 
     options: dict[str, Any] = {
         "one by one": {"message_handler": handle},

@@ -17,6 +17,7 @@ from nsq_fast.broker.options import (
     LookupdOptions,
     NsqdOptions,
     check_count,
+    check_switch,
     cluster_lookupd_options,
 )
 from nsq_fast.broker.redesigned.commands import REDESIGNED
@@ -210,8 +211,7 @@ class RedesignedCluster(ServerGroup):
             "disable_channel_auto_create": disable_channel_auto_create,
         }
         for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name}={value!r}: must be True or False")
+            check_switch(name, value)
         meta = TopicMeta(partitions, replicas, **flags)
         needed, there = meta.nodes_for(partitions), len(self.state.staying)
         if needed > there:

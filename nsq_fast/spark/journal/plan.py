@@ -195,9 +195,9 @@ class Backlog:
         has_channel: whether a source has the channel.
     """
 
-    def __init__(self, options: SourceOptions, reminder: Reminder) -> None:
+    def __init__(self, options: SourceOptions, reminder: Reminder, *, creates: bool) -> None:
         self._options = options
-        self.creates: bool = True
+        self.creates = creates
         self.has_channel: bool = False
         self._servers: TopicServers | None = None
         self._discovered_at = self._asked_at = float("-inf")
@@ -390,8 +390,7 @@ class Backlogs:
 
     def of(self, topic: str) -> Backlog:
         if topic not in self._topics:
-            self._topics[topic] = Backlog(self._options.for_topic(topic), self._reminder)
-            self._topics[topic].creates = self._creates
+            self._topics[topic] = Backlog(self._options.for_topic(topic), self._reminder, creates=self._creates)
         return self._topics[topic]
 
     def create_channels(self) -> None:

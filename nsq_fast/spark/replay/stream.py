@@ -634,9 +634,11 @@ def stretch_of(start: Offsets, logs: Mapping[int, Log], target: Offsets | None) 
     ends = {}
     for partition, log in logs.items():
         offset = start.get(partition, log.start)
-        begins[partition] = begin = max(offset, log.start) if offset <= log.end else log.start
-        end = log.end if target is None else target.get(partition, 0)
-        ends[partition] = max(begin, end) if offset <= log.end else begin
+        if offset > log.end:
+            begins[partition] = ends[partition] = log.start
+            continue
+        begins[partition] = begin = max(offset, log.start)
+        ends[partition] = max(begin, log.end if target is None else target.get(partition, 0))
     return Stretch(begins, ends, logs)
 
 
