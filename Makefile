@@ -44,14 +44,14 @@
 #   make clean         remove what these commands made
 #
 # PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment, JOBS how many tests run at
-# once (1 for a debugger; four where they have the memory).
+# once (1 for a debugger; six where they have the memory).
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 SEEDS ?= 0:5000
 MESSAGES ?= 100000000
-JOBS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemTotal/ {large = $$2 > 12e6} END {print large ? 4 : 2}')
+JOBS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemTotal/ {large = $$2 > 12e6} END {print large ? 6 : 2}')
 NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
 SERVERS ?= $(wildcard $(abspath $(NSQ_FAST_SERVERS))/original)
 
@@ -117,8 +117,8 @@ demo-spark: $(SPARK_STAMP) $(BUILD_STAMP)
 	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
 	@$(BIN)/nsq-fast demo $(ARGS)
 
-# Half of the time of the tests is waiting, for JVMs and deadlines, so that two processors serve four of them; four
-# take up to 8 GB. Those of a file share servers, so they stay together.
+# Two thirds of the time of the tests is waiting, for JVMs and deadlines, so that two processors serve six of them; six
+# take up to 8 GB. Those of a file share servers, so they stay together; half of them begin with Spark (tests/conftest.py).
 SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test: $(DEV_STAMP) $(BUILD_STAMP)

@@ -75,7 +75,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``--dist loadfile`` a process runs the tests of a file, and those of files that share a fixture.
 
     A session of Spark is a JVM that takes seconds to start and to warm up, and half a gigabyte, in every process that
-    wants one; a standalone cluster is three.
+    wants one; a standalone cluster is three. They keep the cores busy, and most other tests wait for something: so
+    every other process begins with Spark, and the others with the rest. Spark alone would take half of the time, and
+    the rest would leave a core idle then.
     """
     if config.getoption("dist") != "loadfile":
         return None
@@ -85,6 +87,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             return next((name for name, files in kinds.SHARING.items() if Path(file).stem in files), file)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            wants_spark = self.nodes.index(node) % 2 == 0
+            mine = next((scope for scope in self.workqueue if kinds.is_of_spark(scope) == wants_spark), None)
+            if mine is not None:
+                self.workqueue.move_to_end(mine, last=False)
+            super()._assign_work_unit(node)
 
     return TogetherByFile(config, log)
 

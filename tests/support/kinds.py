@@ -41,6 +41,11 @@ def rank(item: pytest.Item) -> int:
     return LONGEST_FIRST.index(item.path.stem) if item.path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
+def is_of_spark(scope: str) -> bool:
+    """Whether what one process is to run, a file or the files of ``SHARING``, needs Spark."""
+    return scope in SHARING or "/spark/" in scope
+
+
 def unshared(item: pytest.Item) -> str | None:
     """The fixture that a test uses in a file that is not known to share it."""
     used = getattr(item, "fixturenames", ())
