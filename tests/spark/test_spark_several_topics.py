@@ -331,7 +331,8 @@ def test_auto_fails_where_it_cannot_tell(
     way: str,
     is_stream: bool,
 ) -> None:
-    monkeypatch.setattr("nsq_fast.spark.discovery.retried", lambda attempt, timeout=0.0: retried(attempt, 0.1))
+    for module in ("discovery", "source"):
+        monkeypatch.setattr(f"nsq_fast.spark.{module}.retried", lambda attempt, timeout=0.0: retried(attempt, 0.1))
     monkeypatch.setattr("nsq_fast.spark.source.TIMEOUT", 0.1)
     servers = {"original": broker, "redesigned": cluster}.get(family)
     nsqds = servers.nsqds if servers else []

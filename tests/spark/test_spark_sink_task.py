@@ -564,7 +564,7 @@ def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -
             raise EndOfPeer
 
     nsqd = scripted(answer)
-    options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.retry_base_delay": "0.001"}
+    options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.publish_timeout": "2"}
     with pytest.raises(WriteFailed, match=r"may have been stored.*10 rows are stored, 10 may be") as caught:
         write([batch(body=numbered(20))], topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
     assert (caught.value.rows_stored, caught.value.rows_unknown, caught.value.possibly_stored) == (10, 10, True)
