@@ -264,9 +264,11 @@ class Driver:
         return [each.pid for each in self._living() if "pyspark.daemon" in each.command]
 
     def log(self, lines: int | None = 60) -> str:
-        """The end of what this run wrote to stderr."""
+        """What this run wrote to stderr, or the end of it, then without the calls in the JVM that led to an error."""
         text = self._path("log").read_text(errors="replace").splitlines()
-        return "\n".join(text if lines is None else text[-lines:])
+        if lines is not None:
+            text = [line for line in text if not line.startswith("\tat ")][-lines:]
+        return "\n".join(text)
 
     def close(self) -> None:
         """Nothing of it is left."""
