@@ -174,6 +174,8 @@ def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: 
         loop.close()
         del handle
         gc.collect()
+    totals = consumer.stats().totals
+    assert (totals.finished, totals.requeued) == (0, totals.received)
     consumer_of_rest: set[bytes] = set()
 
     async def rest(other: Consumer, message: Message) -> None:
