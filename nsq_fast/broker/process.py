@@ -23,7 +23,6 @@ from gevent.fileobject import FileObjectPosix
 from gevent.lock import Semaphore
 from gevent.monkey import get_original
 
-from nsq_fast.broker.message import collect_rarely
 from nsq_fast.broker.net import HeldPorts
 from nsq_fast.broker.servers import NsqdServer, ServerGroup, Watched, serve
 from nsq_fast.errors import NotRunning, NsqError
@@ -237,7 +236,6 @@ class BrokerProcess(Watched):
 
 def run(kind: str) -> None:
     """Start ``Broker``, or ``RedesignedCluster``, with the settings on stdin; execute the commands that follow them."""
-    collect_rarely()
     commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
     group = _make(kind, msgspec.json.decode(commands.readline()))
     is_ready = False

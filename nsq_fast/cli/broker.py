@@ -22,7 +22,6 @@ from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.executable import main
-from nsq_fast.broker.message import collect_rarely
 from nsq_fast.broker.net import listen_host
 from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
@@ -126,7 +125,6 @@ def command(context: click.Context, /, as_json: bool, **servers: Any) -> None:
     With --redesigned it is a cluster of --nodes nsqds and --lookupds nsqlookupds. Topics are created there before they
     are used: POST /topic/create of the first nsqlookupd.
     """
-    collect_rarely()
     with stop_signals() as stop, _running(_group(context, **servers)) as group:
         described = _describe(group)
         click.echo(json.dumps(described) if as_json else _shown(described, servers["redesigned"]))

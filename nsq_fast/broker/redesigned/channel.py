@@ -30,16 +30,15 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
 
 
-class Delivery:
-    __slots__ = ("attempts", "delivered_at", "id", "is_placed", "priority", "record")
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """A record in one channel; the rest is as of ``message.Message``."""
 
-    def __init__(self, record: Record) -> None:
-        self.id: bytes = record.id
-        self.record: Record = record
-        self.attempts: int = 0
-        self.priority: float = 0.0
-        self.is_placed: bool = False
-        self.delivered_at: float = 0.0
+    id: bytes
+    record: Record
+    attempts: int = 0
+    priority: float = 0.0
+    is_placed: bool = False
+    delivered_at: float = 0.0
 
 
 class Confirmed:
@@ -124,7 +123,7 @@ class DeliveryQueue:
         waiting = self._waiting
         taken = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         if len(taken) < count:
-            taken += map(Delivery, self._read(count - len(taken)))
+            taken += [Delivery(record.id, record) for record in self._read(count - len(taken))]
         return taken
 
     def _take_tagged(self, tag: str, count: int, *, can_pass: bool) -> list[Delivery]:
@@ -140,7 +139,7 @@ class DeliveryQueue:
 
     def _head(self) -> Delivery | None:
         if not self._waiting:
-            self._waiting.extend(map(Delivery, self._read(1)))
+            self._waiting.extend(Delivery(record.id, record) for record in self._read(1))
         return self._waiting[0] if self._waiting else None
 
     def _read(self, count: int) -> list[Record]:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, read_patiently, replace_file
 from nsq_fast.log_events import BROKER_FILE_IGNORED
 
@@ -51,19 +53,16 @@ class Draft(NamedTuple):
     header: bytes = b""
 
 
-class Record:
+class Record(msgspec.Struct, eq=False, gc=False):
     """One stored message. ``ext`` is its ext field as it stands in frames of an ext topic."""
 
-    __slots__ = ("body", "ext", "id", "offset", "sequence", "size", "timestamp")
-
-    def __init__(self, sequence: int, id: bytes, timestamp: int, offset: int, size: int, ext: bytes, body: bytes):
-        self.sequence: int = sequence
-        self.id: bytes = id
-        self.timestamp: int = timestamp
-        self.offset: int = offset
-        self.size: int = size
-        self.ext: bytes = ext
-        self.body: bytes = body
+    sequence: int
+    id: bytes
+    timestamp: int
+    offset: int
+    size: int
+    ext: bytes
+    body: bytes
 
     @property
     def internal_id(self) -> int:
