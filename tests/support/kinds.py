@@ -27,7 +27,7 @@ SHARING = {
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
     "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_report",
-    "test_spark_bench", "test_soak", "test_worker_run",
+    "test_spark_bench", "test_soak", "test_sim", "test_packaging", "test_docs", "test_worker_run", "test_cli_bench",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""
