@@ -102,9 +102,10 @@ def test_a_producer_says_why_publishes_wait(face: Face) -> None:
 def test_a_producer_without_an_nsqd_says_so(face: Face) -> None:
     async def main() -> None:
         async with face.client("Producer", NOBODY) as producer:
-            promise = producer.publish_nowait("t", b"body", timeout=3.0)
+            promise = producer.publish_nowait("t", b"body")
             await face.until(lambda: producer.progress().reason == "not_connected", producer.progress)
             assert NOBODY in producer.progress().detail
+            await face(producer.close(0.1))
             with pytest.raises(PublishFailed):
                 await face.result(promise)
 
