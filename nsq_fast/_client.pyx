@@ -443,8 +443,8 @@ cdef class ConnectionPath:
         self.ask(data, command, token)
 
     cdef int ask(self, bytes data, command, token) except -1:
-        if self.closed_error is not None:
-            self._check_open()
+        if self.closed_error is not None or self.session.stage is not self.session._ready:
+            self._check_takes_commands()
         self.session.put(command, token)
         return self.put(data)
 

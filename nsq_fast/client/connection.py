@@ -64,7 +64,7 @@ from nsq_fast.protocol.events import (
     ServerInfo,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import Session
+from nsq_fast.protocol.session import Session, Stage
 
 from .loop import Event
 from .transport import Transport
@@ -290,7 +290,7 @@ class Connection(ConnectionPath):
         for what the server does not know (nothing is sent then).
         """
         self._thread.check("Connection.subscribe()")
-        self._check_open()
+        self._check_takes_commands()
         waiter = self._subscribing = self.loop.waiter()
         self.put_bytes(self.session.sub(topic, channel, token=waiter, **options))
         self.topic, self.partition = topic, options.get("partition")
@@ -448,13 +448,19 @@ class Connection(ConnectionPath):
     def start_close(self) -> None:
         """CLS: no more messages, please. ``on_close_wait`` follows; messages may still come before it."""
         self._thread.check("Connection.start_close()")
-        self._check_open()
+        self._check_takes_commands()
         if not self.session.is_closing:
             self.put_bytes(self.session.cls())
 
     def _check_open(self) -> None:
         if self.closed_error is not None:
             raise lost_error(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
+
+    def _check_takes_commands(self) -> None:
+        self._check_open()
+        if self.session.stage is Stage.OVER:
+            # It was read together with replies, each of which may have the next command sent before it is dealt with.
+            raise lost_error(f"{self.address}: nsqd has ended the connection by an error", outcome_unknown=False)
 
     # Answers to messages. A FIN that follows from the return of a handler is not given here: workers put the message
     # into ``finished``, or hand it to ``put_finished``. The owner and the signals of single messages hear of an answer

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from support.partitions import topology
 from support.ports import free_address
 from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
+from support.scripted_nsqd import frame
 from support.waiting import WAIT, until
 
 from nsq_fast import Receipt, TraceLog, errors
@@ -170,6 +171,33 @@ def test_a_partition_that_is_frozen_keeps_no_other_waiting(lookup_producer, publ
         with suppress(OSError):  # it may have been given up meanwhile
             peer.ok()
     assert waits.get(timeout=WAIT) == b"OK"
+
+
+def test_what_follows_a_reply_that_came_with_the_end_of_the_connection_is_sent_on_the_next(
+    lookup_producer, publish_nsqd
+):
+    """Of what is read at once the first reply has the next command sent, and the second is a fatal error."""
+
+    def answer(peer, command):
+        if command.bodies == [b"bad"]:
+            peer.sock.sendall(frame(0, b"OK") + frame(1, b"E_BAD_MESSAGE bad"))
+            peer.sock.shutdown(1)
+            peer.read_all()
+            raise EndOfPeer
+        if command.bodies != [b"first"]:
+            peer.ok()
+
+    nsqd = publish_nsqd(answer, version=REDESIGNED)
+    sender, _ = lookup_producer(topology(dict.fromkeys(range(2), nsqd)), connections_per_nsqd=1)
+    sender.publish("t", b"before", partition=0)
+    first = sender.publish_nowait("t", b"first", partition=0)
+    nsqd.wait_commands(2)
+    second = sender.publish_nowait("t", b"second", partition=0)  # waits for the reply to the first
+    bad = sender.publish_nowait("t", b"bad", partition=1)
+    assert first.get(timeout=WAIT) == second.get(timeout=WAIT) == b"OK"
+    with pytest.raises(errors.PublishRefused, match="E_BAD_MESSAGE"):
+        bad.get(timeout=WAIT)
+    assert nsqd.bodies == [b"before", b"first", b"bad", b"second"]
 
 
 def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, publish_nsqd, leaders):
