@@ -267,8 +267,12 @@ def ignore(_: socket.socket) -> None:
     """Say and read nothing."""
 
 
-async def test_who_does_not_answer_is_not_connected_in_time(loop: Any, peer: Callable[..., Peer]) -> None:
-    conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=0.1), Owner(loop), loop)
+@pytest.mark.parametrize("user_agent", [None, "x" * 12_000_000], ids=["says nothing", "reads nothing"])
+async def test_who_does_not_answer_is_not_connected_in_time(
+    loop: Any, peer: Callable[..., Peer], user_agent: str | None
+) -> None:
+    config = ConnectionConfig(connect_timeout=0.1, user_agent=user_agent)
+    conn = Connection(peer(None).address, config, Owner(loop), loop)
     with pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
         await conn.open()
     assert not conn.is_open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import struct
 from collections import Counter
@@ -111,9 +112,12 @@ def test_attempts_are_limited_and_counted(publishing):
 
 
 def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog):
+    def told():
+        return [record.levelname for record in caplog.records if "cannot connect" in record.message]
+
     address = free_address()
-    with Producer([address], max_pending=10) as sender:
-        until(lambda: "cannot connect" in caplog.text)
+    with caplog.at_level(logging.DEBUG, "nsq_fast.client.sender"), Producer([address], max_pending=10) as sender:
+        until(told)
         with pytest.raises(errors.NoNsqd, match=rf"'t' \({address}: .*refused") as caught:
             sender.publish("t", b"x", timeout=0.1)
         assert isinstance(caught.value.__cause__, errors.ConnectFailed)
@@ -129,6 +133,8 @@ def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog):
             gevent.joinall(results, timeout=WAIT)
         stats = sender.stats()
         assert stats["pending"] == stats["held"] == stats["waiting"] == 0, "they do not pile up"
+        until(lambda: len(told()) > 2)
+        assert told()[:3] == ["WARNING", "DEBUG", "DEBUG"]
 
 
 def test_max_pending_bounds_what_is_held(publishing):

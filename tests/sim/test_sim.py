@@ -53,6 +53,7 @@ def test_the_rules_hold_through_faults(scenario: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(5 * PROCESS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_rules_hold_through_more_faults(scenario: str) -> None:
     end = MORE[scenario]
@@ -60,6 +61,7 @@ def test_the_rules_hold_through_more_faults(scenario: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(5 * PROCESS)
 def test_planted_faults_are_found() -> None:
     assert "MISSED" not in simulation("planted", "0:150")
 

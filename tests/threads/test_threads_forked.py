@@ -174,6 +174,7 @@ if not child:
     gevent.joinall(greenlets, timeout=50)
     os._exit(0 if all(greenlet.value == b"OK" for greenlet in greenlets) else 1)
 assert gevent.os.waitpid(child, 0)[1] == 0
+producer.close()
 """
     )
     assert (done.returncode, done.stderr) == (0, "")
