@@ -128,6 +128,7 @@ class Lookupd:
     Attributes:
         failures: rounds one after the other in which it gave no good answer.
         is_busy: whether it still owes answers of a round.
+        skipped: topics that others were asked about meanwhile.
         last_error: why the last question had no good answer; empty when it had one.
     """
 
@@ -135,6 +136,7 @@ class Lookupd:
         self.endpoint = endpoint
         self.failures: int = 0
         self.is_busy = False
+        self.skipped: dict[PolledTopic, None] = {}
         self.last_error: str = ""
         self._access = access
         self._max_producers = config.lookupd_max_producers
@@ -359,6 +361,11 @@ class PolledTopic:
         self.due = min(self.due, due)
         return is_sooner
 
+    def catch_up(self, due: float) -> None:
+        """A lookupd that was busy when it was asked about is free, and may know what no other does."""
+        if self.topology is None or self.topology.is_empty:
+            self.due = min(self.due, due)
+
     def _hurry(self, delay: float, chance: float) -> None:
         self.due = min(self.due, monotonic() + jittered(delay, self._config, chance))
 
@@ -548,6 +555,7 @@ class LookupPoller:
         self._asks_nodes = None
         for lookupd in self._lookupds:
             lookupd.is_busy = False  # a sequence that was ended before it began cannot say so itself
+            lookupd.skipped.clear()
             lookupd.close()
         self._told.set()
 
@@ -665,6 +673,8 @@ class LookupPoller:
             self._next_poll = now + jittered(self._config.lookupd_poll_interval, self._config, self._chance)
         for topic in topics:
             topic.begin(self._round_number, now, self._next_poll, len(lookupds), owing)
+        for lookupd in owing.difference(lookupds):
+            lookupd.skipped.update(dict.fromkeys(topics))
         for lookupd in lookupds:
             self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, self._round_number, now, topics)
 
@@ -676,6 +686,12 @@ class LookupPoller:
         finally:
             if life is self._life:  # else ``stop`` has done this, and another life may have begun
                 lookupd.is_busy = False
+                skipped, lookupd.skipped = lookupd.skipped, {}
+                if skipped and not lookupd.failures:
+                    # All in one round: in one of its own each would keep it busy while the others are due.
+                    due = max(topic.asked_at for topic in skipped) + self._config.lookupd_refresh_interval
+                    for topic in skipped:
+                        topic.catch_up(due)
                 self._wake.set()
         try:
             # It has named other lookupds: they are asked now, not in a poll interval.

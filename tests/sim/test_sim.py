@@ -131,6 +131,32 @@ def test_a_lookupd_that_hangs_does_not_put_off_when_topics_of_a_pattern_are_look
     in_virtual_time("pattern", scenario)
 
 
+@pytest.mark.parametrize("made_after", [1.5, 3.0, 5.0])
+def test_a_slow_lookupd_is_asked_about_all_that_another_does_not_know(made_after: float) -> None:
+    """Each question keeps it busy for longer than it takes the other to say that it knows none of these topics."""
+
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        slow, ignorant = (ModelLookupd(loop.network, loop.books, f"10.2.0.{number}", [nsqd]) for number in (1, 2))
+        slow.host.delays = (0.1, 0.1)
+        ignorant.is_ignorant = True
+        handled = asyncio.Event()
+
+        async def handle(_: Any, message: Any) -> None:
+            handled.set()
+
+        async with Consumer(
+            [f"orders{number}" for number in range(10)], "c", lookupd_http_addresses=["10.2.0.1:4161", "10.2.0.2:4161"],
+            message_handler=handle, lookupd_poll_interval=60.0, lookupd_poll_jitter=0.0,
+        ):  # fmt: skip
+            await asyncio.sleep(made_after)
+            nsqd.log("orders0").store(b"body")
+            slow.notice()
+            await asyncio.wait_for(handled.wait(), 6.0)
+
+    in_virtual_time("slow", scenario)
+
+
 def test_a_topic_of_a_pattern_is_asked_of_the_lookupd_that_named_it_while_that_was_busy() -> None:
     async def scenario(loop: SimLoop) -> None:
         nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
