@@ -33,7 +33,7 @@ _BUFFERING = "Whether nsqd sends each message at once, or gathers them in its ou
 _SETTINGS: dict[str, tuple[Any, Any, str]] = {
     "size": (_ONE, 200, "Bytes in a message."),
     "count": (click.IntRange(0), 0, "Messages a round; 0: as many as a client handles in --duration."),
-    "duration": (options.duration, 2.0, "How long a client works in a round."),
+    "duration": (options.some_time, 2.0, "How long a client works in a round."),
     "rounds": (_ONE, 3, "How many rounds."),
     "max_in_flight": (_ONE, 2500, "Messages a consumer holds."),
     "connections": (_ONE, 1, "Connections of a consumer, to several loopback addresses of the nsqd."),
@@ -126,7 +126,7 @@ def _settings_options(kind: str, function: Callable[..., None]) -> Callable[...,
             given: dict[str, Any] = {"default": default, "show_default": True, "help": _BUFFERING}
         else:
             kind_of, default, text = _SETTINGS[name]
-            metavar = {"metavar": "DURATION"} if kind_of is options.duration else {}
+            metavar = {"metavar": "DURATION"} if kind_of in (options.duration, options.some_time) else {}
             given = {"type": kind_of, "default": default, "show_default": bool(default), "help": text, **metavar}
         function = click.option(flag, **given)(function)
     return function
@@ -273,7 +273,10 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
 @options.seconds("--duration", default=1.5, help="How long a client works in a round.")
 @options.number("--rounds", default=3, help="How many rounds.")
 @options.seconds(
-    "--patience", default=60.0, help="Time for more rounds of a scenario, while a ratio of the goals is uncertain."
+    "--patience",
+    default=60.0,
+    may_be_zero=True,
+    help="Time for more rounds of a scenario, while a ratio of the goals is uncertain.",
 )
 @click.option("--short", is_flag=True, help="Run only the most important scenarios.")
 @click.option("--only", multiple=True, metavar="NAME", help="Run only this scenario (repeatable).")
@@ -394,10 +397,11 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(0),
+    type=options.share,
+    metavar="SHARE",
     default=THRESHOLD,
     show_default=True,
-    help="Smallest change to show, as a share.",
+    help="Smallest change to show.",
 )
 @click.option("--all", "everything", is_flag=True, help="Also show what did not change.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")

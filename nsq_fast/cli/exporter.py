@@ -46,8 +46,6 @@ def command(
     except ImportError as error:
         text = f"{error}; `nsq-fast exporter` needs prometheus-client: pip install 'nsq-fast[metrics]'"
         raise click.ClickException(text) from error
-    if timeout <= 0:
-        raise click.UsageError("--timeout must be more than 0")
     nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP)
     cluster = Cluster(
         nsqds,

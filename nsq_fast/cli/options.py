@@ -154,23 +154,39 @@ def duration(text: str | float) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def rate(text: str | float) -> float:
-    """Parse how many there are in a second: click's own range lets nan pass."""
+def some_time(text: str | float) -> float:
+    """As ``duration``, which is not 0."""
+    if not (found := duration(text)):
+        raise click.BadParameter(f"{text!r}: must be more than 0")
+    return found
+
+
+def _finite(text: str | float, what: str) -> float:
+    """Click's own range lets nan pass."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < math.inf:
-        raise click.BadParameter(f"{text!r} is not a rate: a number, 0 or more")
+        raise click.BadParameter(f"{text!r} is not a {what}: a number, 0 or more")
     return value
 
 
-def seconds(*names: str, default: float | None = None, help: str) -> Decorator:
-    """An option that is a duration."""
+def rate(text: str | float) -> float:
+    """Parse how many there are in a second."""
+    return _finite(text, "rate")
+
+
+def share(text: str | float) -> float:
+    """Parse a share of something: 0.05 for a twentieth of it."""
+    return _finite(text, "share")
+
+
+def seconds(*names: str, default: float | None = None, may_be_zero: bool = False, help: str) -> Decorator:
+    """An option that is a duration, and more than 0 unless ``may_be_zero``."""
+    kind = duration if may_be_zero else some_time
     shows_default = default is not None
-    return click.option(
-        *names, type=duration, metavar="DURATION", default=default, show_default=shows_default, help=help
-    )
+    return click.option(*names, type=kind, metavar="DURATION", default=default, show_default=shows_default, help=help)
 
 
 def number(*names: str, default: int, least: int = 1, most: int | None = None, help: str) -> Decorator:

@@ -69,7 +69,7 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
 @click.option("-0", "--null", is_flag=True, help="Messages end with a NUL byte, as `find -print0` writes them.")
 @click.option("--rate", type=options.rate, default=0.0, help="Messages per second at most; 0: no limit.")
 @options.number("--batch", default=200, most=100_000, help="Messages per MPUB at most.")
-@options.seconds("--defer", help="Deliver them so much later; not redesigned.")
+@options.seconds("--defer", may_be_zero=True, help="Deliver them so much later; not redesigned.")
 @click.option("--key", help="Messages with the same key go to the same partition, in order.")
 @click.option("--partition", type=click.IntRange(min=0), help="The partition that all go to.")
 @click.option("--to-all", is_flag=True, help="Publish every message to every nsqd given, as to_nsq does.")

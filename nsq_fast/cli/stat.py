@@ -179,8 +179,6 @@ def command(
     """
     if channel and not topic:
         raise click.UsageError("--channel needs --topic")
-    if interval <= 0:
-        raise click.UsageError("--interval must be more than 0")
     nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP, quiet=as_json)
     reader = _Reader(nsqds, lookupds, topic, channel, security)
     screen = _Screen(as_json, interval)

@@ -56,7 +56,9 @@ def _setting(text: str) -> tuple[str, str]:
 @options.output_file("--html", "html_file", help="Write the report: one page that stands alone.")
 @click.option("--tables", metavar="DIR", help="Write the tables as Parquet; without LOG: report on those there.")
 @options.seconds("--window", default=10.0, help="Length of windows.")
-@options.seconds("--grace", default=60.0, help="A message not finished so long after it was published is lost.")
+@options.seconds(
+    "--grace", default=60.0, may_be_zero=True, help="A message not finished so long after it was published is lost."
+)
 @options.number("--slowest", default=20, least=0, help="How many messages to show.")
 @click.option(
     "--order",
