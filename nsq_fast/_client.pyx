@@ -443,9 +443,10 @@ cdef class ConnectionPath:
         self.ask(data, command, token)
 
     cdef int ask(self, bytes data, command, token) except -1:
-        if self.closed_error is not None or self.session.stage is not self.session._ready:
+        cdef SessionPath session = self.session
+        if self.closed_error is not None or session.stage is not session._ready or session.failure is not None:
             self._check_takes_commands()
-        self.session.put(command, token)
+        session.put(command, token)
         return self.put(data)
 
     cdef bint ask_if_idle(self, bytes data, command, token) except -1:

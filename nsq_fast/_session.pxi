@@ -50,7 +50,7 @@ cdef class SessionPath:
 
     cdef bint is_idle(self) except -1:
         """Whether commands are allowed, and no reply is due."""
-        return self.stage is self._ready and not self.pending
+        return self.stage is self._ready and not self.pending and self.failure is None
 
     def receive(self, data, double now=0.0):
         """Take bytes from the server; return what they complete: messages and events, in order.

@@ -458,9 +458,9 @@ class Connection(ConnectionPath):
 
     def _check_takes_commands(self) -> None:
         self._check_open()
-        if self.session.stage is Stage.OVER:
+        if self.session.stage is Stage.OVER or self.session.failure is not None:
             # It was read together with replies, each of which may have the next command sent before it is dealt with.
-            raise lost_error(f"{self.address}: nsqd has ended the connection by an error", outcome_unknown=False)
+            raise lost_error(f"{self.address}: what was read ends the connection", outcome_unknown=False)
 
     # Answers to messages. A FIN that follows from the return of a handler is not given here: workers put the message
     # into ``finished``, or hand it to ``put_finished``. The owner and the signals of single messages hear of an answer

@@ -173,14 +173,19 @@ def test_a_partition_that_is_frozen_keeps_no_other_waiting(lookup_producer, publ
     assert waits.get(timeout=WAIT) == b"OK"
 
 
+@pytest.mark.parametrize(
+    ("ending", "error"),
+    [(frame(1, b"E_BAD_MESSAGE bad"), "E_BAD_MESSAGE"), (b"\xff" * 8, "may have been stored")],
+    ids=["fatal error", "garbage"],
+)
 def test_what_follows_a_reply_that_came_with_the_end_of_the_connection_is_sent_on_the_next(
-    lookup_producer, publish_nsqd
+    lookup_producer, publish_nsqd, ending, error
 ):
-    """Of what is read at once the first reply has the next command sent, and the second is a fatal error."""
+    """Of what is read at once the first reply has the next command sent, and what is behind it ends the connection."""
 
     def answer(peer, command):
         if command.bodies == [b"bad"]:
-            peer.sock.sendall(frame(0, b"OK") + frame(1, b"E_BAD_MESSAGE bad"))
+            peer.sock.sendall(frame(0, b"OK") + ending)
             peer.sock.shutdown(1)
             peer.read_all()
             raise EndOfPeer
@@ -188,14 +193,15 @@ def test_what_follows_a_reply_that_came_with_the_end_of_the_connection_is_sent_o
             peer.ok()
 
     nsqd = publish_nsqd(answer, version=REDESIGNED)
-    sender, _ = lookup_producer(topology(dict.fromkeys(range(2), nsqd)), connections_per_nsqd=1)
+    options = {"connections_per_nsqd": 1, "retry_unknown_outcome": False}
+    sender, _ = lookup_producer(topology(dict.fromkeys(range(2), nsqd)), **options)
     sender.publish("t", b"before", partition=0)
     first = sender.publish_nowait("t", b"first", partition=0)
     nsqd.wait_commands(2)
     second = sender.publish_nowait("t", b"second", partition=0)  # waits for the reply to the first
     bad = sender.publish_nowait("t", b"bad", partition=1)
     assert first.get(timeout=WAIT) == second.get(timeout=WAIT) == b"OK"
-    with pytest.raises(errors.PublishRefused, match="E_BAD_MESSAGE"):
+    with pytest.raises(errors.PublishFailed, match=error):
         bad.get(timeout=WAIT)
     assert nsqd.bodies == [b"before", b"first", b"bad", b"second"]
 
