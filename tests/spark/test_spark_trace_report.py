@@ -233,7 +233,7 @@ def test_durations_have_three_digits_and_a_unit(value: int | None, text: str) ->
         ([], "give at least one LOG"),
         (["x.log"], "say what to write"),
         (["x.log", "--html", "x.html", "--window", "soon"], "not a duration"),
-        (["x.log", "--html", "x.html", "--window", "0"], "window=0.0"),
+        (["x.log", "--html", "x.html", "--window", "0"], "'--window': '0': must be more than 0"),
         (["x.log", "--html", "x.html", "--conf", "spark.ui.port"], "not name=value"),
         (["{missing}.log", "--html", "x.html"], "names no file"),
         (["{missing}.log", "--html", "x.html", "--local"], "names no file"),
