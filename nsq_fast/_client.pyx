@@ -444,7 +444,7 @@ cdef class ConnectionPath:
 
     cdef int ask(self, bytes data, command, token) except -1:
         cdef SessionPath session = self.session
-        if self.closed_error is not None or session.stage is not session._ready or session.failure is not None:
+        if self.closed_error is not None or not session.is_ready():
             self._check_takes_commands()
         session.put(command, token)
         return self.put(data)

@@ -91,6 +91,7 @@ cdef class SessionPath:
     cdef object _publishes
 
     cdef int put(self, command, token) except -1    # expect
+    cdef bint is_ready(self) noexcept
     cdef bint is_idle(self) except -1
     cdef list take(self, data, double now)          # receive
     cdef list take_oks(self, data)                  # receive_oks

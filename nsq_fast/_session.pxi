@@ -48,9 +48,13 @@ cdef class SessionPath:
         self.pending.append((command, token))
         return 0
 
+    cdef bint is_ready(self) noexcept:
+        """Whether commands are allowed, and nothing read so far ends the connection."""
+        return self.stage is self._ready and self.failure is None
+
     cdef bint is_idle(self) except -1:
         """Whether commands are allowed, and no reply is due."""
-        return self.stage is self._ready and not self.pending and self.failure is None
+        return self.is_ready() and not self.pending
 
     def receive(self, data, double now=0.0):
         """Take bytes from the server; return what they complete: messages and events, in order.
@@ -70,7 +74,7 @@ cdef class SessionPath:
         cdef FrameReader reader = self._reader
         cdef list frames
         cdef Py_ssize_t in_flight
-        if self.stage is not self._ready or not data or self.failure is not None:
+        if not data or not self.is_ready():
             return self._receive_otherwise(data, now)
         frames = reader.feed(data, now)
         self.message_count = reader.message_count
@@ -94,7 +98,7 @@ cdef class SessionPath:
         cdef bytes taken
         cdef Py_ssize_t count
         # Bytes of a partial frame before them would make it something else; a failure has to be raised first.
-        if not self.pending or self.stage is not self._ready or self.failure is not None or self._reader.buffered:
+        if not self.pending or not self.is_ready() or self._reader.buffered:
             return None
         taken = data if type(data) is bytes else bytes(data)
         count = count_oks(taken)
@@ -104,7 +108,7 @@ cdef class SessionPath:
 
     cdef object take_receipt(self, bytes data):
         """As ``take_oks``, of what was stored of one traced publish: the token of that, or None."""
-        if not self.pending or self.stage is not self._ready or self.failure is not None or self._reader.buffered:
+        if not self.pending or not self.is_ready() or self._reader.buffered:
             return None
         if self.pending[0][0] not in self._publishes or PyBytes_GET_SIZE(data) != RECEIPT_SIZE:
             return None

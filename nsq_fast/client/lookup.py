@@ -667,15 +667,16 @@ class LookupPoller:
             return
         self._round_number += 1
         self._chance = random.random()
+        busy = [lookupd for lookupd in self._lookupds if lookupd.is_busy]
         for lookupd in lookupds:
             lookupd.is_busy = True
-        owing = {lookupd for lookupd in self._lookupds if lookupd.is_busy}
+        for lookupd in busy:
+            lookupd.skipped.update(dict.fromkeys(topics))
+        owing = {*busy, *lookupds}
         if self._next_poll <= now:
             self._next_poll = now + jittered(self._config.lookupd_poll_interval, self._config, self._chance)
         for topic in topics:
             topic.begin(self._round_number, now, self._next_poll, len(lookupds), owing)
-        for lookupd in owing.difference(lookupds):
-            lookupd.skipped.update(dict.fromkeys(topics))
         for lookupd in lookupds:
             self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, self._round_number, now, topics)
 
