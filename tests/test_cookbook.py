@@ -147,7 +147,6 @@ def test_a_payment_that_comes_twice_is_booked_once(broker: BrokerProcess, tmp_pa
     assert sqlite3.connect(tmp_path / "accounts.db").execute("SELECT * FROM accounts").fetchall() == [("ada", 12)]
 
 
-@pytest.mark.slow  # each failure is a longer backoff
 def test_dead_letters_are_looked_at_and_sent_again(broker: BrokerProcess, tmp_path: Path) -> None:
     kitchen = Kitchen(tmp_path, "cookbook/handlers", broker)
     publish(broker, "orders", b'{"number": 1}', b"no JSON")

@@ -375,6 +375,7 @@ def test_what_make_can_do_fits_a_terminal() -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_pip_understands_what_make_asks_of_it(tmp_path: Path) -> None:
     """Of an environment that is not there yet: what would be installed, asked for help in place of that."""
     told = subprocess.run(

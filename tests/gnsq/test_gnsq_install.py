@@ -398,6 +398,7 @@ def test_lines_of_a_configuration_file(tmp_path, line, option, value):
     assert parse_flags("nsqd", [f"-config={path}"])[option] == value
 
 
+@pytest.mark.slow
 def test_a_version_between_two_releases_is_one_that_gnsqs_tests_can_read(monkeypatch):
     """Their pattern: it allows no plus sign, which the version of what is built between two tags has."""
     monkeypatch.setattr("nsq_fast.broker.executable.__version__", "1.0.0.dev7+gABC1234.dirty")

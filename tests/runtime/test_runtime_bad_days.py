@@ -281,7 +281,9 @@ TURNS = range(12)
 SHARES = (0.0, 0.5, 1.0)
 
 
-@pytest.fixture(params=["tls", "snappy", "deflate", "tls+deflate"])
+@pytest.fixture(
+    params=["tls", *(pytest.param(each, marks=pytest.mark.slow) for each in ("snappy", "deflate", "tls+deflate"))]
+)
 def layered(request: pytest.FixtureRequest, tls_files: dict[str, str]) -> Iterator[Callable[..., LayeredNsqd]]:
     servers: list[LayeredNsqd] = []
 

@@ -40,7 +40,7 @@ def simulation(*arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-QUICK = 75
+QUICK = 40
 
 MORE = {"connection": 1400, "producer": 2400, "consumer": 850, "lookup": 350}
 

@@ -9,6 +9,7 @@ import pytest
 TESTS = Path(__file__).parent.parent
 OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "chaos": ("kill",)}
 OF_MODULE = {
+    "test_cookbook": ("slow",),  # each of its programs is a process or several
     "test_runtime_fork": ("fork",),
     "test_runtime_flat": ("flat",),
     "test_spark_cluster_kills": ("kill",),
