@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.contract import Face, Joined, joined
-from support.held_publishes import OK, PublishNsqd
+from support.held_publishes import OK, PublishNsqd, error_frame
 from support.waiting import WAIT
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
@@ -224,14 +224,15 @@ def test_an_nsqd_that_closes_connection_after_connection_costs_no_publish(face: 
     joined(face, then, [b"once"], retry_base_delay=0.01)
 
 
-def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face) -> None:
+@pytest.mark.parametrize("reply", [OK, error_frame(b"E_MPUB_FAILED no space")], ids=["OK", "failed"])
+def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face, reply: bytes) -> None:
     async def then(joined: Joined) -> None:
         errors = (await joined.ends()).values()
         assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
         assert all(isinstance(error, TimeoutError) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
         assert joined.stats("unknown", "held") == (CALLERS, CALLERS)
-        joined.nsqd.reply(-1)  # it was sent once more: a new connection to a server that is silent may work
+        joined.nsqd.reply(-1, reply)  # it was sent once more: a new connection to a server that is silent may work
         await face.until(lambda: joined.stats("held") == (0,))
         joined.nsqd.react = lambda sock, _: sock.sendall(OK)
         assert await face(joined.producer.multipublish("t", [b"later"], timeout=WAIT)) == b"OK", "it disturbs nobody"
