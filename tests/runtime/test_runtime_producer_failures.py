@@ -7,7 +7,6 @@ import random
 import struct
 from collections import Counter
 from contextlib import contextmanager, suppress
-from socket import SHUT_RDWR
 from time import monotonic
 
 import gevent
@@ -54,34 +53,6 @@ def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
     assert not error.possibly_stored
     assert server.bodies == bodies  # in order, and none twice
     assert len(server.peers) == 2
-
-
-def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd, new_producer):
-    def answer(peer, command):
-        peer.frame(1, b"E_EXT_NOT_SUPPORT no") if command.body == b"bad" else peer.ok()
-
-    server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
-    sender = new_producer(server)
-    results = [sender.publish_nowait("t", body) for body in (b"1", b"bad", b"3")]
-    gevent.joinall(results, timeout=WAIT)
-    assert [result.successful() for result in results] == [True, False, True]
-    assert len(server.peers) == 1
-
-
-def test_a_server_that_ends_one_connection_after_the_other_fails_no_publish(publishing):
-    lost = []
-
-    def answer(peer, command):
-        if len(lost) >= 5:
-            peer.ok()
-        elif command.body == b"4":  # all have come
-            lost.append(peer)
-            peer.sock.shutdown(SHUT_RDWR)
-
-    _, sender = publishing(answer, coalesce=False, retry_max_delay=0.05, max_publish_attempts=3)
-    results = [sender.publish_nowait("t", body) for body in numbers(5)]
-    gevent.joinall(results, timeout=WAIT)
-    assert all(result.successful() for result in results)  # also the one that it was working on each time
 
 
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])
