@@ -108,7 +108,7 @@ print("closed")
     assert printed == "closed\n"
 
 
-def test_the_interpreter_ends_while_handlersrun_python(filled: str) -> None:
+def test_the_interpreter_ends_while_handlers_run(filled: str) -> None:
     done = run_python(f"""
 import threading, time
 from nsq_fast.threads import Consumer
@@ -153,7 +153,7 @@ def test_a_coroutine_function_is_no_handler_of_threads() -> None:
 # Producers
 
 
-def test_a_greenlet_of_a_thread_with_a_hub_lets_the_othersrun_python(nsqd_process: Any) -> None:
+def test_a_greenlet_of_a_thread_with_a_hub_lets_the_others_run(nsqd_process: Any) -> None:
     import gevent
 
     with Producer(nsqd_process.address) as producer:
