@@ -15,14 +15,16 @@ import pytest
 import trustme
 from support import compiled, kinds, spark_needs
 from support.browser import Browser
-from support.cluster import RedesignedCluster, Standalone, missing_for_cluster
+from support.cluster import RedesignedCluster as RealCluster
+from support.cluster import Standalone, missing_for_cluster
 from support.fleet import EmbeddedFleet, Fleet, RealFleet
+from support.processes import run
 from support.scripted_nsqd import ScriptedNsqd
 from support.servers import EMBEDDED_NSQD, SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
 from nsq_fast import threads
-from nsq_fast.broker import ClusterProcess, NsqdServer
+from nsq_fast.broker import ClusterProcess, NsqdServer, RedesignedCluster
 from nsq_fast.client.loop import FaultReporter
 
 REAL_CLUSTER = "--run-real-cluster"
@@ -101,7 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test that is ``async def`` runs on its ``face`` (support/contract.py), on its ``loop`` (client/conftest.py), or
-    in an event loop of asyncio."""
+    in an event loop of asyncio, that of its ``new_loop`` (LOOPS of support/processes.py)."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
@@ -110,6 +112,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     elif "loop" in given:
         run_on = given.pop("loop")
         run_on(lambda loop: pyfuncitem.obj(loop=loop, **given))
+    elif "new_loop" in given:
+        run(pyfuncitem.obj(**given), given["new_loop"])
     else:
         asyncio.run(pyfuncitem.obj(**given))
     return True
@@ -185,6 +189,33 @@ def nsqd(request: pytest.FixtureRequest) -> Iterator[Any]:
         server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def servers() -> Iterator[Callable[..., Any]]:
+    """A factory of scripted nsqds: ``servers(info, replies)``, of another class with ``kind=``."""
+    made: list[ScriptedNsqd] = []
+
+    def make(*args: Any, kind: Callable[..., Any] = ScriptedNsqd, **options: Any) -> Any:
+        made.append(kind(*args, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedesignedCluster]:
+    """An embedded cluster of three nodes."""
+    with RedesignedCluster(nodes=3, kind=True) as running:
+        yield running
+
+
+@pytest.fixture
+def lookups(cluster: RedesignedCluster) -> dict[str, Any]:
+    """The option with which clients find that cluster."""
+    return {"lookupd_http_addresses": [str(each.http_address) for each in cluster.lookupds]}
 
 
 @pytest.fixture
@@ -271,7 +302,7 @@ def wants_real(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def real_fleet(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    cluster = RedesignedCluster(tmp_path_factory.mktemp("cluster"))
+    cluster = RealCluster(tmp_path_factory.mktemp("cluster"))
     try:
         yield RealFleet(cluster)
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.contract import AsyncioFace, Joined, joined
 from support.held_publishes import OK, PublishNsqd
-from support.processes import LOOPS, NewLoop, run, until_async
+from support.processes import LOOPS, NewLoop, until_async
 from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message
@@ -63,7 +63,7 @@ async def cancelled(task: asyncio.Task[Any]) -> float:
 
 @pytest.mark.parametrize("new_loop", LOOPS)
 @pytest.mark.parametrize("is_obstinate", [False, True])
-def test_handlers_are_cancelled_with_the_task_of_their_consumer(
+async def test_handlers_are_cancelled_with_the_task_of_their_consumer(
     filled: str, new_loop: NewLoop, is_obstinate: bool
 ) -> None:
     ended: list[str] = []
@@ -83,17 +83,14 @@ def test_handlers_are_cancelled_with_the_task_of_their_consumer(
         async with Consumer("t", "c", filled, message_handler=handle, concurrency=3, max_in_flight=5):
             await asyncio.sleep(WAIT)  # sleep: until it is cancelled
 
-    async def main() -> None:
-        task = asyncio.create_task(consume())
-        await begun.wait()
-        assert await cancelled(task) < SOON
-        assert ended
-        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
-
-    run(main(), new_loop)
+    task = asyncio.create_task(consume())
+    await begun.wait()
+    assert await cancelled(task) < SOON
+    assert ended
+    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
 
 
-def test_a_handler_that_ignores_it_gets_no_other_message(filled: str) -> None:
+async def test_a_handler_that_ignores_it_gets_no_other_message(filled: str) -> None:
     handled: list[bytes] = []
     begun = asyncio.Event()
 
@@ -107,16 +104,13 @@ def test_a_handler_that_ignores_it_gets_no_other_message(filled: str) -> None:
         async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=5) as consumer:
             await consumer.join()
 
-    async def main() -> None:
-        task = asyncio.create_task(consume())
-        await begun.wait()
-        assert await cancelled(task) < SOON
-
-    asyncio.run(main())
+    task = asyncio.create_task(consume())
+    await begun.wait()
+    assert await cancelled(task) < SOON
     assert len(handled) == 1
 
 
-def test_asynchronous_messages_and_those_of_other_tasks_are_requeued(filled: str) -> None:
+async def test_asynchronous_messages_and_those_of_other_tasks_are_requeued(filled: str) -> None:
     held: list[Message] = []
 
     async def handle(consumer: Consumer, message: Message) -> None:
@@ -140,18 +134,17 @@ def test_asynchronous_messages_and_those_of_other_tasks_are_requeued(filled: str
             finally:
                 other.cancel()
 
-    async def main() -> None:
-        for program, count in ((hold, 10), (iterate, 2)):
-            held.clear()
-            task = asyncio.create_task(program())
-            await until_async(lambda count=count: len(held) >= count)  # type: ignore[misc]
-            assert await cancelled(task) < SOON
-        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
-
-    asyncio.run(main())
+    for program, count in ((hold, 10), (iterate, 2)):
+        held.clear()
+        task = asyncio.create_task(program())
+        await until_async(lambda count=count: len(held) >= count)  # type: ignore[misc]
+        assert await cancelled(task) < SOON
+    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
 
 
-def test_to_be_cancelled_ends_a_close_that_waits_and_says_so(filled: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_to_be_cancelled_ends_a_close_that_waits_and_says_so(
+    filled: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     begun = asyncio.Event()
 
@@ -166,15 +159,12 @@ def test_to_be_cancelled_ends_a_close_that_waits_and_says_so(filled: str, caplog
     def told() -> list[str]:
         return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "close_waits"]
 
-    async def main() -> None:
-        task = asyncio.create_task(consume())
-        await until_async(told)
-        assert await cancelled(task) < SOON
-        (text,) = told()
-        assert "waits for 1 messages" in text
-        assert "s more" in text
-
-    asyncio.run(main())
+    task = asyncio.create_task(consume())
+    await until_async(told)
+    assert await cancelled(task) < SOON
+    (text,) = told()
+    assert "waits for 1 messages" in text
+    assert "s more" in text
 
 
 class Silent:
@@ -206,7 +196,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
         source.over.set()
 
 
-def test_a_policy_that_is_cancelled_with_who_iterates_loses_no_message(filled: str) -> None:
+async def test_a_policy_that_is_cancelled_with_who_iterates_loses_no_message(filled: str) -> None:
     called: list[bytes] = []
 
     async def give_up(consumer: Consumer, message: Message) -> None:
@@ -220,13 +210,10 @@ def test_a_policy_that_is_cancelled_with_who_iterates_loses_no_message(filled: s
             async for message in consumer:
                 message.requeue(0)
 
-    async def main() -> None:
-        task = asyncio.create_task(take())
-        await until_async(lambda: called)
-        assert await cancelled(task) < SOON
-        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
-
-    asyncio.run(main())
+    task = asyncio.create_task(take())
+    await until_async(lambda: called)
+    assert await cancelled(task) < SOON
+    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
 
 
 INTERRUPTED = """
@@ -264,21 +251,18 @@ def test_ctrl_c_ends_a_program_whose_handler_is_slow(filled: str) -> None:
     assert asyncio.run(taken_again(filled)) == {b"%d" % number for number in range(10)}
 
 
-def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
-    async def main() -> None:
-        async with Consumer("t", "c", filled, max_in_flight=1) as consumer, Producer(filled) as producer:
-            consumer.stats()
-            before = asyncio.all_tasks()
-            for _ in range(100):
-                for join in (consumer.join, producer.join):
-                    with pytest.raises(asyncio.TimeoutError):
-                        await asyncio.wait_for(join(), 0.001)
-            await until_async(lambda: asyncio.all_tasks() <= before)
-
-    asyncio.run(main())
+async def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
+    async with Consumer("t", "c", filled, max_in_flight=1) as consumer, Producer(filled) as producer:
+        consumer.stats()
+        before = asyncio.all_tasks()
+        for _ in range(100):
+            for join in (consumer.join, producer.join):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(join(), 0.001)
+        await until_async(lambda: asyncio.all_tasks() <= before)
 
 
-def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(filled: str) -> None:
+async def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(filled: str) -> None:
     count = 0
 
     async def handle(consumer: Consumer, message: Message) -> None:
@@ -289,13 +273,10 @@ def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(fill
             inner.cancel()
             await inner
 
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight": 10, "requeue_delay": 0, "max_backoff_duration": 0}
-        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
-            await until_async(lambda: consumer.stats().totals.finished == FILLED)
-            assert consumer.is_running
-
-    asyncio.run(main())
+    options: dict[str, Any] = {"max_in_flight": 10, "requeue_delay": 0, "max_backoff_duration": 0}
+    async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
+        await until_async(lambda: consumer.stats().totals.finished == FILLED)
+        assert consumer.is_running
 
 
 def _end_by_cancelling() -> None:
@@ -335,7 +316,7 @@ ENDS: dict[str, Any] = {
 @pytest.mark.parametrize("new_loop", LOOPS)
 @pytest.mark.parametrize("kind", ["single", "batch", "shared"])
 @pytest.mark.parametrize("end", ENDS)
-def test_a_handler_that_ends_in_an_odd_way_fails_alone(
+async def test_a_handler_that_ends_in_an_odd_way_fails_alone(
     filled: str, new_loop: NewLoop, kind: str, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = 0
@@ -346,25 +327,22 @@ def test_a_handler_that_ends_in_an_odd_way_fails_alone(
             failures += 1
             await ENDS[end]()
 
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight": 4, "requeue_delay": 0, "max_backoff_duration": 0}
-        options["batch_handler" if kind == "batch" else "message_handler"] = handle
-        if kind == "shared":
-            options["concurrency"] = 2
-        consumer = Consumer("t", "c", filled, **options)
-        raised: list[BaseException] = []
-        consumer.on_exception.connect(lambda _, message, error: raised.append(error), weak=False)
-        async with consumer:
-            await until_async(lambda: consumer.stats().totals.finished == FILLED)
-            assert consumer.is_running
-            assert consumer.stats().totals.requeued >= 3
-            assert len(raised) == failures == 3
-
-    run(main(), new_loop)
+    options: dict[str, Any] = {"max_in_flight": 4, "requeue_delay": 0, "max_backoff_duration": 0}
+    options["batch_handler" if kind == "batch" else "message_handler"] = handle
+    if kind == "shared":
+        options["concurrency"] = 2
+    consumer = Consumer("t", "c", filled, **options)
+    raised: list[BaseException] = []
+    consumer.on_exception.connect(lambda _, message, error: raised.append(error), weak=False)
+    async with consumer:
+        await until_async(lambda: consumer.stats().totals.finished == FILLED)
+        assert consumer.is_running
+        assert consumer.stats().totals.requeued >= 3
+        assert len(raised) == failures == 3
     assert sum("handler failed on message" in each.getMessage() for each in caplog.records) == 3
 
 
-def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_process: Any, filled: str) -> None:
+async def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_process: Any, filled: str) -> None:
     """In each way to close it, with a handler that does not want to end, and a server that does not answer."""
     begun = asyncio.Event()
 
@@ -388,46 +366,40 @@ def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_process: 
         await begun.wait()
         await consumer.close()
 
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        for program in (within, at_the_end, by_close):
-            begun.clear()
-            closed: list[Any] = []
-            consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=3)
-            consumer.on_close.connect(closed.append, weak=False)
-            task = asyncio.create_task(program(consumer))
-            await begun.wait()
-            await until_async(lambda consumer=consumer, program=program: program is within or not consumer.is_running)  # type: ignore[misc]
-            nsqd_process.freeze()
-            task.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert await cancelled(task) < CANCEL_TIMEOUT
-            assert not consumer.is_running
-            assert consumer.total_in_flight == 0
-            await until_async(lambda: asyncio.all_tasks() <= before)
-            assert len(closed) == 1
-            nsqd_process.thaw()
-        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
-
-    asyncio.run(main())
-
-
-def test_a_close_that_is_cancelled_has_closed_whatever_the_server_does(nsqd_process: Any, filled: str) -> None:
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        consumer = Consumer("t", "c", filled, max_in_flight=3)
-        await consumer.start()
-        await until_async(lambda: consumer.total_in_flight == 3)
+    before = asyncio.all_tasks()
+    for program in (within, at_the_end, by_close):
+        begun.clear()
+        closed: list[Any] = []
+        consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=3)
+        consumer.on_close.connect(closed.append, weak=False)
+        task = asyncio.create_task(program(consumer))
+        await begun.wait()
+        await until_async(lambda consumer=consumer, program=program: program is within or not consumer.is_running)  # type: ignore[misc]
         nsqd_process.freeze()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(consumer.close(), 0.05)
-        assert await consumer.join(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await cancelled(task) < CANCEL_TIMEOUT
+        assert not consumer.is_running
+        assert consumer.total_in_flight == 0
         await until_async(lambda: asyncio.all_tasks() <= before)
+        assert len(closed) == 1
         nsqd_process.thaw()
-        assert await taken_again(filled) == {b"%d" % number for number in range(10)}
+    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
 
-    asyncio.run(main())
+
+async def test_a_close_that_is_cancelled_has_closed_whatever_the_server_does(nsqd_process: Any, filled: str) -> None:
+    before = asyncio.all_tasks()
+    consumer = Consumer("t", "c", filled, max_in_flight=3)
+    await consumer.start()
+    await until_async(lambda: consumer.total_in_flight == 3)
+    nsqd_process.freeze()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(consumer.close(), 0.05)
+    assert await consumer.join(0)
+    await until_async(lambda: asyncio.all_tasks() <= before)
+    nsqd_process.thaw()
+    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
 
 
 # Publishes
@@ -475,100 +447,84 @@ def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone(is_lost
     joined(FACE, then, BODIES)
 
 
-def test_one_that_is_cancelled_before_it_was_sent_is_not_sent() -> None:
-    async def main() -> None:
-        with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
-            async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 1) as producer:
-                tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
-                await until_async(lambda: producer.stats()["waiting"] == TASKS)
-                cancelled = tasks.pop(3)
-                cancelled.cancel()
-                assert await possibly_stored(cancelled) is False
-                tasks.append(asyncio.create_task(producer.publish("t", b"last")))
-                assert await asyncio.gather(*tasks) == TASKS * [b"OK"]
-            assert nsqd.bodies == [sorted([b"last", *(body for body in BODIES if body != BODIES[3])])]
-
-    asyncio.run(main())
+async def test_one_that_is_cancelled_before_it_was_sent_is_not_sent() -> None:
+    with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+        async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 1) as producer:
+            tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
+            await until_async(lambda: producer.stats()["waiting"] == TASKS)
+            cancelled = tasks.pop(3)
+            cancelled.cancel()
+            assert await possibly_stored(cancelled) is False
+            tasks.append(asyncio.create_task(producer.publish("t", b"last")))
+            assert await asyncio.gather(*tasks) == TASKS * [b"OK"]
+        assert nsqd.bodies == [sorted([b"last", *(body for body in BODIES if body != BODIES[3])])]
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_publish_that_was_sent_says_so_however_often_it_is_cancelled(nsqd_process: Any, times: int) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address) as producer:
-            await producer.publish("t", b"first")
-            nsqd_process.freeze()
-            raised: list[asyncio.CancelledError] = []
+async def test_a_publish_that_was_sent_says_so_however_often_it_is_cancelled(nsqd_process: Any, times: int) -> None:
+    async with Producer(nsqd_process.address) as producer:
+        await producer.publish("t", b"first")
+        nsqd_process.freeze()
+        raised: list[asyncio.CancelledError] = []
 
-            async def publish() -> None:
-                try:
-                    await producer.publish("t", b"2")
-                except asyncio.CancelledError as error:
-                    raised.append(error)
+        async def publish() -> None:
+            try:
+                await producer.publish("t", b"2")
+            except asyncio.CancelledError as error:
+                raised.append(error)
 
-            task = asyncio.create_task(publish())
-            while not producer.stats()["pending"]:
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.05)  # sleep: it is sent
-            for _ in range(times):
-                task.cancel()
-            await task
-            nsqd_process.thaw()
-            assert raised[0].possibly_stored is True  # type: ignore[attr-defined]
-
-    asyncio.run(main())
+        task = asyncio.create_task(publish())
+        while not producer.stats()["pending"]:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # sleep: it is sent
+        for _ in range(times):
+            task.cancel()
+        await task
+        nsqd_process.thaw()
+        assert raised[0].possibly_stored is True  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is of Python 3.11")
-def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
-    async def main() -> None:
-        async with Producer("127.0.0.1:1") as producer:
-            with pytest.raises(TimeoutError) as caught:
-                async with asyncio.timeout(0.05):
-                    await producer.publish("t", b"x")
-            assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
-            with pytest.raises(NoNsqd):
-                await producer.publish("t", b"x", timeout=0.05)
-
-    asyncio.run(main())
+async def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
+    async with Producer("127.0.0.1:1") as producer:
+        with pytest.raises(TimeoutError) as caught:
+            async with asyncio.timeout(0.05):
+                await producer.publish("t", b"x")
+        assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
+        with pytest.raises(NoNsqd):
+            await producer.publish("t", b"x", timeout=0.05)
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-def test_a_task_gets_what_it_is_cancelled_with(nsqd_process: Any, new_loop: NewLoop) -> None:
+async def test_a_task_gets_what_it_is_cancelled_with(nsqd_process: Any, new_loop: NewLoop) -> None:
     errors: list[Any] = []
+    async with Producer(nsqd_process.address, linger=60.0) as producer:
+        producer.publish_nowait("t", b"the topic is known from now on")
 
-    async def main() -> None:
-        async with Producer(nsqd_process.address, linger=60.0) as producer:
-            producer.publish_nowait("t", b"the topic is known from now on")
+        async def publish() -> None:
+            try:
+                await producer.publish("t", b"x")
+            except asyncio.CancelledError as error:
+                errors.append(error)
+                raise
 
-            async def publish() -> None:
-                try:
-                    await producer.publish("t", b"x")
-                except asyncio.CancelledError as error:
-                    errors.append(error)
-                    raise
-
-            tasks = [asyncio.ensure_future(publish()) for _ in range(2)]
-            await asyncio.sleep(0)
-            tasks[0].cancel("for a reason")
-            tasks[1].cancel()
-            await asyncio.wait(tasks)
-            assert all(task.cancelled() for task in tasks)
-            assert producer.stats()["pending"] == 1
-
-    run(main(), new_loop)
+        tasks = [asyncio.ensure_future(publish()) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[0].cancel("for a reason")
+        tasks[1].cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+        assert producer.stats()["pending"] == 1
     assert [error.args for error in errors] == [("for a reason",), ()]
     assert [error.possibly_stored for error in errors] == [False, False]
 
 
-def test_one_that_was_cancelled_and_confirmed_in_the_same_moment_ends_once(nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address) as producer:
-            tasks = [asyncio.ensure_future(producer.publish("t", b"x")) for _ in range(TASKS)]
-            first = asyncio.ensure_future(producer.publish("t", b"first"))
-            first.add_done_callback(lambda _: [task.cancel() for task in tasks])
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(each == b"OK" or isinstance(each, asyncio.CancelledError) for each in found)
-            assert await producer.publish("t", b"later") == b"OK"
-            assert producer.stats()["pending"] == producer.stats()["held"] == 0
-
-    asyncio.run(main())
+async def test_one_that_was_cancelled_and_confirmed_in_the_same_moment_ends_once(nsqd_process: Any) -> None:
+    async with Producer(nsqd_process.address) as producer:
+        tasks = [asyncio.ensure_future(producer.publish("t", b"x")) for _ in range(TASKS)]
+        first = asyncio.ensure_future(producer.publish("t", b"first"))
+        first.add_done_callback(lambda _: [task.cancel() for task in tasks])
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(each == b"OK" or isinstance(each, asyncio.CancelledError) for each in found)
+        assert await producer.publish("t", b"later") == b"OK"
+        assert producer.stats()["pending"] == producer.stats()["held"] == 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.held_publishes import OK, PublishNsqd
-from support.processes import LOOPS, NewLoop, run, run_python, until_async
+from support.processes import LOOPS, NewLoop, run_quietly, until_async
 from support.waiting import WAIT, until
 
 from nsq_fast import Message, threads
@@ -58,7 +58,7 @@ def test_another_loop_is_told_that_it_may_not_use_them_and_has_its_own(filled: s
     asyncio.run(after_its_end())
 
 
-def test_each_message_has_a_context_of_its_own(filled: str) -> None:
+async def test_each_message_has_a_context_of_its_own(filled: str) -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     seen: list[int] = []
 
@@ -71,62 +71,49 @@ def test_each_message_has_a_context_of_its_own(filled: str) -> None:
         variable.set(2)
         seen.append(before)
 
-    async def main() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=100) as consumer:
-            await until_async(lambda: consumer.stats().totals.finished == 100)
-
-    asyncio.run(main())
+    async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=100) as consumer:
+        await until_async(lambda: consumer.stats().totals.finished == 100)
     assert seen == 100 * [0]
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-def test_each_task_goes_on_in_its_own_context(nsqd_process: Any, new_loop: NewLoop) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address) as producer:
+async def test_each_task_goes_on_in_its_own_context(nsqd_process: Any, new_loop: NewLoop) -> None:
+    async with Producer(nsqd_process.address) as producer:
 
-            async def publish(number: int) -> None:
-                number_of.set(number)
-                for _ in range(5):
-                    assert await producer.publish("t", b"x") == b"OK"
-                    assert number_of.get() == number
-                    assert asyncio.current_task() is tasks[number]
+        async def publish(number: int) -> None:
+            number_of.set(number)
+            for _ in range(5):
+                assert await producer.publish("t", b"x") == b"OK"
+                assert number_of.get() == number
+                assert asyncio.current_task() is tasks[number]
 
-            tasks = [asyncio.ensure_future(publish(number)) for number in range(COUNT)]
-            await asyncio.gather(*tasks)
-            seen: list[int] = []
-            number_of.set(COUNT)
-            promise = producer.publish_nowait("t", b"x")
-            promise.add_done_callback(lambda _: seen.append(number_of.get()))
-            await promise
-            await asyncio.sleep(0)
-            assert seen == [COUNT]
-
-    run(main(), new_loop)
+        tasks = [asyncio.ensure_future(publish(number)) for number in range(COUNT)]
+        await asyncio.gather(*tasks)
+        seen: list[int] = []
+        number_of.set(COUNT)
+        promise = producer.publish_nowait("t", b"x")
+        promise.add_done_callback(lambda _: seen.append(number_of.get()))
+        await promise
+        await asyncio.sleep(0)
+        assert seen == [COUNT]
 
 
-def test_a_loop_that_was_blocked_publishes_on(nsqd_process: Any) -> None:
+async def test_a_loop_that_was_blocked_publishes_on(nsqd_process: Any) -> None:
     """Longer than two heartbeat intervals: nsqd closes then, since nobody has answered it."""
-
-    async def main() -> None:
-        async with Producer(nsqd_process.address, heartbeat_interval=1.0) as producer:
-            await producer.publish("t", b"first")
-            result = producer.publish_nowait("t", b"x")
-            time.sleep(4.0)  # sleep: keeps the loop
-            assert await result == b"OK"
-            assert await producer.publish("t", b"later") == b"OK"
-
-    asyncio.run(main())
+    async with Producer(nsqd_process.address, heartbeat_interval=1.0) as producer:
+        await producer.publish("t", b"first")
+        result = producer.publish_nowait("t", b"x")
+        time.sleep(4.0)  # sleep: keeps the loop
+        assert await result == b"OK"
+        assert await producer.publish("t", b"later") == b"OK"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks that begin at once are new in 3.12")
-def test_tasks_that_begin_at_once(nsqd_process: Any) -> None:
-    async def main() -> None:
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
-        async with Producer(nsqd_process.address) as producer:
-            each: list[Coroutine[Any, Any, Any]] = [producer.publish("t", b"x") for _ in range(COUNT)]
-            assert await asyncio.gather(*each) == [b"OK"] * COUNT
-
-    asyncio.run(main())
+async def test_tasks_that_begin_at_once(nsqd_process: Any) -> None:
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    async with Producer(nsqd_process.address) as producer:
+        each: list[Coroutine[Any, Any, Any]] = [producer.publish("t", b"x") for _ in range(COUNT)]
+        assert await asyncio.gather(*each) == [b"OK"] * COUNT
 
 
 # The end of a loop
@@ -221,8 +208,7 @@ async def main():
         await asyncio.sleep(0.01)  # sleep: looks again and again
 asyncio.run(main())
 """
-    done = run_python(program)
-    assert (done.returncode, done.stderr) == (0, "")
+    run_quietly(program)
 
 
 def test_a_handler_that_exits_leaves_what_waits_in_the_loop_to_others(nsqd_process: Any) -> None:
@@ -275,28 +261,24 @@ def test_a_task_that_ends_the_program_keeps_no_other_waiting(nsqd_process: Any) 
 
 
 @pytest.mark.parametrize("together", [1, COUNT])
-def test_what_has_ended_is_freed_at_once(together: int) -> None:
+async def test_what_has_ended_is_freed_at_once(together: int) -> None:
     """Without the garbage collector, which would keep a program waiting for what it has to look through."""
+    with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+        async with Producer(nsqd.address) as producer:
 
-    async def main() -> None:
-        with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
-            async with Producer(nsqd.address) as producer:
+            async def publish(count: int) -> None:
+                for _ in range(count):
+                    await asyncio.gather(*(producer.publish("t", b"x") for _ in range(together)))
 
-                async def publish(count: int) -> None:
-                    for _ in range(count):
-                        await asyncio.gather(*(producer.publish("t", b"x") for _ in range(together)))
-
-                await publish(10)
-                gc.collect()
-                before = _ours()
-                gc.disable()
-                try:
-                    await publish(100)
-                    assert _ours() < before + 50
-                finally:
-                    gc.enable()
-
-    asyncio.run(main())
+            await publish(10)
+            gc.collect()
+            before = _ours()
+            gc.disable()
+            try:
+                await publish(100)
+                assert _ours() < before + 50
+            finally:
+                gc.enable()
 
 
 def _ours() -> int:

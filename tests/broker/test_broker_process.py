@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from gevent import Timeout, socket
 from support.http import Answer, ask, parse
-from support.ports import accepts, free_address, is_free
 from support.processes import piped
-from support.servers import SERVERS, Daemon, find_server
+from support.servers import SERVERS, Daemon, accepts, find_server, free_address, is_free
 from support.waiting import WAIT, until
 from support.wire import WireClient, sized
 

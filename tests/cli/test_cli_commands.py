@@ -23,8 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from support.cluster import Standalone
 from support.commands import Servers, run
 from support.http import ask
-from support.ports import accepts, free_address
-from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.servers import SERVERS, RealLookupd, RealNsqd, accepts, find_server, free_address
 from support.waiting import PROCESS, WAIT, promptly, until
 from support.wire import WireClient
 from support.worker import Shown, exporter
@@ -117,13 +116,6 @@ def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Serv
     assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
 
 
-def test_pub_finds_nsqds_through_lookupd_and_so_does_tail(broker: Servers, topic: str) -> None:
-    lookupd = str(broker.lookupd.http)
-    assert pub(topic, b"a\nb\n", "--lookupd", lookupd, "-q") == (0, "")
-    printed = run("tail", topic, "-n", "2", "--take-backlog", "--lookupd", lookupd, "--print-topic")
-    assert sorted(printed.stdout.splitlines()) == [f"{topic} | a", f"{topic} | b"]
-
-
 def test_tail_prints_several_topics_and_ends_after_so_many_messages(broker: Servers, topic: str) -> None:
     nsqd, other = str(broker.nsqd.tcp), f"{topic}_other"
     for name in (topic, other):
@@ -191,15 +183,6 @@ def test_pub_takes_no_option_that_does_not_exist(broker: Servers, topic: str) ->
     result = run("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", "linguer=1")
     assert result.exit_code == 2
     assert "did you mean 'linger'" in result.output
-
-
-def test_tail_hands_back_what_it_does_not_print(broker: Servers, topic: str) -> None:
-    nsqd = str(broker.nsqd.tcp)
-    pub(topic, b"".join(b"%d\n" % number for number in range(10)), "--nsqd", nsqd)
-    seen: list[str] = []
-    for _ in range(2):
-        seen += run("tail", topic, "-n", "5", "--channel", "kept", "--nsqd", nsqd).stdout.splitlines()
-    assert sorted(seen) == [str(number) for number in range(10)]
 
 
 @pytest.mark.parametrize("through", ["--nsqd", "--lookupd"])

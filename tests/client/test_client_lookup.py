@@ -21,7 +21,7 @@ import pytest
 import trustme
 from support.contract import FACES, Face
 from support.http_server import Question, ScriptedHttp, reply, scripted_http
-from support.ports import free_address
+from support.servers import free_address
 from support.waiting import TURNS, WAIT, promptly
 
 from nsq_fast import FileConfigSource, Producer
@@ -786,7 +786,7 @@ async def test_a_source_of_the_program_may_block(loop: Any) -> None:
         waits.set()
 
 
-def test_a_source_on_asyncio_may_be_a_coroutine_function() -> None:
+async def test_a_source_on_asyncio_may_be_a_coroutine_function() -> None:
     from nsq_fast.client.asyncio_loop import AsyncioLoop
 
     class Native:
@@ -795,10 +795,7 @@ def test_a_source_on_asyncio_may_be_a_coroutine_function() -> None:
                 await asyncio.Event().wait()
             return ConfigDocument(document("native"), 1)
 
-    async def main() -> None:
-        loop = AsyncioLoop()
-        with keeping(loop, Native()) as (keeper, applied):
-            await keeper.wait_first(loop, WAIT)
-            assert applied == [{"native"}]
-
-    asyncio.run(main())
+    loop = AsyncioLoop()
+    with keeping(loop, Native()) as (keeper, applied):
+        await keeper.wait_first(loop, WAIT)
+        assert applied == [{"native"}]

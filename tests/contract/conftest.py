@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
 
 import pytest
 from support.cluster import Standalone
@@ -19,38 +22,31 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 @pytest.fixture(scope="session")
-def embedded_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNsqd]:
-    server = RealNsqd(tmp_path_factory.mktemp("embedded"), command=EMBEDDED_NSQD)
-    yield server
-    server.kill()
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """``running(kind)``: an nsqd of that kind, started once; skips where there is none."""
+    with ExitStack() as stack:
 
+        @cache
+        def start(kind: str) -> Any:
+            if kind != "embedded" and find_server("nsqd", kind) is None:
+                pytest.skip(f"no real {kind} nsqd")
+            folder = tmp_path_factory.mktemp(kind)
+            command = EMBEDDED_NSQD if kind == "embedded" else None
+            server = Standalone(folder) if kind == "redesigned" else RealNsqd(folder, command=command)
+            stack.callback(server.stop)
+            return server
 
-@pytest.fixture(scope="session")
-def original_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNsqd]:
-    if find_server("nsqd") is None:
-        pytest.skip("no real nsqd")
-    server = RealNsqd(tmp_path_factory.mktemp("original"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="session")
-def real_redesigned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    if find_server("nsqd", "redesigned") is None:
-        pytest.skip("no real redesigned nsqd")
-    server = Standalone(tmp_path_factory.mktemp("redesigned"))
-    yield server
-    server.stop()
+        yield start
 
 
 @pytest.fixture(params=["embedded", "original", "embedded cluster", "redesigned", "real cluster"])
-def place(request: pytest.FixtureRequest) -> Place:
+def place(request: pytest.FixtureRequest, running: Callable[[str], Any]) -> Place:
     """Servers of each kind, started once; a real cluster with ``--run-real-cluster`` only: it takes minutes."""
     if request.param in ("embedded", "original"):
-        return Place({"nsqd_tcp_addresses": request.getfixturevalue(f"{request.param}_nsqd").address}, lambda *_: None)
+        return Place({"nsqd_tcp_addresses": running(request.param).address}, lambda *_: None)
     options = {"lookupd_poll_interval": 1.0}
     if request.param == "redesigned":
-        real: Standalone = request.getfixturevalue("real_redesigned")
+        real: Standalone = running("redesigned")
         servers = {"lookupd_http_addresses": str(real.lookupd_address), **options}
         return Place(servers, lambda name, _: real.create_topic(name, "c"), takes_keys=False)
     fleet: Fleet = request.getfixturevalue(f"{request.param.split()[0]}_fleet")

@@ -12,7 +12,7 @@ import pytest
 from support.contract import Face
 
 import nsq_fast
-from nsq_fast import Producer, aio, threads
+from nsq_fast import aio, threads
 from nsq_fast.errors import AlreadyResponded, ConfigError, NoLeader, NoNsqd, PublishFailed
 
 ASYNCIO_LACKS = {"raise_error"}  # a coroutine is a promise already
@@ -93,26 +93,23 @@ async def published(face: Face, producer: Any, method: str, *arguments: Any, **e
     return await (face.result if method == "publish_nowait" else face)(given)
 
 
-def test_a_wrong_argument_is_refused_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        taken = []
-        async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
-            assert await published(face, producer, "publish", "t", b"the first") == b"OK"
-            for name, value in [(name, value) for name, values in WRONG.items() for value in values]:
-                for method in ("publish", "publish_nowait", "multipublish")[: 2 if name == "defer" else 3]:
-                    content = [b"one"] if method == "multipublish" else b"one"
-                    for _ in range(MOST):
-                        try:
-                            await published(face, producer, method, "t", content, **{name: value})
-                            taken.append((method, name, value))
-                        except (ConfigError, TypeError):  # noqa: PERF203
-                            pass
-                        except Exception as error:
-                            taken.append((method, name, value, repr(error)))
-            assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-        assert not taken
-
-    face.run(main())
+async def test_a_wrong_argument_is_refused_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
+    taken = []
+    async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
+        assert await published(face, producer, "publish", "t", b"the first") == b"OK"
+        for name, value in [(name, value) for name, values in WRONG.items() for value in values]:
+            for method in ("publish", "publish_nowait", "multipublish")[: 2 if name == "defer" else 3]:
+                content = [b"one"] if method == "multipublish" else b"one"
+                for _ in range(MOST):
+                    try:
+                        await published(face, producer, method, "t", content, **{name: value})
+                        taken.append((method, name, value))
+                    except (ConfigError, TypeError):  # noqa: PERF203
+                        pass
+                    except Exception as error:
+                        taken.append((method, name, value, repr(error)))
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+    assert not taken
 
 
 async def check_timeouts(face: Face, client: Any) -> None:
@@ -124,96 +121,82 @@ async def check_timeouts(face: Face, client: Any) -> None:
     assert client.is_running
 
 
-def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address) as producer:
-            await check_timeouts(face, producer)
-            assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-
-    face.run(main())
+async def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address) as producer:
+        await check_timeouts(face, producer)
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
 
 
-def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:
-    async def main() -> None:
-        async with face.client("Producer", f"127.0.0.1:{closed_port}") as producer:
-            for method, content, extras in (
-                ("publish", b"one", {"block": False}),
-                ("publish", b"one", {"timeout": 0.1}),
-                ("publish_nowait", b"one", {"timeout": 0.1}),
-                ("multipublish", [b"one"], {"block": False}),
-            ):
-                with pytest.raises(NoNsqd) as caught:
-                    await published(face, producer, method, "t", content, **extras)
-                assert caught.value.possibly_stored is False
-            for extras in ({"block": False}, {"timeout": 0.1}):  # a key waits no longer than its publish
-                with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
-                    await published(face, producer, "publish", "t", b"one", key="a", **extras)
-
-    face.run(main())
+async def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:
+    async with face.client("Producer", f"127.0.0.1:{closed_port}") as producer:
+        for method, content, extras in (
+            ("publish", b"one", {"block": False}),
+            ("publish", b"one", {"timeout": 0.1}),
+            ("publish_nowait", b"one", {"timeout": 0.1}),
+            ("multipublish", [b"one"], {"block": False}),
+        ):
+            with pytest.raises(NoNsqd) as caught:
+                await published(face, producer, method, "t", content, **extras)
+            assert caught.value.possibly_stored is False
+        for extras in ({"block": False}, {"timeout": 0.1}):  # a key waits no longer than its publish
+            with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
+                await published(face, producer, "publish", "t", b"one", key="a", **extras)
     assert issubclass(NoLeader, NoNsqd)
     assert issubclass(NoNsqd, PublishFailed)
     assert NoNsqd("none").possibly_stored is False
 
 
-def check_keys(face: Face, caplog: pytest.LogCaptureFixture, *address: str, **options: Any) -> None:
+async def check_keys(face: Face, caplog: pytest.LogCaptureFixture, *address: str, **options: Any) -> None:
     """The original NSQ takes every publish with a key, which is said once; ``partition=`` it has not."""
-
-    async def main() -> None:
-        async with face.client("Producer", *address, **options) as producer:  # the first comes before the connection
-            for _ in range(2):
-                assert await published(face, producer, "publish", "t", b"one", key="a") == b"OK"
-                assert await published(face, producer, "multipublish", "t", [b"one", b"two"], key=b"b") == b"OK"
-                assert await published(face, producer, "publish_nowait", "t", b"one", key="c") == b"OK"
-                with pytest.raises(ConfigError, match="partition=0"):
-                    await published(face, producer, "publish", "t", b"one", partition=0)
-
     caplog.set_level(logging.WARNING)
-    face.run(main())
+    async with face.client("Producer", *address, **options) as producer:  # the first comes before the connection
+        for _ in range(2):
+            assert await published(face, producer, "publish", "t", b"one", key="a") == b"OK"
+            assert await published(face, producer, "multipublish", "t", [b"one", b"two"], key=b"b") == b"OK"
+            assert await published(face, producer, "publish_nowait", "t", b"one", key="c") == b"OK"
+            with pytest.raises(ConfigError, match="partition=0"):
+                await published(face, producer, "publish", "t", b"one", partition=0)
     (said,) = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "keys_unordered"]
     assert "[t]" in said
     assert "no order" in said
 
 
-def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
+async def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
     face: Face, nsqd_process: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_keys(face, caplog, nsqd_process.address)
+    await check_keys(face, caplog, nsqd_process.address)
 
 
-def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
+async def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
     face: Face, real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     lookupd = real_lookupd()
     real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    check_keys(face, caplog, lookupd_http_addresses=str(lookupd.http_address))
+    await check_keys(face, caplog, lookupd_http_addresses=str(lookupd.http_address))
 
 
-def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(
+async def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(
     face: Face, nsqd_process: Any
 ) -> None:
-    with Producer(nsqd_process.address) as producer:
-        producer.publish("t", b"body")
-
-    async def main() -> None:
-        async with (
-            face.client("Consumer", "t", "c", nsqd_process.address) as consumer,
-            aclosing(face.messages(consumer)) as messages,
-        ):
-            message = await anext(messages)
-            message.enable_async()
-            await check_timeouts(face, consumer)
-            for value in WRONG_DELAYS:
-                with pytest.raises(ConfigError, match="time_ms="):
-                    message.requeue(value)
-            for response in (message.finish, message.touch):
-                with pytest.raises(TypeError):
-                    response(1)
-            assert not message.has_responded()
-            message.touch()
-            message.finish()
-            with pytest.raises(AlreadyResponded):
-                message.requeue(0)
-            assert await face(consumer.join(0.01)) is False
-            assert consumer.is_running
-
-    face.run(main())
+    async with face.client("Producer", nsqd_process.address) as producer:
+        await face(producer.publish("t", b"body"))
+    async with (
+        face.client("Consumer", "t", "c", nsqd_process.address) as consumer,
+        aclosing(face.messages(consumer)) as messages,
+    ):
+        message = await anext(messages)
+        message.enable_async()
+        await check_timeouts(face, consumer)
+        for value in WRONG_DELAYS:
+            with pytest.raises(ConfigError, match="time_ms="):
+                message.requeue(value)
+        for response in (message.finish, message.touch):
+            with pytest.raises(TypeError):
+                response(1)
+        assert not message.has_responded()
+        message.touch()
+        message.finish()
+        with pytest.raises(AlreadyResponded):
+            message.requeue(0)
+        assert await face(consumer.join(0.01)) is False
+        assert consumer.is_running

@@ -1,4 +1,4 @@
-"""What every Consumer does, whichever face it has."""
+"""What every Consumer does, whichever face it has; and what no handler gets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import struct
 import threading
 from collections import deque
 from contextlib import aclosing
+from time import time_ns
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from support.contract import BODIES, FACES, Face, Topic
 from support.scripted_nsqd import ScriptedNsqd, frame, message_frame
 
-from nsq_fast import Message
+from nsq_fast import Message, NsqdHTTPClient
+from nsq_fast.client.give_up import PublishTo
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
 
 NOBODY = "127.0.0.1:1"
@@ -29,7 +31,7 @@ def is_connected(consumer: Any) -> bool:
     return any(connection.is_connected for connection in consumer.stats().connections)
 
 
-def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic) -> None:
+async def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic) -> None:
     found: list[bytes] = []
     running: list[int] = []
 
@@ -41,17 +43,14 @@ def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic) -> No
         found.append(message.body)
         running.pop()
 
-    async def main() -> None:
-        async with topic.consumer(face, message_handler=handle, max_in_flight=50) as consumer:
-            await face.until(lambda: consumer.stats().totals.finished == 100)
-            assert consumer.is_running
-        assert not consumer.is_running
-
-    face.run(main())
+    async with topic.consumer(face, message_handler=handle, max_in_flight=50) as consumer:
+        await face.until(lambda: consumer.stats().totals.finished == 100)
+        assert consumer.is_running
+    assert not consumer.is_running
     assert set(found) == BODIES
 
 
-def test_as_many_handlers_as_concurrency_says(face: Face, topic: Topic) -> None:
+async def test_as_many_handlers_as_concurrency_says(face: Face, topic: Topic) -> None:
     running: set[bytes] = set()
     most = 0
 
@@ -63,40 +62,33 @@ def test_as_many_handlers_as_concurrency_says(face: Face, topic: Topic) -> None:
             await face.sleep(0.001)  # sleep: looks again and again
         running.discard(message.body)
 
-    async def main() -> None:
-        options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
-        async with topic.consumer(face, message_handler=handle, **options) as consumer:
-            await face.until(lambda: consumer.stats().totals.finished == 100)
-
-    face.run(main())
+    options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
+    async with topic.consumer(face, message_handler=handle, **options) as consumer:
+        await face.until(lambda: consumer.stats().totals.finished == 100)
     assert most == 20
 
 
-def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, topic: Topic) -> None:
+async def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, topic: Topic) -> None:
     found: set[bytes] = set()
+    async with topic.consumer(face, max_in_flight=30, concurrency=3) as consumer:
 
-    async def main() -> None:
-        async with topic.consumer(face, max_in_flight=30, concurrency=3) as consumer:
+        async def take() -> None:
+            async with aclosing(face.messages(consumer)) as messages:
+                async for message in messages:
+                    found.add(message.body)
+                    await face.sleep(0)
 
-            async def take() -> None:
-                async with aclosing(face.messages(consumer)) as messages:
-                    async for message in messages:
-                        found.add(message.body)
-                        await face.sleep(0)
-
-            jobs = [await face.begin(take) for _ in range(3)]
-            await face.until(lambda: consumer.stats().totals.finished >= 50)
-            await face(consumer.close())
-            for join in jobs:
-                await join()
-            totals = consumer.stats().totals
-            assert totals.finished == len(found)
-            assert totals.requeued == totals.received - len(found)
-
-    face.run(main())
+        jobs = [await face.begin(take) for _ in range(3)]
+        await face.until(lambda: consumer.stats().totals.finished >= 50)
+        await face(consumer.close())
+        for join in jobs:
+            await join()
+        totals = consumer.stats().totals
+        assert totals.finished == len(found)
+        assert totals.requeued == totals.received - len(found)
 
 
-def test_a_server_that_restarts_loses_no_message(face: Face, nsqd_process: Any, filled: str) -> None:
+async def test_a_server_that_restarts_loses_no_message(face: Face, nsqd_process: Any, filled: str) -> None:
     found: set[bytes] = set()
     restarted: list[int] = []
 
@@ -105,22 +97,21 @@ def test_a_server_that_restarts_loses_no_message(face: Face, nsqd_process: Any, 
             await face.sleep(0.001)  # sleep: looks again and again
         found.add(message.body)
 
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
-        async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
-            # A real nsqd that is stopped while it sends may lose a message that is in none of its queues just then
-            # (nsqio/nsq: nsqd/protocol_v2.go, messagePump, and channel.go, flush). Killed, it loses what is in flight.
-            await face.until(lambda: len(found) >= 50 and consumer.stats().in_flight == 10)
-            await face.do(nsqd_process.stop)
-            await face.do(nsqd_process.start)
-            restarted.append(1)
-            await face.until(lambda: found == BODIES, about=lambda: f"{len(found)} came; {consumer.stats()}")
-
-    face.run(main())
+    options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
+    async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
+        # A real nsqd that is stopped while it sends may lose a message that is in none of its queues just then
+        # (nsqio/nsq: nsqd/protocol_v2.go, messagePump, and channel.go, flush). Killed, it loses what is in flight.
+        await face.until(lambda: len(found) >= 50 and consumer.stats().in_flight == 10)
+        await face.do(nsqd_process.stop)
+        await face.do(nsqd_process.start)
+        restarted.append(1)
+        await face.until(lambda: found == BODIES, about=lambda: f"{len(found)} came; {consumer.stats()}")
 
 
 @pytest.mark.kill
-def test_an_nsqd_that_hangs_while_it_is_consumed_costs_no_message(face: Face, nsqd_process: Any, filled: str) -> None:
+async def test_an_nsqd_that_hangs_while_it_is_consumed_costs_no_message(
+    face: Face, nsqd_process: Any, filled: str
+) -> None:
     found: set[bytes] = set()
 
     async def handle(consumer: Any, message: Message) -> None:
@@ -131,20 +122,16 @@ def test_an_nsqd_that_hangs_while_it_is_consumed_costs_no_message(face: Face, ns
     # The shortest interval that nsqd takes. Thawed, it sends messages to the old connection still, and has them again
     # when they time out (nsqio/nsq: nsqd/channel.go, RemoveClient): sooner than this test gives up.
     options: dict[str, Any] = {"max_reconnect_delay": 0.1, "heartbeat_interval": 1.0, "msg_timeout": 10.0}
-
-    async def main() -> None:
-        async with face.client(
-            "Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10, **options
-        ) as consumer:
-            await face.until(lambda: len(found) >= 50 and not is_connected(consumer))  # nothing came for two intervals
-            nsqd_process.thaw()
-            await face.until(lambda: found == BODIES and is_connected(consumer) and consumer.total_in_flight == 0)
-
-    face.run(main())
+    async with face.client(
+        "Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10, **options
+    ) as consumer:
+        await face.until(lambda: len(found) >= 50 and not is_connected(consumer))  # nothing came for two intervals
+        nsqd_process.thaw()
+        await face.until(lambda: found == BODIES and is_connected(consumer) and consumer.total_in_flight == 0)
 
 
 @pytest.mark.kill
-def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
+async def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
     face: Face, nsqd_process: Any, filled: str, request: pytest.FixtureRequest
 ) -> None:
     found: set[bytes] = set()
@@ -158,51 +145,42 @@ def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
         while len(found) == 50 and not over:
             await face.sleep(0.001)  # sleep: looks again and again
 
-    async def main() -> None:
-        async with face.client(
-            "Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10, max_reconnect_delay=0.1
-        ) as consumer:
-            await face.until(lambda: len(found) >= 50)
-            await face.do(nsqd_process.kill)
-            over.append(1)
-            await face.until(lambda: not is_connected(consumer))
-            await face.do(nsqd_process.start)
-            async with face.client("Producer", nsqd_process.address) as producer:
-                await face(producer.multipublish("t", sorted(later)))
-            await face.until(lambda: wanted <= found, about=lambda: wanted - found)
-            await face.until(lambda: consumer.total_in_flight == 0)
-
-    face.run(main())
+    async with face.client(
+        "Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10, max_reconnect_delay=0.1
+    ) as consumer:
+        await face.until(lambda: len(found) >= 50)
+        await face.do(nsqd_process.kill)
+        over.append(1)
+        await face.until(lambda: not is_connected(consumer))
+        await face.do(nsqd_process.start)
+        async with face.client("Producer", nsqd_process.address) as producer:
+            await face(producer.multipublish("t", sorted(later)))
+        await face.until(lambda: wanted <= found, about=lambda: wanted - found)
+        await face.until(lambda: consumer.total_in_flight == 0)
 
 
-def test_one_consumer_takes_several_topics(face: Face, topic: Topic) -> None:
-    first, second = topic.name, Topic(topic.place, BODIES).name
+async def test_one_consumer_takes_several_topics(face: Face, topic: Topic) -> None:
+    first, second = topic.name, (await face.do(lambda: Topic(topic.place, BODIES))).name
     found: dict[str | None, set[bytes]] = {first: set(), second: set()}
 
     async def handle(consumer: Any, message: Message) -> None:
         found[message.topic].add(message.body)
 
-    async def main() -> None:
-        options: dict[str, Any] = {"message_handler": handle, "max_in_flight": 10}
-        async with face.client("Consumer", [first, second], "c", **topic.servers, **options) as consumer:
-            await face.until(lambda: found[first] == found[second] == BODIES)
-            assert consumer.topics == (first, second)
-            await face.until(lambda: {each.finished for each in consumer.stats().topics.values()} == {100})
-            assert set(consumer.stats().topics) == {first, second}
-
-    face.run(main())
+    options: dict[str, Any] = {"message_handler": handle, "max_in_flight": 10}
+    async with face.client("Consumer", [first, second], "c", **topic.servers, **options) as consumer:
+        await face.until(lambda: found[first] == found[second] == BODIES)
+        assert consumer.topics == (first, second)
+        await face.until(lambda: {each.finished for each in consumer.stats().topics.values()} == {100})
+        assert set(consumer.stats().topics) == {first, second}
 
 
-def test_before_start_and_after_close(face: Face) -> None:
-    async def main() -> None:
-        consumer = face.package.Consumer("t", "c", NOBODY)
-        with pytest.raises(NotRunning, match="start"):
-            await face(consumer.join())
-        await face(consumer.close())
-        with pytest.raises((NotRunning, RuntimeError)):
-            await face(consumer.start())
-
-    face.run(main())
+async def test_before_start_and_after_close(face: Face) -> None:
+    consumer = face.package.Consumer("t", "c", NOBODY)
+    with pytest.raises(NotRunning, match="start"):
+        await face(consumer.join())
+    await face(consumer.close())
+    with pytest.raises((NotRunning, RuntimeError)):
+        await face(consumer.start())
 
 
 @pytest.mark.parametrize(
@@ -213,8 +191,9 @@ def test_before_start_and_after_close(face: Face) -> None:
         ({"message_handler": True, "batch_handler": True}, "both given"),
         ({"tls_options": {"verify": False}}, "tls_options without tls_v1=True"),
         ({"ordered": "true", "sample_rate": 10}, "ordered messages cannot be sampled"),
+        *(({"max_age_policy": policy}, "max_age_policy") for policy in ("drop", None, 5)),
     ],
-    ids=["handler", "option", "both", "tls", "sampled"],
+    ids=str,
 )
 def test_wrong_arguments_are_refused_where_it_is_made(face: Face, options: dict[str, Any], match: str) -> None:
     async def handle(consumer: Any, item: Any) -> None: ...
@@ -229,25 +208,22 @@ def test_wrong_arguments_are_refused_where_it_is_made(face: Face, options: dict[
     [b"\x00\x00\x00\x06\x00\x00\x00\x09xx", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 64],
     ids=["frame type", "HTTP", "size"],
 )
-def test_an_nsqd_that_sends_garbage_is_asked_again(face: Face, nsqd: ScriptedNsqd, garbage: bytes) -> None:
+async def test_an_nsqd_that_sends_garbage_is_asked_again(face: Face, nsqd: ScriptedNsqd, garbage: bytes) -> None:
     found: list[bytes] = []
 
     async def handle(consumer: Any, message: Message) -> None:
         found.append(message.body)
 
-    async def main() -> None:
-        options: dict[str, Any] = {"message_handler": handle, "max_reconnect_delay": 0.1}
-        async with face.client("Consumer", "t", "c", str(nsqd.address), **options):
-            await face.until(lambda: is_ready(nsqd, 1))
-            await face.do(lambda: nsqd.connections[0].send(garbage))
-            await face.until(lambda: is_ready(nsqd, 2))
-            await face.do(lambda: nsqd.connections[1].push(1, body=b"after"))
-            await face.until(lambda: found == [b"after"])
-
-    face.run(main())
+    options: dict[str, Any] = {"message_handler": handle, "max_reconnect_delay": 0.1}
+    async with face.client("Consumer", "t", "c", str(nsqd.address), **options):
+        await face.until(lambda: is_ready(nsqd, 1))
+        await face.do(lambda: nsqd.connections[0].send(garbage))
+        await face.until(lambda: is_ready(nsqd, 2))
+        await face.do(lambda: nsqd.connections[1].push(1, body=b"after"))
+        await face.until(lambda: found == [b"after"])
 
 
-def test_a_response_that_is_lost_with_its_connection_makes_room_for_another_message(
+async def test_a_response_that_is_lost_with_its_connection_makes_room_for_another_message(
     face: Face, nsqd: ScriptedNsqd
 ) -> None:
     taken: deque[Message] = deque()
@@ -256,21 +232,18 @@ def test_a_response_that_is_lost_with_its_connection_makes_room_for_another_mess
         message.enable_async()
         taken.append(message)
 
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight": 1, "max_reconnect_delay": 0.1, "message_handler": handle}
-        async with face.client("Consumer", "t", "c", str(nsqd.address), **options) as consumer:
-            await face.until(lambda: is_ready(nsqd, 1))
-            await face.do(lambda: nsqd.connections[0].push(1))
-            await face.until(lambda: taken)
-            await face.do(nsqd.connections[0].close)
-            await face.until(lambda: len(nsqd.connections) == 2 and b"SUB" in nsqd.connections[1].words())
-            await face.until(lambda: consumer.stats().orphaned == 1)
-            message = taken.popleft()
-            with pytest.raises(ConnectionLost):
-                message.finish()
-            await face.until(lambda: nsqd.connections[1].rdy == 1 and consumer.stats().orphaned == 0)
-
-    face.run(main())
+    options: dict[str, Any] = {"max_in_flight": 1, "max_reconnect_delay": 0.1, "message_handler": handle}
+    async with face.client("Consumer", "t", "c", str(nsqd.address), **options) as consumer:
+        await face.until(lambda: is_ready(nsqd, 1))
+        await face.do(lambda: nsqd.connections[0].push(1))
+        await face.until(lambda: taken)
+        await face.do(nsqd.connections[0].close)
+        await face.until(lambda: len(nsqd.connections) == 2 and b"SUB" in nsqd.connections[1].words())
+        await face.until(lambda: consumer.stats().orphaned == 1)
+        message = taken.popleft()
+        with pytest.raises(ConnectionLost):
+            message.finish()
+        await face.until(lambda: nsqd.connections[1].rdy == 1 and consumer.stats().orphaned == 0)
 
 
 def ordered_frame(number: int) -> bytes:
@@ -295,7 +268,7 @@ def holding(face: Face, handled: list[int], over: list[int]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("way", ["one by one", "shared pool", "batches", "ordered", "iterated", "at a thread", "kept"])
-def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> None:
+async def test_no_handler_gets_a_message_whose_time_is_over(face: Face, servers: Any, way: str) -> None:
     """It expired while it waited for the handler of another one. Unless ``drop_expired=False`` says so."""
     if way == "at a thread" and face.name != "gevent":
         pytest.skip("of gevent alone")
@@ -303,7 +276,6 @@ def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> N
     expired: list[int] = []
     over: list[int] = []
     handle, handle_batch = holding(face, handled, over)
-
     options: dict[str, Any] = {
         "one by one": {"message_handler": handle},
         "shared pool": {"message_handler": handle, "concurrency": 1},
@@ -313,88 +285,72 @@ def test_no_handler_gets_a_message_whose_time_is_over(face: Face, way: str) -> N
         "at a thread": {"message_handler": handle, "concurrency": 3, "handler_threads": 1},
         "kept": {"message_handler": handle, "drop_expired": False},
     }[way]
-
-    async def main(server: ScriptedNsqd) -> None:
-        async with face.client("Consumer", "t", "c", str(server.address), max_in_flight=10, **options) as consumer:
-            try:
-                await check(server, consumer)
-            finally:
-                over.append(1)
-
-    async def check(server: ScriptedNsqd, consumer: Any) -> None:
-        async def iterate() -> None:
-            async with aclosing(face.messages(consumer)) as messages:
-                async for message in messages:
-                    await handle(consumer, message)
-
-        def push(*numbers: int) -> None:
-            server.connections[0].send(b"".join(map(ordered_frame if way == "ordered" else message_frame, numbers)))
-
-        consumer.on_expired.connect(lambda _, message: expired.append(int(message.id, 16)), weak=False)
-        join = await face.begin(iterate) if way == "iterated" else None
-        await face.until(lambda: is_ready(server, 1))
-        (connection,) = server.connections
-        await face.do(lambda: push(1, 2, 3))
-        await face.until(lambda: expired == [1, 2, 3])
-        kept = [1, 2, 3] if way == "kept" else [1]
-        assert consumer.stats().unstarted == len(kept) - 1
-        over.append(1)
-        await face.until(lambda: connection.answered(b"FIN") == kept)
-        await face.do(lambda: push(4))
-        await face.until(lambda: handled == [*kept, 4])
-        assert consumer.stats().totals.expired == 3
-        await face(consumer.close())
-        if join is not None:
-            await join()
-        assert not connection.answered(b"REQ")
-
     version = {"version": "0.3.7-HA.1.9.9"} if way == "ordered" else {}
-    server = ScriptedNsqd({"msg_timeout": 300, **version}, {b"SUB_ORDERED": frame(0, b"OK")})
-    try:
-        face.run(main(server))
-    finally:
-        server.stop()
+    server = await face.do(lambda: servers({"msg_timeout": 300, **version}, {b"SUB_ORDERED": frame(0, b"OK")}))
+
+    async def iterate(consumer: Any) -> None:
+        async with aclosing(face.messages(consumer)) as messages:
+            async for message in messages:
+                await handle(consumer, message)
+
+    def push(*numbers: int) -> None:
+        server.connections[0].send(b"".join(map(ordered_frame if way == "ordered" else message_frame, numbers)))
+
+    async with face.client("Consumer", "t", "c", str(server.address), max_in_flight=10, **options) as consumer:
+        try:
+            consumer.on_expired.connect(lambda _, message: expired.append(int(message.id, 16)), weak=False)
+            join = await face.begin(lambda: iterate(consumer)) if way == "iterated" else None
+            await face.until(lambda: is_ready(server, 1))
+            (connection,) = server.connections
+            await face.do(lambda: push(1, 2, 3))
+            await face.until(lambda: expired == [1, 2, 3])
+            kept = [1, 2, 3] if way == "kept" else [1]
+            assert consumer.stats().unstarted == len(kept) - 1
+            over.append(1)
+            await face.until(lambda: connection.answered(b"FIN") == kept)
+            await face.do(lambda: push(4))
+            await face.until(lambda: handled == [*kept, 4])
+            assert consumer.stats().totals.expired == 3
+            await face(consumer.close())
+            if join is not None:
+                await join()
+            assert not connection.answered(b"REQ")
+        finally:
+            over.append(1)
 
 
 @pytest.mark.parametrize("way", ["one by one", "shared pool", "batches"])
-def test_nothing_is_asked_for_that_would_wait_behind_a_handler_that_touches(face: Face, way: str) -> None:
+async def test_nothing_is_asked_for_that_would_wait_behind_a_handler_that_touches(
+    face: Face, servers: Any, way: str
+) -> None:
     """It would expire unseen, again and again, until its attempts are used up."""
     handled: list[int] = []
     over: list[int] = []
     handle, handle_batch = holding(face, handled, over)
-
     options: dict[str, Any] = {
         "one by one": {"message_handler": handle},
         "shared pool": {"message_handler": handle, "concurrency": 2},
         "batches": {"batch_handler": handle_batch, "batch_size": 2},
     }[way]
+    options |= {"max_in_flight": 10, "auto_touch": True}
     busy = 1 if way == "one by one" else 2
-
-    async def main(server: ScriptedNsqd) -> None:
-        async with face.client(
-            "Consumer", "t", "c", str(server.address), max_in_flight=10, auto_touch=True, **options
-        ) as consumer:
-            await face.until(lambda: is_ready(server, 1))
-            (connection,) = server.connections
-            try:
-                await face.do(lambda: connection.send(b"".join(map(message_frame, range(1, 7)))))
-                await face.until(lambda: consumer.stats().totals.expired == 6 - busy)
-                await face.until(lambda: connection.rdy == busy)
-            finally:
-                over.append(1)
-            await face.until(lambda: sorted(connection.answered(b"FIN")) == list(range(1, busy + 1)))
-            await face.do(lambda: connection.send(message_frame(7)))
-            await face.until(lambda: handled[busy:] == [7])
-
-    server = ScriptedNsqd({"msg_timeout": 300, "max_msg_timeout": 600_000})
-    try:
-        face.run(main(server))
-    finally:
-        server.stop()
+    server = await face.do(lambda: servers({"msg_timeout": 300, "max_msg_timeout": 600_000}))
+    async with face.client("Consumer", "t", "c", str(server.address), **options) as consumer:
+        await face.until(lambda: is_ready(server, 1))
+        (connection,) = server.connections
+        try:
+            await face.do(lambda: connection.send(b"".join(map(message_frame, range(1, 7)))))
+            await face.until(lambda: consumer.stats().totals.expired == 6 - busy)
+            await face.until(lambda: connection.rdy == busy)
+        finally:
+            over.append(1)
+        await face.until(lambda: sorted(connection.answered(b"FIN")) == list(range(1, busy + 1)))
+        await face.do(lambda: connection.send(message_frame(7)))
+        await face.until(lambda: handled[busy:] == [7])
 
 
 @pytest.mark.parametrize("way", ["expired", "answered", "lost"])
-def test_close_waits_for_a_handler_whose_message_is_in_flight_no_more(face: Face, way: str) -> None:
+async def test_close_waits_for_a_handler_whose_message_is_in_flight_no_more(face: Face, servers: Any, way: str) -> None:
     ended: list[str] = []
     begun: list[str] = []
 
@@ -407,27 +363,23 @@ def test_close_waits_for_a_handler_whose_message_is_in_flight_no_more(face: Face
         await face.sleep(0.2)  # sleep: what a handler does with the program's things
         ended.append(way)
 
-    async def main(server: ScriptedNsqd) -> None:
-        async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
-            await face.until(lambda: is_ready(server, 1))
-            await face.do(lambda: server.connections[0].send(message_frame(1)))
-            await face.until(lambda: begun)
-            if way == "expired":
-                await face.until(lambda: consumer.stats().totals.expired == 1)
-            elif way == "lost":
-                await face.do(server.connections[0].close)
-                await face.until(lambda: len(server.connections) == 2)
-            await face(consumer.close())
-            assert ended == [way]
-
-    server = ScriptedNsqd({"msg_timeout": 300 if way == "expired" else 60_000})
-    try:
-        face.run(main(server))
-    finally:
-        server.stop()
+    server = await face.do(lambda: servers({"msg_timeout": 300 if way == "expired" else 60_000}))
+    async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
+        await face.until(lambda: is_ready(server, 1))
+        await face.do(lambda: server.connections[0].send(message_frame(1)))
+        await face.until(lambda: begun)
+        if way == "expired":
+            await face.until(lambda: consumer.stats().totals.expired == 1)
+        elif way == "lost":
+            await face.do(server.connections[0].close)
+            await face.until(lambda: len(server.connections) == 2)
+        await face(consumer.close())
+        assert ended == [way]
 
 
-def test_close_ends_in_time_while_a_handler_runs_and_says_so(face: Face, caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_ends_in_time_while_a_handler_runs_and_says_so(
+    face: Face, nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
+) -> None:
     begun: list[int] = []
     over: list[int] = []
 
@@ -437,20 +389,145 @@ def test_close_ends_in_time_while_a_handler_runs_and_says_so(face: Face, caplog:
         while not over:
             await face.sleep(0.01)  # sleep: looks again and again
 
-    async def main(server: ScriptedNsqd) -> None:
-        async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
-            await face.until(lambda: is_ready(server, 1))
-            await face.do(lambda: server.connections[0].send(message_frame(1)))
-            await face.until(lambda: begun)
-            await face(consumer.close(timeout=0.2))
-            over.append(1)
-
-    server = ScriptedNsqd()
-    try:
-        face.run(main(server))
-    finally:
-        server.stop()
+    async with face.client("Consumer", "t", "c", str(nsqd.address), message_handler=handle) as consumer:
+        await face.until(lambda: is_ready(nsqd, 1))
+        await face.do(lambda: nsqd.connections[0].send(message_frame(1)))
+        await face.until(lambda: begun)
+        await face(consumer.close(timeout=0.2))
+        over.append(1)
     assert "closed while handlers run" in caplog.text
+
+
+# What no handler gets: messages that failed too often, or are too old
+
+
+async def test_the_producer_of_what_was_given_up_closes_with_the_consumer(face: Face, nsqd_process: Any) -> None:
+    async def fail(_consumer: Any, _message: Any) -> None:
+        raise ValueError("a handler's own")
+
+    def stats() -> dict[str, Any]:
+        with NsqdHTTPClient(*nsqd_process.http) as client:
+            return client.stats()
+
+    def is_published() -> bool:
+        return any(topic["topic_name"] == "dead" and topic["message_count"] for topic in stats()["topics"])
+
+    async with face.client("Producer", nsqd_process.address) as producer:
+        await face(producer.publish("t", b"x"))
+    options = {"max_tries": 1, "requeue_delay": 0, "max_backoff_duration": 0, "give_up": PublishTo("dead")}
+    async with face.client("Consumer", "t", "c", nsqd_process.address, message_handler=fail, **options):
+        await face.until(is_published)
+        await face.until(lambda: len(stats()["producers"] or ()) == 1)  # that of the first publish has gone
+    await face.until(lambda: not stats()["producers"])
+
+
+HOUR = 3600 * 10**9
+AGES = {1: 0, 2: 3, 3: 1, 4: 5, 5: 0, 6: 9}
+"""Message -> hours since its publish; two hours are allowed."""
+OLD, YOUNG = [2, 4, 6], [1, 3, 5]
+OPTIONS = {"max_age": 7200, "max_in_flight": 10, "max_backoff_duration": 0, "requeue_delay": 0}
+
+
+async def push(face: Face, nsqd: ScriptedNsqd, failed_too_often: int = 0) -> Any:
+    """Send all of them; the connection."""
+    await face.until(lambda: nsqd.connections and nsqd.connections[0].rdy)
+    connection = nsqd.connections[0]
+
+    def send() -> None:
+        for number, hours in AGES.items():
+            attempts = 9 if number == failed_too_often else 1
+            connection.push(number, body=b"%d" % number, timestamp=time_ns() - hours * HOUR, attempts=attempts)
+
+    await face.do(send)
+    return connection
+
+
+@pytest.mark.parametrize("way", ["one by one", "batches", "iteration", "concurrent"])
+async def test_no_handler_gets_what_is_too_old_and_the_rest_is_handled(
+    face: Face, nsqd: ScriptedNsqd, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        found.append(int(message.body))
+
+    async def handle_batch(consumer: Any, messages: list[Message]) -> None:
+        found.extend(int(message.body) for message in messages)
+
+    async def iterate(consumer: Any) -> None:
+        async with aclosing(face.messages(consumer)) as messages:
+            async for message in messages:
+                await handle(consumer, message)
+
+    handlers: dict[str, Any] = {
+        "one by one": {"message_handler": handle},
+        "batches": {"batch_handler": handle_batch},
+        "iteration": {},
+        "concurrent": {"message_handler": handle, "concurrency": 3},
+    }
+    async with face.client("Consumer", "t", "c", str(nsqd.address), **OPTIONS, **handlers[way]) as consumer:
+        join = await face.begin(lambda: iterate(consumer)) if way == "iteration" else None
+        connection = await push(face, nsqd, failed_too_often=6)  # it goes where those go that are too old
+        await face.until(lambda: sorted(connection.answered(b"FIN")) == sorted(AGES), consumer.stats)
+        assert sorted(found) == YOUNG
+        assert (consumer.stats().outdated, consumer.outdated, consumer.stats().given_up) == (3, 3, 0)
+        assert not connection.answered(b"REQ")
+        await face(consumer.close())
+        if join is not None:
+            await join()
+    told = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "message_outdated"]
+    assert len(told) == 2, "of the first and the second"
+    assert "of t/c is 1.08e+04 s old, max_age=7200; it is the 1th" in told[0]
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["one by one", "batches"])
+async def test_what_is_too_old_may_go_to_a_policy_and_stays_if_that_fails(
+    face: Face, nsqd: ScriptedNsqd, is_batch: bool
+) -> None:
+    got: list[int] = []
+
+    def policy(consumer: Any, message: Message) -> None:
+        got.append(int(message.body))
+        if message.body == b"4":
+            raise OSError("no room")
+
+    async def handle(consumer: Any, item: Any) -> None: ...
+
+    options: dict[str, Any] = {"batch_handler" if is_batch else "message_handler": handle, "max_age_policy": policy}
+    async with face.client("Consumer", "t", "c", str(nsqd.address), **OPTIONS, **options) as consumer:
+        connection = await push(face, nsqd)
+        await face.until(lambda: sorted(connection.answered(b"FIN")) == [1, 2, 3, 5, 6], consumer.stats)
+        await face.until(lambda: connection.answered(b"REQ") == [4])
+        assert got == OLD
+        assert (consumer.stats().outdated, consumer.stats().given_up) == (2, 0)
+
+
+async def test_what_is_too_old_may_go_where_that_goes_which_failed_too_often(face: Face, nsqd: ScriptedNsqd) -> None:
+    got: list[int] = []
+
+    def give_up(consumer: Any, message: Message) -> None:
+        got.append(int(message.body))
+
+    async def handle(consumer: Any, message: Message) -> None: ...
+
+    options: dict[str, Any] = {"message_handler": handle, "give_up": give_up, "max_age_policy": "give_up"}
+    async with face.client("Consumer", "t", "c", str(nsqd.address), **OPTIONS, **options) as consumer:
+        connection = await push(face, nsqd)
+        await face.do(lambda: connection.push(7, body=b"7", attempts=6, timestamp=time_ns()))
+        await face.until(lambda: sorted(connection.answered(b"FIN")) == [1, 2, 3, 4, 5, 6, 7], consumer.stats)
+        assert got == [*OLD, 7]
+        assert (consumer.stats().outdated, consumer.stats().given_up) == (3, 1)
+
+
+async def test_without_it_nothing_is_too_old(face: Face, nsqd: ScriptedNsqd) -> None:
+    found: list[int] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        found.append(int(message.body))
+
+    async with face.client("Consumer", "t", "c", str(nsqd.address), message_handler=handle, max_in_flight=10):
+        await push(face, nsqd)
+        await face.until(lambda: sorted(found) == sorted(AGES))
 
 
 @settings(max_examples=15)

@@ -1,22 +1,29 @@
-"""What every Producer does, whichever face it has."""
+"""What every Producer does, whichever face it has; each publish has one outcome, and it is true."""
 
 from __future__ import annotations
 
 import itertools
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from support.contract import Face
+from support.contract import Face, Joined, joined
+from support.held_publishes import OK, PublishNsqd, error_frame
 from support.waiting import WAIT
 
-from nsq_fast.errors import ConfigError, NotRunning, PublishFailed, PublishTimeout
+from nsq_fast.broker.redesigned.cluster import RedesignedCluster
+from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, PublishFailed, PublishTimeout
 
 NOBODY = "127.0.0.1:1"
 
 
-async def bodies_of(face: Face, address: str, count: int) -> list[bytes]:
-    """The bodies of so many messages, each finished."""
+async def bodies_until(face: Face, address: str, are_enough: Callable[[list[bytes]], bool]) -> list[bytes]:
+    """The bodies that come, each finished, until these are enough."""
     found: list[bytes] = []
     async with (
         face.client("Consumer", "t", "c", address, max_in_flight=200) as consumer,
@@ -24,22 +31,19 @@ async def bodies_of(face: Face, address: str, count: int) -> list[bytes]:
     ):
         async for message in messages:
             found.append(message.body)
-            if len(found) == count:
+            if are_enough(found):
                 await face(message.finish())
                 break
     return found
 
 
-def test_a_body_is_what_it_was_at_the_call(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address) as producer:
-            body = bytearray(b"before")
-            promise = producer.publish_nowait("t", body)
-            body[:] = b"behind"
-            await face.result(promise)
-        assert await bodies_of(face, nsqd_process.address, 1) == [b"before"]
-
-    face.run(main())
+async def test_a_body_is_what_it_was_at_the_call(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address) as producer:
+        body = bytearray(b"before")
+        promise = producer.publish_nowait("t", body)
+        body[:] = b"behind"
+        await face.result(promise)
+    assert await bodies_until(face, nsqd_process.address, bool) == [b"before"]
 
 
 def test_wrong_options_are_refused_where_the_producer_is_made(face: Face) -> None:
@@ -49,117 +53,294 @@ def test_wrong_options_are_refused_where_the_producer_is_made(face: Face) -> Non
         face.package.Producer()
 
 
-def test_it_publishes_between_start_and_close_only(face: Face) -> None:
-    async def main() -> None:
-        producer = face.package.Producer(NOBODY)
-        with pytest.raises(NotRunning, match="start"):
-            await face(producer.publish("t", b"x"))
-        await face(producer.start())
-        await face(producer.close())
-        with pytest.raises(NotRunning, match="closed"):
-            await face(producer.publish("t", b"x"))
-        with pytest.raises(NotRunning, match="closed"):
-            producer.publish_nowait("t", b"x")
-        assert await face(producer.join(WAIT))
-
-    face.run(main())
+async def test_it_publishes_between_start_and_close_only(face: Face) -> None:
+    producer = face.package.Producer(NOBODY)
+    with pytest.raises(NotRunning, match="start"):
+        await face(producer.publish("t", b"x"))
+    await face(producer.start())
+    await face(producer.close())
+    with pytest.raises(NotRunning, match="closed"):
+        await face(producer.publish("t", b"x"))
+    with pytest.raises(NotRunning, match="closed"):
+        producer.publish_nowait("t", b"x")
+    assert await face(producer.join(WAIT))
 
 
-def test_max_pending_blocks_those_who_wait_and_refuses_the_others(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client("Producer", nsqd_process.address, max_pending=10) as producer:
-            await face(producer.publish("t", b"first"))
-            nsqd_process.freeze()
-            promises: list[Any] = []
-            with pytest.raises(PublishFailed, match="max_pending=10"):
-                promises.extend(producer.publish_nowait("t", b"%d" % number) for number in range(1000))
-            assert len(promises) <= 10 + 1
-            with pytest.raises(PublishTimeout, match="max_pending=10"):
-                await face(producer.publish("t", b"waits", timeout=0.05))
+async def test_max_pending_blocks_those_who_wait_and_refuses_the_others(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address, max_pending=10) as producer:
+        await face(producer.publish("t", b"first"))
+        nsqd_process.freeze()
+        promises: list[Any] = []
+        with pytest.raises(PublishFailed, match="max_pending=10"):
+            promises.extend(producer.publish_nowait("t", b"%d" % number) for number in range(1000))
+        assert len(promises) <= 10 + 1
+        with pytest.raises(PublishTimeout, match="max_pending=10"):
+            await face(producer.publish("t", b"waits", timeout=0.05))
+        with pytest.raises(PublishFailed, match="max_pending=10"):
+            await face(producer.publish("t", b"does not wait", block=False))
 
-            async def publish() -> Any:
-                return await face(producer.publish("t", b"last"))
+        async def publish() -> Any:
+            return await face(producer.publish("t", b"last"))
 
-            waiting = await face.begin(publish)
-            await face.until(lambda: producer.stats()["held"] == 10)
-            nsqd_process.thaw()
-            assert await waiting() == b"OK"
-            for promise in promises:
-                assert await face.result(promise) == b"OK"
-        assert len(await bodies_of(face, nsqd_process.address, len(promises) + 2)) == len(promises) + 2
-
-    face.run(main())
-
-
-async def all_of(face: Face, address: str, wanted: set[bytes]) -> None:
-    """Consume until all of them came."""
-    missing = set(wanted)
-    async with (
-        face.client("Consumer", "t", "c", address, max_in_flight=100) as consumer,
-        aclosing(face.messages(consumer)) as messages,
-    ):
-        async for message in messages:
-            missing.discard(message.body)
-            if not missing:
-                await face(message.finish())
-                return
+        waiting = await face.begin(publish)
+        await face.until(lambda: producer.stats()["held"] == 10)
+        nsqd_process.thaw()
+        assert await waiting() == b"OK"
+        for promise in promises:
+            assert await face.result(promise) == b"OK"
+        assert producer.stats()["held"] == 0
+        assert await face(producer.multipublish("t", [b"alone"] * 20)) == b"OK", "one that is larger goes alone"
+    count = len(promises) + 22
+    await bodies_until(face, nsqd_process.address, lambda found: len(found) == count)
 
 
-def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with face.client(
-            "Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1
-        ) as producer:
-            await face(producer.publish("t", b"begin"))
-            await face.do(nsqd_process.stop)
+async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
+        await face(producer.publish("t", b"begin"))
+        await face.do(nsqd_process.stop)
 
-            async def publish(number: int) -> None:
-                for each in range(10):
-                    await face(producer.publish("t", b"%d-%d" % (number, each)))
+        async def publish(number: int) -> None:
+            for each in range(10):
+                await face(producer.publish("t", b"%d-%d" % (number, each)))
 
-            jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
-            await face.until(lambda: producer.stats()["pending"] == 4)
-            await face.do(nsqd_process.start)
-            for join in jobs:
-                await join()
-        several = {b"%d-%d" % pair for pair in itertools.product(range(4), range(10))}
-        await all_of(face, nsqd_process.address, several | {b"begin"})
-
-    face.run(main())
+        jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
+        await face.until(lambda: producer.stats()["pending"] == 4)
+        await face.do(nsqd_process.start)
+        for join in jobs:
+            await join()
+    several = {b"%d-%d" % pair for pair in itertools.product(range(4), range(10))}
+    await bodies_until(face, nsqd_process.address, lambda found: several | {b"begin"} <= set(found))
 
 
 @pytest.mark.kill
-def test_a_server_that_is_killed_has_every_confirmed_publish(face: Face, nsqd_process: Any) -> None:
+async def test_a_server_that_is_killed_has_every_confirmed_publish(face: Face, nsqd_process: Any) -> None:
     confirmed: set[bytes] = set()
+    over: list[int] = []
+    async with face.client("Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
 
-    async def main() -> None:
-        over: list[int] = []
-        async with face.client(
-            "Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1
-        ) as producer:
+        async def publish(number: int) -> None:
+            for each in itertools.count():
+                if over:
+                    return
+                body = b"%d-%d" % (number, each)
+                with suppress(PublishFailed):  # whether that one is stored is unknown
+                    await face(producer.publish("t", body))
+                    confirmed.add(body)
 
-            async def publish(number: int) -> None:
-                for each in itertools.count():
-                    if over:
-                        return
-                    body = b"%d-%d" % (number, each)
-                    with suppress(PublishFailed):  # whether that one is stored is unknown
-                        await face(producer.publish("t", body))
-                        confirmed.add(body)
+        async def until_more() -> None:
+            count = len(confirmed)
+            await face.until(lambda: len(confirmed) >= count + 50)
 
-            async def until_more() -> None:
-                count = len(confirmed)
-                await face.until(lambda: len(confirmed) >= count + 50)
-
-            jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
-            for _ in range(2):
-                await until_more()
-                await face.do(nsqd_process.kill)
-                await face.do(nsqd_process.start)
+        jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
+        for _ in range(2):
             await until_more()
-            over.append(1)
-            for join in jobs:
-                await join()
-        await all_of(face, nsqd_process.address, confirmed)
+            await face.do(nsqd_process.kill)
+            await face.do(nsqd_process.start)
+        await until_more()
+        over.append(1)
+        for join in jobs:
+            await join()
+    await bodies_until(face, nsqd_process.address, lambda found: confirmed <= set(found))
 
-    face.run(main())
+
+# Each publish has one outcome, and it is true: also of those that left as one command, whatever befalls them
+
+
+CALLERS = 8
+BODIES = [b"%d" % number for number in range(CALLERS)]
+
+
+def test_those_of_one_command_count_as_what_they_are(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        assert joined.stats("pending", "held", "stored") == (CALLERS, CALLERS, 0)
+        joined.nsqd.reply(0)
+        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
+        assert joined.stats("pending", "held", "stored") == (0, 0, CALLERS)
+
+    joined(face, then, BODIES)
+
+
+@pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
+def test_one_that_is_refused_fails_alone(face: Face, code: bytes) -> None:
+    async def then(joined: Joined) -> None:
+        def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
+            if b"bad" in bodies:
+                joined.nsqd.refuse(sock, code)
+            else:
+                sock.sendall(OK)
+
+        joined.nsqd.react = refuse_the_bad
+        joined.nsqd.refuse(joined.nsqd.commands[0][0], code)
+        ends = await joined.ends()
+        error = ends.pop(b"bad")
+        assert isinstance(error, PublishFailed)
+        assert code.split()[0].decode() in str(error)
+        assert not error.possibly_stored
+        assert ends == dict.fromkeys(BODIES, b"OK")
+        assert all(len(bodies) == 1 for bodies in joined.nsqd.bodies[1:])
+        assert joined.stats("stored", "refused", "held") == (CALLERS, 1, 0)
+
+    joined(face, then, [*BODIES, b"bad"])
+
+
+def test_each_has_an_error_of_its_own_when_the_connection_is_lost(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        errors = (await joined.ends()).values()
+        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert all(isinstance(error.__cause__, ConnectionLost) for error in errors)
+        assert all("may have been stored" in str(error) for error in errors)
+        assert len({id(error) for error in errors}) == CALLERS
+        assert joined.stats("unknown", "held") == (CALLERS, 0)
+
+    joined(face, then, BODIES, retry_unknown_outcome=False)
+
+
+def test_each_is_sent_again_when_the_connection_is_lost(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        joined.nsqd.react = lambda sock, _: sock.sendall(OK)
+        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
+        assert sorted(body for bodies in joined.nsqd.bodies[1:] for body in bodies) == BODIES
+
+    joined(face, then, BODIES)
+
+
+def test_an_nsqd_that_closes_connection_after_connection_costs_no_publish(face: Face) -> None:
+    """As one that is told to end: it closes all it has, and others are tried before it is gone."""
+
+    async def then(joined: Joined) -> None:
+        def end(sock: socket.socket, _: list[bytes]) -> None:
+            if len(joined.nsqd.commands) < 7:
+                sock.shutdown(socket.SHUT_RDWR)
+            else:
+                sock.sendall(OK)
+
+        joined.nsqd.react = end
+        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        assert await joined.ends() == {b"once": b"OK"}
+        assert joined.nsqd.bodies == [[b"once"]] * 7
+
+    joined(face, then, [b"once"], retry_base_delay=0.01)
+
+
+@pytest.mark.parametrize("reply", [OK, error_frame(b"E_MPUB_FAILED no space")], ids=["OK", "failed"])
+def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face, reply: bytes) -> None:
+    async def then(joined: Joined) -> None:
+        errors = (await joined.ends()).values()
+        assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
+        assert all(isinstance(error, TimeoutError) for error in errors)
+        assert len({id(error) for error in errors}) == CALLERS
+        assert joined.stats("unknown", "held") == (CALLERS, CALLERS)
+        joined.nsqd.reply(-1, reply)  # it was sent once more: a new connection to a server that is silent may work
+        await face.until(lambda: joined.stats("held") == (0,))
+        joined.nsqd.react = lambda sock, _: sock.sendall(OK)
+        assert await face(joined.producer.multipublish("t", [b"later"], timeout=WAIT)) == b"OK", "it disturbs nobody"
+
+    joined(face, then, BODIES, publish_timeout=1.0)
+
+
+def test_each_hears_that_the_producer_was_closed(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        await face(joined.producer.close(0.01))
+        errors = list((await joined.ends()).values())
+        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert "the producer was closed" in str(errors[0])
+
+    joined(face, then, BODIES)
+
+
+async def test_a_server_that_does_not_reply_keeps_no_publish_back(face: Face) -> None:
+    with PublishNsqd() as nsqd:
+        async with face.client("Producer", nsqd.address) as producer:
+            joined = Joined(face, nsqd, producer)
+            for number in range(1, 21):  # each when all before it are there
+                await joined.begin(b"%d" % number)
+                await face.until(lambda number=number: sum(map(len, nsqd.bodies)) == number)  # type: ignore[misc]
+            for number in range(len(nsqd.commands)):
+                nsqd.reply(number)
+            assert set((await joined.ends()).values()) == {b"OK"}
+
+
+async def test_none_is_lost_while_the_leaders_of_partitions_move(
+    face: Face, cluster: RedesignedCluster, lookups: dict[str, Any]
+) -> None:
+    bodies = [[b"%d-%d" % (number, each) for each in range(25)] for number in range(12)]
+    ends: dict[bytes, Any] = {}
+    await face.do(lambda: cluster.create_topic("t", 3, 2, ordered=True, channels=["c"]))
+    async with face.client("Producer", lookupd_refresh_interval=0.05, **lookups) as producer:
+
+        async def publish(number: int) -> None:
+            for body in bodies[number]:
+                ends[body] = await face(producer.publish("t", body))
+
+        jobs = [await face.begin(lambda number=number: publish(number)) for number in range(12)]  # type: ignore[misc]
+        for number in range(3):
+            await face.until(lambda number=number: len(ends) > 60 * number)  # type: ignore[misc]
+            await face.do(lambda number=number: cluster.move_leader("t", number))  # type: ignore[misc]
+        for join in jobs:
+            await join()
+    records = [each for number in range(3) for each in cluster.partition("t", number).log.read(0, 1_000_000)]
+    assert ends == {body: b"OK" for several in bodies for body in several}
+    assert {record.body for record in records} == set(ends)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_publish_has_one_end_and_that_is_true(face: Face, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def misbehave(sock: socket.socket, bodies: list[bytes]) -> None:
+        luck = chance.random()
+        if luck < 0.02:
+            sock.close()  # stored, and nobody is told
+            raise OSError
+        if luck < 0.04:
+            nsqd.commands.remove((sock, bodies))  # it is lost with the connection
+            sock.close()
+            raise OSError
+        if luck < 0.1:
+            threading.Event().wait(0.005)  # meanwhile others are published
+        for part in (OK[:5], OK[5:]) if luck < 0.2 else (OK,):
+            sock.sendall(part)
+
+    ends: dict[bytes, list[object]] = {}
+
+    async def publishes(producer: Any, number: int) -> None:
+        own = random.Random(seed * 100 + number)
+        for each in range(60):
+            bodies = [b"%d-%d-%d " % (number, each, part) + own.choice((1, 200, 5000)) * b"x" for part in range(2)]
+            way = own.random()
+            outcome: Any = b"OK"
+            try:
+                if way < 0.2:
+                    promise = producer.publish_nowait("t", bodies.pop())
+                    await face.sleep(0)
+                    outcome = await face.result(promise)
+                elif way < 0.4:
+                    outcome = await face(producer.multipublish("t", bodies))
+                else:
+                    outcome = await face(producer.publish("t", bodies.pop(), block=own.random() < 0.9))
+            except (PublishFailed, NotRunning) as error:
+                outcome = error
+            for body in bodies if way >= 0.2 and way < 0.4 else [b"%d-%d-1" % (number, each)]:
+                ends.setdefault(body.partition(b" ")[0], []).append(outcome)
+
+    with PublishNsqd(misbehave) as nsqd:
+        options = {"retry_unknown_outcome": False, "publish_timeout": WAIT, "max_pending": 12}
+        producer = face.package.Producer(nsqd.address, max_backoff_duration=0.01, retry_max_delay=0.01, **options)
+        await face(producer.start())
+        jobs = [await face.begin(lambda number=number: publishes(producer, number)) for number in range(12)]  # type: ignore[misc]
+        await face.until(lambda: len(ends) > 500)
+        await face(producer.close())  # while some still publish
+        for join in jobs:
+            await join()
+        kept = Counter(body.partition(b" ")[0] for bodies in nsqd.bodies for body in bodies)
+    assert set(kept) <= set(ends)
+    assert all(len(outcomes) == 1 for outcomes in ends.values())
+    for body, (outcome,) in ends.items():
+        if outcome == b"OK":
+            assert kept[body] == 1, body
+        elif isinstance(outcome, PublishFailed) and outcome.possibly_stored:
+            assert kept[body] <= 1, body
+        else:
+            assert kept[body] == 0, (body, outcome)

@@ -1,4 +1,4 @@
-"""Shared by the tests of the drop-in: a scripted nsqd, and consumers that are closed at the end."""
+"""Consumers of the drop-in, which are closed at the end."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from nsq_fast import gnsq
 
 
 @pytest.fixture
-def scripted() -> Iterator[ScriptedNsqd]:
-    """An nsqd that does what the test tells it to."""
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def make_consumer(scripted: ScriptedNsqd) -> Iterator[Callable[..., Any]]:
+def make_consumer(nsqd: ScriptedNsqd) -> Iterator[Callable[..., Any]]:
     """Make a consumer of the scripted nsqd, not started; closed after the test."""
     made: list[Any] = []
 
     def make(kind: Any = gnsq.Consumer, **options: Any) -> Any:
-        defaults = {"nsqd_tcp_addresses": str(scripted.address), "max_in_flight": 10, "max_backoff_duration": 0}
+        defaults = {"nsqd_tcp_addresses": str(nsqd.address), "max_in_flight": 10, "max_backoff_duration": 0}
         made.append(kind("topic", "channel", **{**defaults, **options}))
         return made[-1]
 

@@ -30,10 +30,10 @@ from nsq_fast.gnsq.contrib import (
 from nsq_fast.gnsq.errors import NSQBadTopic, NSQException, NSQInvalid, NSQNoConnections, NSQRequeueMessage
 
 
-def start(scripted, consumer):
+def start(nsqd, consumer):
     """Start a consumer; its connection at the nsqd."""
     consumer.start(block=False)
-    return scripted.connection()
+    return nsqd.connection()
 
 
 def test_attributes_have_gnsqs_names_and_defaults():
@@ -66,23 +66,23 @@ def test_wrong_arguments_are_refused_at_once(arguments, error):
         gnsq.Consumer("topic", "channel", **arguments)
 
 
-def test_handlers_get_the_message_by_keyword_and_are_counted(scripted, make_consumer):
+def test_handlers_get_the_message_by_keyword_and_are_counted(nsqd, make_consumer):
     heard = []
     consumer = make_consumer(message_handler=lambda sender, **given: heard.append((sender, sorted(given))))
     assert len(consumer.on_message.receivers) == 1
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert heard == [(consumer, ["message"])]
 
 
-def test_it_says_that_it_is_gnsq_and_nsq_fast(scripted, make_consumer):
-    agent = start(scripted, make_consumer(message_handler=print)).identify["user_agent"]
+def test_it_says_that_it_is_gnsq_and_nsq_fast(nsqd, make_consumer):
+    agent = start(nsqd, make_consumer(message_handler=print)).identify["user_agent"]
     assert agent.startswith("gnsq/1.0.2")
     assert "nsq_fast" in agent
 
 
-def test_a_failure_is_requeued_with_the_consumers_delay_and_a_request_without(scripted, make_consumer):
+def test_a_failure_is_requeued_with_the_consumers_delay_and_a_request_without(nsqd, make_consumer):
     def handler(consumer, message):
         if message.body == b"fail":
             raise KeyError("bad")
@@ -90,7 +90,7 @@ def test_a_failure_is_requeued_with_the_consumers_delay_and_a_request_without(sc
             raise NSQRequeueMessage(False)
         message.requeue()
 
-    conn = start(scripted, make_consumer(message_handler=handler, requeue_delay=70))
+    conn = start(nsqd, make_consumer(message_handler=handler, requeue_delay=70))
     conn.push(1, body=b"fail")
     conn.push(2, body=b"raise")
     conn.push(3, body=b"requeue")
@@ -99,11 +99,11 @@ def test_a_failure_is_requeued_with_the_consumers_delay_and_a_request_without(sc
     assert delays == {1: b"70", 2: b"70", 3: b"0"}
 
 
-def test_options_changed_while_it_runs_hold_for_the_next_message(scripted, make_consumer):
+def test_options_changed_while_it_runs_hold_for_the_next_message(nsqd, make_consumer):
     given_up = []
     consumer = make_consumer(message_handler=lambda consumer, message: 1 / 0)
     consumer.on_giving_up.connect(lambda consumer, message: given_up.append(message.attempts), weak=False)
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     consumer.max_tries = 2
     consumer.requeue_delay = 33
     consumer.backoff_on_requeue = False
@@ -117,20 +117,20 @@ def test_options_changed_while_it_runs_hold_for_the_next_message(scripted, make_
         consumer.max_backoff_duration = 1
 
 
-def test_a_message_that_a_receiver_fails_to_bury_is_kept(scripted, make_consumer):
+def test_a_message_that_a_receiver_fails_to_bury_is_kept(nsqd, make_consumer):
     consumer = make_consumer(message_handler=print)
 
     @consumer.on_giving_up.connect
     def bury(consumer, message):
         raise OSError("the graveyard is closed")
 
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1, attempts=9)
     conn.wait_for(lambda: conn.answered(b"REQ") == [1])
     assert conn.answered(b"FIN") == []
 
 
-def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(scripted, make_consumer):
+def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(nsqd, make_consumer):
     release, begun = Event(), Event()
 
     def handler(consumer, message):
@@ -138,7 +138,7 @@ def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(s
         release.wait()
 
     consumer = make_consumer(message_handler=handler)
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1, 2)
     begun.wait()
     conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
@@ -161,12 +161,12 @@ def test_starting_needs_a_receiver(make_consumer):
         make_consumer().start()
 
 
-def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(scripted, make_consumer):
+def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(nsqd, make_consumer):
     seen = []
     consumer = make_consumer()
     first = consumer.on_message.connect(lambda consumer, message: seen.append("first"), weak=False)
     consumer.on_message.connect(lambda consumer, message: seen.append("second"), weak=False)
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert sorted(seen) == ["first", "second"]
@@ -176,10 +176,10 @@ def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(scripted,
     assert sorted(seen) == ["first", "second", "second"]
 
 
-def test_one_more_nsqd_can_be_added_while_it_runs(scripted, make_consumer):
+def test_one_more_nsqd_can_be_added_while_it_runs(nsqd, make_consumer):
     other = ScriptedNsqd()
     consumer = make_consumer(message_handler=print)
-    start(scripted, consumer)
+    start(nsqd, consumer)
     consumer.connect_to_nsqd(*other.address)
     assert other.connection().rdy is not None
     assert str(other.address) in consumer.nsqd_tcp_addresses
@@ -193,14 +193,14 @@ def test_one_more_nsqd_can_be_added_while_it_runs(scripted, make_consumer):
 # Subclasses
 
 
-def test_a_subclass_may_queue_messages_and_handle_them_later(scripted, make_consumer):
+def test_a_subclass_may_queue_messages_and_handle_them_later(nsqd, make_consumer):
     class Queueing(gnsq.Consumer):
         def handle_message(self, conn, message):
             kept.append((conn, message))
 
     kept, seen = [], []
     consumer = make_consumer(Queueing, message_handler=lambda consumer, message: seen.append(message.body))
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1, 2)
     until(lambda: len(kept) == 2)
     assert seen == []
@@ -209,7 +209,7 @@ def test_a_subclass_may_queue_messages_and_handle_them_later(scripted, make_cons
     assert seen == [b"body"]
 
 
-def test_a_subclass_may_wrap_the_handling(scripted, make_consumer):
+def test_a_subclass_may_wrap_the_handling(nsqd, make_consumer):
     class Wrapping(gnsq.Consumer):
         def _handle_message(self, message):
             seen.append("before")
@@ -222,14 +222,14 @@ def test_a_subclass_may_wrap_the_handling(scripted, make_consumer):
             raise KeyError("bad")
 
     seen = []
-    conn = start(scripted, make_consumer(Wrapping, message_handler=handler))
+    conn = start(nsqd, make_consumer(Wrapping, message_handler=handler))
     conn.push(1)
     conn.push(2, body=b"bad")
     conn.wait_for(lambda: conn.answered(b"FIN") == [1] and conn.answered(b"REQ") == [2])
     assert seen == ["before", "handler", "after", "before", "handler"]
 
 
-def test_a_subclass_may_override_what_hears_of_events(scripted, make_consumer):
+def test_a_subclass_may_override_what_hears_of_events(nsqd, make_consumer):
     class Listening(gnsq.Consumer):
         def handle_error(self, conn, error):
             heard.append(type(error).__name__)
@@ -246,7 +246,7 @@ def test_a_subclass_may_override_what_hears_of_events(scripted, make_consumer):
 
     heard = []
     consumer = make_consumer(Listening, message_handler=lambda _, message: message.attempts > 1 and message.requeue(4))
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.send(frame(0, b"_heartbeat_") + frame(1, b"E_FIN_FAILED no"))
     conn.push(1)
     conn.push(2, attempts=2)
@@ -262,10 +262,10 @@ def make_reader(make_consumer, **options):
         return make_consumer(gnsq.Reader, **options)
 
 
-def test_a_reader_with_async_leaves_all_answers_to_the_program(scripted, make_consumer):
+def test_a_reader_with_async_leaves_all_answers_to_the_program(nsqd, make_consumer):
     kept = []
     reader = make_reader(make_consumer, message_handler=lambda reader, message: kept.append(message), **{"async": True})
-    conn = start(scripted, reader)
+    conn = start(nsqd, reader)
     conn.push(1)
     until(lambda: kept)
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
@@ -273,7 +273,7 @@ def test_a_reader_with_async_leaves_all_answers_to_the_program(scripted, make_co
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
 
 
-def test_a_reader_handles_as_many_at_once_as_it_was_told(scripted, make_consumer):
+def test_a_reader_handles_as_many_at_once_as_it_was_told(nsqd, make_consumer):
     running, peak, release = [], [], Event()
 
     def handler(reader, message):
@@ -282,7 +282,7 @@ def test_a_reader_handles_as_many_at_once_as_it_was_told(scripted, make_consumer
         release.wait()
         running.pop()
 
-    conn = start(scripted, make_reader(make_consumer, message_handler=handler, max_concurrency=3))
+    conn = start(nsqd, make_reader(make_consumer, message_handler=handler, max_concurrency=3))
     conn.push(*range(6))
     until(lambda: len(running) == 3)
     release.set()
@@ -308,9 +308,9 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
 # What programs' tests look at
 
 
-def test_the_states_of_a_backoff(scripted, make_consumer):
+def test_the_states_of_a_backoff(nsqd, make_consumer):
     consumer = make_consumer(message_handler=lambda consumer, message: None, max_in_flight=50, max_backoff_duration=9)
-    start(scripted, consumer)
+    start(nsqd, consumer)
     assert consumer._redistributed_ready_event.wait(WAIT)
     (conn,) = consumer._connections
     assert consumer._connections[conn] == states.RUNNING
@@ -331,7 +331,7 @@ def test_the_states_of_a_backoff(scripted, make_consumer):
     assert (consumer._connections[conn], consumer.total_ready_count) == (states.RUNNING, 50)
 
 
-def test_is_starved_means_that_handlers_hold_what_there_is(scripted, make_consumer):
+def test_is_starved_means_that_handlers_hold_what_there_is(nsqd, make_consumer):
     starved = []
     queue = QueueHandler()
     consumer = make_consumer(max_in_flight=4)
@@ -341,7 +341,7 @@ def test_is_starved_means_that_handlers_hold_what_there_is(scripted, make_consum
     def look(consumer, message):
         starved.append(consumer.is_starved)
 
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.wait_rdy(4)
     conn.push(1, 2, 3, 4)
     until(lambda: len(starved) == 4)
@@ -372,11 +372,11 @@ def message(body: bytes = b"body") -> gnsq.Message:
 
 
 @pytest.mark.parametrize("kind", [QueueHandler, ChannelHandler])
-def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(scripted, make_consumer, kind):
+def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(nsqd, make_consumer, kind):
     queue = kind()
     consumer = make_consumer()
     consumer.on_message.connect(queue)
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1, 2)
     taken = [queue.get(timeout=WAIT), queue.get(timeout=WAIT)]
     holds(lambda: conn.answered(b"FIN") == [])
@@ -389,14 +389,14 @@ def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(sc
 
 
 @pytest.fixture
-def batching(scripted, make_consumer):
+def batching(nsqd, make_consumer):
     handlers = []
 
     def begin(handler, max_in_flight=8):
         handlers.append(handler)
         consumer = make_consumer(max_in_flight=max_in_flight)
         consumer.on_message.connect(handler)
-        conn = start(scripted, consumer)
+        conn = start(nsqd, consumer)
         conn.wait_rdy(max_in_flight)
         return conn
 
@@ -514,14 +514,14 @@ def test_a_message_is_published_to_hosts_in_turn(nsq_broker):
         NsqdGiveupHandler("graveyard", [])
 
 
-def test_giving_up_writes_and_finishes(scripted, make_consumer):
+def test_giving_up_writes_and_finishes(nsqd, make_consumer):
     lines = []
     consumer = make_consumer(message_handler=print)
     handler = LogGiveupHandler(lines.append)
     consumer.on_giving_up.connect(handler)
     finished = []
     consumer.on_finish.connect(lambda sender, message_id: finished.append(message_id), weak=False)
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1, body=b"hopeless", attempts=9)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert lines == ["hopeless\n"]
@@ -580,11 +580,11 @@ def test_without_sentry_it_says_what_is_missing():
             SentryExceptionHandler()
 
 
-def test_a_queue_of_a_closing_consumer_gives_its_messages_back(scripted, make_consumer):
+def test_a_queue_of_a_closing_consumer_gives_its_messages_back(nsqd, make_consumer):
     queue = QueueHandler()
     consumer = make_consumer()
     consumer.on_message.connect(queue)
-    conn = start(scripted, consumer)
+    conn = start(nsqd, consumer)
     conn.push(1)
     until(lambda: queue.qsize() == 1)
     closing = gevent.spawn(consumer.close, timeout=5)
@@ -629,9 +629,9 @@ def test_it_needs_an_address(addresses):
         gnsq.Producer(addresses)
 
 
-def test_a_refused_publish_raises_the_servers_error_and_ours(scripted):
-    scripted.replies[b"PUB"] = lambda conn, command: conn.send(frame(1, b"E_BAD_TOPIC no such name"))
-    producer = gnsq.Producer(str(scripted.address))
+def test_a_refused_publish_raises_the_servers_error_and_ours(nsqd):
+    nsqd.replies[b"PUB"] = lambda conn, command: conn.send(frame(1, b"E_BAD_TOPIC no such name"))
+    producer = gnsq.Producer(str(nsqd.address))
     producer.start()
     with pytest.raises(NSQBadTopic, match="no such name") as caught:
         producer.publish("topic", b"x\n")  # the scripted nsqd reads lines

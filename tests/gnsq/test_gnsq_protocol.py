@@ -31,28 +31,28 @@ from nsq_fast.gnsq.util import normalize_nsqd_address, parse_lookupds, parse_nsq
 
 
 @pytest.fixture
-def client(scripted):
-    client = gnsq.NsqdTCPClient(*scripted.address, timeout=5)
+def client(nsqd):
+    client = gnsq.NsqdTCPClient(*nsqd.address, timeout=5)
     client.connect()
     yield client
     client.close_stream()
 
 
 @pytest.fixture
-def peer(scripted, client):
+def peer(nsqd, client):
     """The other end of the client's connection."""
-    scripted.wait_for(lambda: scripted.connections)
-    return scripted.connections[0]
+    nsqd.wait_for(lambda: nsqd.connections)
+    return nsqd.connections[0]
 
 
-def test_a_connection_is_made_once_and_closed_once(scripted):
-    client, closed = gnsq.NsqdTCPClient(*scripted.address), []
+def test_a_connection_is_made_once_and_closed_once(nsqd):
+    client, closed = gnsq.NsqdTCPClient(*nsqd.address), []
     client.on_close.connect(closed.append, weak=False)
     assert client.state == states.INIT
     client.connect()
     client.connect()
     assert client.is_connected
-    assert len(scripted.connections) <= 1
+    assert len(nsqd.connections) <= 1
     client.close_stream()
     client.close_stream()
     assert client.state == states.DISCONNECTED
@@ -65,34 +65,34 @@ def test_a_connection_is_made_once_and_closed_once(scripted):
         client.read_response()
 
 
-def test_nobody_there_is_a_socket_error(scripted):
-    scripted.stop()
+def test_nobody_there_is_a_socket_error(nsqd):
+    nsqd.stop()
     with pytest.raises(NSQSocketError):
-        gnsq.NsqdTCPClient(*scripted.address).connect()
+        gnsq.NsqdTCPClient(*nsqd.address).connect()
 
 
-def test_identify_tells_who_we_are_and_learns_what_the_server_is(scripted, client, peer):
-    scripted.info = {"max_rdy_count": 7, "version": "1.3.0"}
-    assert client.identify() == scripted.info
+def test_identify_tells_who_we_are_and_learns_what_the_server_is(nsqd, client, peer):
+    nsqd.info = {"max_rdy_count": 7, "version": "1.3.0"}
+    assert client.identify() == nsqd.info
     assert client.max_ready_count == 7
     assert peer.identify["heartbeat_interval"] == 30_000
     assert peer.identify["feature_negotiation"] is True
     assert "gnsq" in peer.identify["user_agent"]
 
 
-def test_identify_of_a_server_without_features_and_of_a_broken_one(scripted, client):
-    scripted.replies[b"IDENTIFY"] = frame(0, b"OK")
+def test_identify_of_a_server_without_features_and_of_a_broken_one(nsqd, client):
+    nsqd.replies[b"IDENTIFY"] = frame(0, b"OK")
     assert client.identify() is None
-    scripted.replies[b"IDENTIFY"] = frame(0, b"{")
+    nsqd.replies[b"IDENTIFY"] = frame(0, b"{")
     with pytest.raises(NSQException, match="parse IDENTIFY"):
         client.identify()
     assert not client.is_connected
 
 
-def test_auth_follows_when_the_server_asks_for_it(scripted):
-    scripted.info["auth_required"] = True
-    scripted.replies[b"AUTH"] = frame(0, json.dumps({"identity": "me"}).encode())
-    client, heard = gnsq.NsqdTCPClient(*scripted.address, auth_secret="secret"), []
+def test_auth_follows_when_the_server_asks_for_it(nsqd):
+    nsqd.info["auth_required"] = True
+    nsqd.replies[b"AUTH"] = frame(0, json.dumps({"identity": "me"}).encode())
+    client, heard = gnsq.NsqdTCPClient(*nsqd.address, auth_secret="secret"), []
     client.on_auth.connect(lambda client, response: heard.append(response), weak=False)
     client.connect()
     client.identify()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +16,12 @@ pytest.importorskip("faststream")
 from faststream import AckPolicy, Context
 from faststream.exceptions import FeatureNotSupportedException, SkipMessage
 from faststream.specification import AsyncAPI
+from support.processes import until_async
 from support.waiting import WAIT
 
 from nsq_fast.integrations.faststream import NSQBroker, NSQMessage, NSQRouter
 
 QUICK = {"requeue_delay": 0, "max_backoff_duration": 0, "max_reconnect_delay": 0.1}
-
-
-async def until(probe: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT
-    while not probe():
-        assert time.monotonic() < end, probe
-        await asyncio.sleep(0.005)  # sleep: looks again and again
 
 
 def in_flight(nsqd: Any, topic: str) -> tuple[int, int]:
@@ -69,7 +62,7 @@ async def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd
         for number in range(10):
             await broker.publish({"number": number}, "orders")
         await broker.publish("hello", "notes.text")
-        await until(lambda: len(bills) == 10 and texts)
+        await until_async(lambda: len(bills) == 10 and texts)
     assert sorted(each["bill"] for each in bills) == list(range(10))
     assert sorted(tries) == sorted([*range(10), 3])
     assert texts == ["hello"]
@@ -92,8 +85,8 @@ async def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: An
         await broker.start()
         for body in ("done", "again", "keep"):
             await broker.publish(body, "orders")
-        await until(lambda: len(seen) == 4)
-        await until(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
+        await until_async(lambda: len(seen) == 4)
+        await until_async(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
     assert sorted(seen) == [("again", 1), ("again", 2), ("done", 1), ("keep", 1)]
 
 
@@ -108,10 +101,10 @@ async def test_what_is_kept_with_manual_acknowledgement_is_not_touched_and_comes
     async with broker:
         await broker.start()
         await broker.publish("forgotten", "orders")
-        await until(lambda: len(seen) == 2)  # its timeout was over
+        await until_async(lambda: len(seen) == 2)  # its timeout was over
         assert seen[1].raw_message.attempts == 2
         await seen[1].ack()  # later than its handler has ended
-        await until(lambda: in_flight(nsqd_process, "orders") == (0, 0))
+        await until_async(lambda: in_flight(nsqd_process, "orders") == (0, 0))
 
 
 async def test_what_is_skipped_comes_again_later_with_each_attempt(nsqd_process: Any) -> None:
@@ -129,7 +122,7 @@ async def test_what_is_skipped_comes_again_later_with_each_attempt(nsqd_process:
         await broker.start()
         await broker.publish(1, "orders")
         await broker.publish(2, "orders")
-        await until(lambda: 2 in seen and in_flight(nsqd_process, "orders") == (0, 1))
+        await until_async(lambda: 2 in seen and in_flight(nsqd_process, "orders") == (0, 1))
     assert sorted(seen) == [1, 2]
 
 
@@ -153,7 +146,7 @@ async def test_a_handler_that_returns_nothing_publishes_nothing(nsqd_process: An
         await broker.start()
         for number in (1, 2):
             await broker.publish(number, "orders")
-        await until(lambda: bills and in_flight(nsqd_process, "orders") == (0, 0))
+        await until_async(lambda: bills and in_flight(nsqd_process, "orders") == (0, 0))
     assert (seen, bills) == ([1, 2], [2])
 
 
@@ -186,7 +179,7 @@ async def test_a_broker_that_has_stopped_is_started_again(nsqd_process: Any) -> 
         await broker.start()
         assert await broker.ping(WAIT)
         await broker.publish(number, "orders")
-        await until(lambda number=number: len(seen) > number)
+        await until_async(lambda number=number: len(seen) > number)
         await broker.stop()
         assert not await broker.ping(0)
 
@@ -221,7 +214,7 @@ async def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_pr
         await broker.start()
         await broker.publish("x", "orders")
         asking = asyncio.create_task(subscriber.get_one(timeout=WAIT))
-        await until(lambda: parsing)
+        await until_async(lambda: parsing)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         message = await subscriber.get_one(timeout=WAIT)
@@ -244,7 +237,7 @@ def test_a_broker_that_stops_loses_nothing_that_it_holds(nsqd_process: Any) -> N
 
         async with broker:
             await broker.start()
-            await until(lambda: len(handled) >= count)
+            await until_async(lambda: len(handled) >= count)
 
     async def publish() -> None:
         async with Producer(nsqd_process.address) as producer:
@@ -273,15 +266,15 @@ async def test_an_nsqd_that_goes_down_and_comes_back_loses_no_message(nsqd_proce
         await broker.start()
         for number in range(20):
             await broker.publish(number, "orders")
-        await until(lambda: len(begun) == 4)
-        await until(lambda: in_flight(nsqd_process, "orders") == (4, 16))  # none is on its way to the channel
+        await until_async(lambda: len(begun) == 4)
+        await until_async(lambda: in_flight(nsqd_process, "orders") == (4, 16))  # none is on its way to the channel
         nsqd_process.go_down()
         publishing = [asyncio.create_task(broker.publish(number, "orders")) for number in range(20, 40)]
         await asyncio.sleep(0)
         nsqd_process.start()
         await asyncio.gather(*publishing)
         go.set()
-        await until(lambda: handled == set(range(40)))
+        await until_async(lambda: handled == set(range(40)))
 
 
 async def test_what_nsq_has_not_is_an_error_and_the_rest_is_described() -> None:

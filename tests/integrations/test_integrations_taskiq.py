@@ -15,19 +15,11 @@ from nsq_fast.errors import ConfigError
 
 pytest.importorskip("taskiq")
 
+from support.processes import until_async
 from taskiq import SendTaskError
 from taskiq.api import run_receiver_task
 
 from nsq_fast.integrations.taskiq import NSQBroker
-
-WAIT = 30.0
-
-
-async def until(probe: Any) -> None:
-    end = time.monotonic() + WAIT
-    while not probe():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)  # sleep: looks again and again
 
 
 @asynccontextmanager
@@ -57,7 +49,7 @@ async def test_tasks_run_and_are_finished_however_long_they_take(nsqd_process: A
     async with working(broker):
         for number in range(count):
             await note.kiq(number)
-        await until(lambda: broker._consumer.stats().totals.finished == count)
+        await until_async(lambda: broker._consumer.stats().totals.finished == count)
         assert broker._consumer.stats().totals.expired == 0
 
     assert sorted(ran) == list(range(count))
@@ -74,7 +66,7 @@ async def test_a_broker_that_was_shut_down_is_started_again(nsqd_process: Any) -
     for number in range(3):
         async with working(broker):
             await note.kiq(number)
-            await until(lambda number=number: number in ran)
+            await until_async(lambda number=number: number in ran)
 
 
 async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
@@ -89,7 +81,7 @@ async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
     async with working(broker):
         kicked = time.monotonic()
         await note.kicker().with_labels(delay=0.5).kiq()
-        await until(lambda: ran)
+        await until_async(lambda: ran)
         assert ran[0] - kicked >= 0.5
         with pytest.raises(SendTaskError) as caught:
             await note.kicker().with_labels(delay="soon").kiq()
@@ -118,7 +110,7 @@ async def test_a_task_that_was_begun_often_is_not_given_up(nsqd_process: Any) ->
     await producer.shutdown()
     await begin_often()
     async with working(broker):
-        await until(lambda: ran)
+        await until_async(lambda: ran)
     assert ran == [1]
 
 
@@ -140,11 +132,11 @@ async def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:
         for number in range(50):
             await note.kiq(number)
         # Not while it sends: a real nsqd may lose a message then that is in none of its queues just now.
-        await until(lambda: len(begun) == 50 and len(ran) == 10)
+        await until_async(lambda: len(begun) == 50 and len(ran) == 10)
         nsqd_process.stop()
         kicking = [asyncio.create_task(note.kiq(number)) for number in range(50, 100)]
         await asyncio.sleep(0)
         nsqd_process.start()
         has_restarted.set()
         await asyncio.gather(*kicking)
-        await until(lambda: len(ran) == 100)
+        await until_async(lambda: len(ran) == 100)

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
-from support.partitions import HasAddress, ProducerLookup, ScriptedLookup, topology
+from support.partitions import HasAddress, PartitionNsqd, ProducerLookup, ScriptedLookup, topology
 from support.publishing import REDESIGNED, Answer, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd, agree
-from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT
 
-from nsq_fast import Consumer, Producer
-from nsq_fast.broker import LookupdServer, NsqdServer, RedesignedCluster
+from nsq_fast import Consumer, Producer, TraceLog
+from nsq_fast.broker import LookupdServer, NsqdServer
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.names import parse_address
 from nsq_fast.protocol.topology import Topology
-
-
-@pytest.fixture
-def servers() -> Iterator[Callable[..., ScriptedNsqd]]:
-    """A factory of scripted nsqds."""
-    made: list[ScriptedNsqd] = []
-
-    def make(*args: Any, **options: Any) -> ScriptedNsqd:
-        made.append(ScriptedNsqd(*args, **options))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.stop()
-
-
-@pytest.fixture
-def cluster() -> Iterator[RedesignedCluster]:
-    """An embedded cluster of three nodes."""
-    with RedesignedCluster(nodes=3, kind=True) as running:
-        yield running
 
 
 class Restartable:
@@ -74,6 +53,8 @@ def make_nsqd(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
         given = dict(flag.lstrip("-").replace("-", "_", flag.count("-")).split("=", 1) for flag in flags)
         options: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in given.items()}
         lookupds = options.pop("lookupd_tcp_address", None)
+        if auth := options.pop("auth_http_address", None):
+            options["auth_http_addresses"] = (auth,)
         path = tmp_path / f"embedded{len(servers)}"
         path.mkdir()
         server = NsqdServer(NsqdOptions(data_path=str(path), **options))
@@ -102,6 +83,35 @@ def make_lookupd(family: str, request: pytest.FixtureRequest) -> Iterator[Callab
     yield make
     for server in servers:
         server.kill()
+
+
+@pytest.fixture
+def nsqds(servers: Callable[..., Any]) -> Callable[..., Any]:
+    """A factory of scripted nsqds, redesigned ones by default."""
+    return lambda *args, kind=PartitionNsqd, **options: servers(*args, kind=kind, **options)
+
+
+class Records(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record.msg)
+
+
+@pytest.fixture
+def new_trace() -> Callable[[], tuple[TraceLog, list[Any]]]:
+    """A factory of trace logs, each with the records that are written to it."""
+
+    def make() -> tuple[TraceLog, list[Any]]:
+        handler, log = Records(), logging.Logger("of this test", logging.INFO)
+        log.addHandler(handler)
+        return TraceLog(log), handler.records
+
+    return make
 
 
 @pytest.fixture

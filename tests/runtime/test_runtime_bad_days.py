@@ -24,12 +24,12 @@ import gevent
 import pytest
 import trustme
 from gevent.event import Event
-from gevent.server import StreamServer
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
+from support.http_server import Question, scripted_http
 from support.peers import Peer, PeerServer
 from support.peers import message as message_frame
-from support.ports import free_address
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
+from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until
 
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
@@ -54,26 +54,21 @@ class DamagingLink(FaultyLink):
 
 
 @pytest.fixture
-def tls(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
-    """Options of an nsqd with a certificate for 127.0.0.1; ``ca.pem`` lies beside."""
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    return {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+def with_tls(tls_files: dict[str, str]) -> NsqdOptions:
+    """Those of an nsqd with a certificate for 127.0.0.1."""
+    return NsqdOptions(tls_cert=tls_files["cert"], tls_key=tls_files["key"])
 
 
 @pytest.mark.parametrize("layers", ["plain", "tls", "snappy", "deflate", "tls snappy", "tls deflate"])
-def test_a_damaged_stream_is_left_and_nothing_is_lost(layers: str, tls: dict[str, str], tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "snappy": "snappy" in layers,
-        "deflate": "deflate" in layers,
-    }
+def test_a_damaged_stream_is_left_and_nothing_is_lost(
+    layers: str, with_tls: NsqdOptions, tls_files: dict[str, str]
+) -> None:
+    options: dict[str, Any] = {"snappy": "snappy" in layers, "deflate": "deflate" in layers}
     if "tls" in layers:
-        options |= {"tls_v1": True, "tls_options": {"cafile": str(tmp_path / "ca.pem")}}
+        options |= {"tls_v1": True, "tls_options": {"cafile": tls_files["ca"]}}
     seen: set[bytes] = set()
     errors: list[Exception] = []
-    with NsqdServer(NsqdOptions(**tls)) as nsqd:
+    with NsqdServer(with_tls) as nsqd:
         link = DamagingLink(nsqd.tcp_address)
         consumer = Consumer(
             "t", "c", [link.address], message_handler=lambda c, m: seen.add(m.body), max_in_flight=5,
@@ -94,12 +89,12 @@ def test_a_damaged_stream_is_left_and_nothing_is_lost(layers: str, tls: dict[str
         link.close()
 
 
-def test_certificates_that_do_not_match_are_told_and_nothing_is_sent(tls: dict[str, str], tmp_path: Path) -> None:
+def test_certificates_that_do_not_match_are_told_and_nothing_is_sent(with_tls: NsqdOptions, tmp_path: Path) -> None:
     other = trustme.CA()
     other.cert_pem.write_to_path(str(tmp_path / "other.pem"))
     options: dict[str, Any] = {"tls_v1": True, "tls_options": {"cafile": str(tmp_path / "other.pem")}}
     errors: list[Exception] = []
-    with NsqdServer(NsqdOptions(**tls)) as nsqd:
+    with NsqdServer(with_tls) as nsqd:
         address = [nsqd.tcp_address]
         consumer = Consumer("t", "c", address, message_handler=print, max_reconnect_delay=0.05, **options)
         consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
@@ -111,61 +106,34 @@ def test_certificates_that_do_not_match_are_told_and_nothing_is_sent(tls: dict[s
         assert not nsqd.nsqd.topics
 
 
-def reply(body: bytes) -> Callable[[Any], None]:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    return lambda sock: sock.sendall(head + body)
+def naming(nsqd: Address) -> Callable[[Question], object]:
+    """The script of a lookupd that names this as the nsqd of every topic."""
+    named = {"broadcast_address": nsqd.host, "tcp_port": nsqd.port, "http_port": 1}
+    return lambda question: question.answer({"channels": [], "producers": [named]})
 
 
-def names(*addresses: Address) -> bytes:
-    nsqds = b",".join(
-        b'{"broadcast_address": "%s", "tcp_port": %d, "http_port": 1}' % (host.encode(), port)
-        for host, port in addresses
-    )
-    return b'{"channels": [], "producers": [%s]}' % nsqds
-
-
-@pytest.fixture
-def liar() -> Iterator[Callable[[Callable[[Any], None]], Address]]:
-    """A factory of HTTP servers that do the same to every request."""
-    servers: list[StreamServer] = []
-
-    def make(lie: Callable[[Any], None]) -> Address:
-        def serve(sock: Any, _: object) -> None:
-            with suppress(OSError):
-                sock.recv(65536)
-                lie(sock)
-
-        servers.append(StreamServer(("127.0.0.1", 0), serve))
-        servers[-1].start()
-        return Address(*servers[-1].address)
-
-    yield make
-    for server in servers:
-        server.stop(timeout=0)
-
-
-def test_a_topic_whose_nsqds_are_all_out_of_reach_goes_to_another(liar: Any, nsq_broker: Broker) -> None:
+def test_a_topic_whose_nsqds_are_all_out_of_reach_goes_to_another(nsq_broker: Broker) -> None:
     assert nsq_broker.lookupd is not None
-    lookupds = [str(liar(reply(names(free_address())))), str(nsq_broker.lookupd.http_address)]
-    with Producer(lookupd_http_addresses=lookupds, retry_max_delay=0.05) as producer:
-        assert producer.publish("t", b"x", timeout=5) == b"OK"
+    with scripted_http(naming(free_address())) as [liar]:
+        lookupds = [str(liar.address), str(nsq_broker.lookupd.http_address)]
+        with Producer(lookupd_http_addresses=lookupds, retry_max_delay=0.05) as producer:
+            assert producer.publish("t", b"x", timeout=5) == b"OK"
     assert nsq_broker.nsqd.nsqd.topics["t"].message_count == 1
 
 
-def test_a_lookupd_that_names_something_else_as_nsqd(liar: Any, nsq_broker: Broker) -> None:
+def test_a_lookupd_that_names_something_else_as_nsqd(nsq_broker: Broker) -> None:
     assert nsq_broker.lookupd is not None
-    http = nsq_broker.nsqd.http_address
-    lookupds = [str(liar(reply(names(http)))), str(nsq_broker.lookupd.http_address)]
     errors: list[Exception] = []
     seen: list[bytes] = []
     with Producer([nsq_broker.nsqd.tcp_address]) as producer:
         producer.publish("t", b"x")
-    consumer = Consumer(
-        "t", "c", lookupd_http_addresses=lookupds, message_handler=lambda c, m: seen.append(m.body), max_in_flight=4
-    )
-    consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
-    with consumer:
-        until(lambda: seen and errors)
+    with scripted_http(naming(nsq_broker.nsqd.http_address)) as [liar]:
+        lookupds = [str(liar.address), str(nsq_broker.lookupd.http_address)]
+        handle = lambda _, message: seen.append(message.body)  # noqa: E731
+        consumer = Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=handle, max_in_flight=4)
+        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        with consumer:
+            until(lambda: seen and errors)
     assert isinstance(errors[0], RemoteProtocolError)
     assert "HTTP" in str(errors[0])
 
@@ -579,14 +547,8 @@ def test_what_an_nsqd_says_to_a_consumer(script: Any, caplog: pytest.LogCaptureF
     caplog.set_level(logging.DEBUG)
     server = PeerServer(script)
     errors: list[Any] = []
-    consumer = Consumer(
-        "topic",
-        "channel",
-        str(server.address),
-        message_handler=lambda *_: None,
-        auth_secret="s",
-        max_reconnect_delay=0.05,
-    )
+    options: dict[str, Any] = {"message_handler": lambda *_: None, "auth_secret": "s", "max_reconnect_delay": 0.05}
+    consumer = Consumer("topic", "channel", str(server.address), **options)
     consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
     consumer.start(block=False)
     until(lambda: errors)

@@ -7,7 +7,6 @@ import logging
 import random
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from itertools import accumulate
 from struct import pack
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
-from gevent.pywsgi import WSGIServer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.http_server import scripted_http
 from support.peers import Peer, PeerServer
 from support.publishing import REDESIGNED, Command, Nsqds
 from support.waiting import WAIT, promptly, until
@@ -25,7 +24,7 @@ from support.waiting import WAIT, promptly, until
 import nsq_fast
 from nsq_fast import ColumnProducer, ColumnSubscription, NsqdHTTPClient, Receipt, TraceLog, errors
 from nsq_fast._codec import Records, encode_frame, encode_message, group_rows
-from nsq_fast.broker import Broker, RedesignedCluster
+from nsq_fast.broker import RedesignedCluster
 from nsq_fast.columns import InFlightIds
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -69,14 +68,10 @@ class Server:
         return channel["depth"], channel["in_flight_count"]
 
 
-@pytest.fixture(params=["embedded", "original"])
-def server(request):
-    if request.param == "original":
-        nsqd = request.getfixturevalue("real_nsqd")()
-        yield Server(nsqd.tcp_address, nsqd.http_address)
-    else:
-        with Broker(lookupd=False) as broker:
-            yield Server(broker.nsqd.tcp_address, broker.nsqd.http_address)
+@pytest.fixture
+def server(make_nsqd):
+    nsqd = make_nsqd()
+    return Server(nsqd.tcp_address, nsqd.http_address)
 
 
 @pytest.fixture
@@ -269,32 +264,24 @@ def auth_server():
     """Grants everything to who knows the secret."""
     grants = [{"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
 
-    def answer(environ, start):
-        known = "secret=geheim" in environ["QUERY_STRING"]
-        start("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps({"ttl": 60, "identity": "me", "authorizations": grants if known else []}).encode()]
+    def script(question):
+        known = "secret=geheim" in question.target
+        question.answer({"ttl": 60, "identity": "me", "authorizations": grants if known else []})
 
-    server = WSGIServer(("127.0.0.1", 0), answer, log=None)
-    server.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.stop()
+    with scripted_http(script) as [server]:
+        yield str(server.address)
 
 
-@pytest.mark.parametrize("kind", ["embedded", "original"])
-def test_auth_at_servers(request, auth_server, subscribe, kind):
-    with ExitStack() as stack:
-        if kind == "original":
-            tcp = request.getfixturevalue("real_nsqd")(f"-auth-http-address={auth_server}").tcp_address
-        else:
-            tcp = stack.enter_context(Broker(lookupd=False, auth_http_addresses=(auth_server,))).nsqd.tcp_address
-        with nsq_fast.Producer([tcp], auth_secret="geheim") as producer:
-            producer.publish("t", b"one")
-        with subscribe(tcp, auth_secret=b"geheim") as subscription:
-            subscription.set_rdy(1)
-            assert drain(subscription, 1) == [b"one"]
-        with pytest.raises(ConnectFailed, match="E_UNAUTHORIZED") as refused:
-            subscribe(tcp, auth_secret="guessed")
-        assert "guessed" not in str(refused.value)
+def test_auth_at_servers(make_nsqd, auth_server, subscribe):
+    tcp = make_nsqd(f"-auth-http-address={auth_server}").tcp_address
+    with nsq_fast.Producer([tcp], auth_secret="geheim") as producer:
+        producer.publish("t", b"one")
+    with subscribe(tcp, auth_secret=b"geheim") as subscription:
+        subscription.set_rdy(1)
+        assert drain(subscription, 1) == [b"one"]
+    with pytest.raises(ConnectFailed, match="E_UNAUTHORIZED") as refused:
+        subscribe(tcp, auth_secret="guessed")
+    assert "guessed" not in str(refused.value)
 
 
 # Servers that refuse, fail, or stall
@@ -526,10 +513,6 @@ def producer() -> Iterator[Producers]:
         each.close(timeout=0.5)
 
 
-def lookupds(cluster: RedesignedCluster) -> list[str]:
-    return [str(lookupd.http_address) for lookupd in cluster.lookupds]
-
-
 def offsets_of(entries: list[bytes]) -> array[int]:
     return array("i", accumulate(map(len, entries), initial=0))
 
@@ -629,9 +612,11 @@ def test_layout_without_lookup_is_that_of_the_nsqd(publish_nsqd: Nsqds, producer
         producer(publish_nsqd().address).layout("t t")
 
 
-def test_layout_of_a_cluster(cluster: RedesignedCluster, producer: Producers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_of_a_cluster(
+    cluster: RedesignedCluster, lookups: dict[str, Any], producer: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", WAIT)
-    sender = producer(lookupd_http_addresses=lookupds(cluster))
+    sender = producer(**lookups)
     later = gevent.spawn(sender.layout, "ext")
     cluster.create_topic("t", PARTITIONS, 1, channels=["ch"])
     assert sender.layout("t") == (True, PARTITIONS, False)
@@ -646,10 +631,10 @@ def test_layout_of_a_cluster(cluster: RedesignedCluster, producer: Producers, mo
 
 
 def test_rows_of_a_partition_keep_their_order_while_leaders_move(
-    cluster: RedesignedCluster, producer: Producers
+    cluster: RedesignedCluster, lookups: dict[str, Any], producer: Producers
 ) -> None:
     cluster.create_topic("t", PARTITIONS, 2, ordered=True, channels=["ch"])
-    sender = producer(lookupd_http_addresses=lookupds(cluster), publish_timeout=20.0)
+    sender = producer(**lookups, publish_timeout=20.0)
     count, chance = 1500, random.Random(3)
     records = records_of(numbered(count))
     groups = group_rows(array("i", [chance.randrange(PARTITIONS) for _ in range(count)]), PARTITIONS)
@@ -676,12 +661,12 @@ def test_rows_of_a_partition_keep_their_order_while_leaders_move(
 
 
 def test_receipts_of_traced_rows_and_their_records(
-    cluster: RedesignedCluster, producer: Producers, caplog: pytest.LogCaptureFixture
+    cluster: RedesignedCluster, lookups: dict[str, Any], producer: Producers, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.create_topic("t", 1, 1, channels=["ch"])
     trace = TraceLog()
     trace.enable("t")
-    sender = producer(lookupd_http_addresses=lookupds(cluster), trace=trace)
+    sender = producer(**lookups, trace=trace)
     with caplog.at_level(logging.INFO, "nsq_fast.trace"):
         stored = sender.publish_rows("t", records_of([b"a", b"bb", b"ccc"], [5, 0, 2**64 - 1])).get(timeout=WAIT)
     log = cluster.partition("t", 0).log.read(0, 10)
@@ -694,9 +679,9 @@ def test_receipts_of_traced_rows_and_their_records(
     ]
 
 
-def test_headers_on_an_extended_topic(cluster: RedesignedCluster, producer: Producers) -> None:
+def test_headers_on_an_extended_topic(cluster: RedesignedCluster, lookups: dict[str, Any], producer: Producers) -> None:
     cluster.create_topic("t", 1, 1, ext=True, channels=["ch"])
-    sender = producer(lookupd_http_addresses=lookupds(cluster))
+    sender = producer(**lookups)
     result = sender.publish_rows("t", records_of([b"a", b"b"], None, [b'{"n":1}', b"{}"]))
     assert result.get(timeout=WAIT) == (2, 0, [])
     assert [record.ext[3:] for record in cluster.partition("t", 0).log.read(0, 10)] == [b'{"n":1}', b"{}"]

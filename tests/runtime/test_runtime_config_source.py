@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
-from support.ports import free_address
+from support.servers import free_address
 from support.waiting import until
 
 from nsq_fast import ConfigDocument, ConfigSource, Consumer, FileConfigSource, HttpConfigSource, Producer, TraceLog
@@ -239,52 +239,26 @@ def test_lookupds_are_added_and_removed_while_messages_flow(start_consumer: Call
         assert config_of(consumer)["lookupds"] == {"add": [new], "remove": [old]}
 
 
-class Records(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[Any] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record.msg)
-
-
 def test_a_share_of_the_messages_is_traced_and_the_same_one_by_both(
-    cluster: RedesignedCluster, start_consumer: Callable[..., Consumer]
+    cluster: RedesignedCluster, lookups: dict[str, Any], start_consumer: Callable[..., Consumer], new_trace: Any
 ) -> None:
     cluster.create_topic("topic", 2, channels=["channel"])
-    logs, logged = {}, {}
-    for name in ("producer", "consumer"):
-        log = logging.getLogger(f"test.trace.{name}")
-        log.setLevel(logging.INFO)
-        log.propagate = False
-        logged[name] = Records()
-        log.handlers = [logged[name]]
-        logs[name] = TraceLog(log)
-    source = Told({"trace": {"topic": 0.25}})
-    options: dict[str, Any] = {
-        "lookupd_http_addresses": [str(each.http_address) for each in cluster.lookupds],
-        "config_source": source,
-    }
+    (of_producer, publishes), (of_consumer, deliveries) = new_trace(), new_trace()
+    options: dict[str, Any] = {"config_source": Told({"trace": {"topic": 0.25}}), **lookups}
     taken: list[int] = []
-    start_consumer(
-        "topic",
-        "channel",
-        message_handler=lambda _, message: taken.append(message.trace_id),
-        trace=logs["consumer"],
-        **options,
-    )
+    handle = lambda _, message: taken.append(message.trace_id)  # noqa: E731
+    start_consumer("topic", "channel", message_handler=handle, trace=of_consumer, **options)
     count = 2000
-    with Producer(trace=logs["producer"], **options) as producer:
+    with Producer(trace=of_producer, **options) as producer:
         for _ in range(count // 2):
             producer.publish("topic", b"body")
         producer.multipublish("topic", [b"body"] * (count // 2))
     until(lambda: len(taken) == count)
-    published = {each.trace_id for each in logged["producer"].records if isinstance(each, PublishRecord)}
+    published = {each.trace_id for each in publishes if isinstance(each, PublishRecord)}
     # Ids are spread evenly over the share: far from 500 is what chance cannot do.
     assert 350 < len(published) < 650
-    until(lambda: published <= {each.trace_id for each in logged["consumer"].records if each.trace_id})
-    traced = {each.trace_id for each in logged["consumer"].records if each.trace_id}
-    assert traced == published
+    until(lambda: published <= {each.trace_id for each in deliveries})
+    assert {each.trace_id for each in deliveries if each.trace_id} == published
 
 
 @pytest.mark.parametrize("source", [5, "file.json", object()], ids=["number", "text", "object"])

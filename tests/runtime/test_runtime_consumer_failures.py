@@ -15,8 +15,6 @@ from support.scripted_nsqd import ScriptedNsqd, message_frame
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import ColumnSubscription, Consumer, ExponentialBackoff, RequeueMessage
-from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolder
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, RemoteProtocolError
@@ -37,19 +35,6 @@ def ignore(consumer, message):
 
 def requeues(conn):
     return [(int(command[1], 16), int(command[2])) for command in conn.commands if command[0] == b"REQ"]
-
-
-def test_an_exception_requeues_the_message_and_is_told(nsqd, consume, caplog):
-    told = []
-    consumer = consume(raising(ValueError("broken")), requeue_delay=1234)
-    consumer.on_exception.connect(lambda c, message, error: told.append((message.id, str(error))), weak=False)
-    conn = nsqd.connection()
-    conn.push(1, body=b"bad")
-    conn.push(2)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [2])
-    assert requeues(conn) == [(1, 1234)]
-    assert told == [(b"%016x" % 1, "broken")]
-    assert "broken" in caplog.text
 
 
 def test_without_a_delay_it_grows_with_the_attempts(nsqd, consume):
@@ -121,22 +106,6 @@ def test_an_interrupt_goes_to_the_main_greenlet_and_the_message_back(nsqd, consu
 
 
 # Giving up
-
-
-def test_too_many_attempts_go_to_the_policy_and_not_to_the_handler(nsqd, consume):
-    handled, given_up, told = [], [], []
-    consumer = consume(
-        lambda consumer, message: handled.append(message.attempts),
-        max_tries=2,
-        give_up=lambda consumer, message: given_up.append((consumer.topic, message.attempts)),
-    )
-    consumer.on_giving_up.connect(lambda c, message: told.append(message.attempts), weak=False)
-    conn = nsqd.connection()
-    conn.push(1, attempts=2)
-    conn.push(2, attempts=3)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2])
-    assert (handled, given_up, told) == ([2], [("topic", 3)], [3])
-    assert consumer.stats().given_up == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"handler_threads": 1}, {"is_batch": True}], ids=str)
@@ -222,20 +191,6 @@ def test_policies_write_log_and_call_back(nsqd, consume, tmp_path, caplog):
     assert record.levelno == logging.CRITICAL
     assert "2" in record.getMessage()
     assert seen == [b"3"]
-
-
-def test_a_batch_is_cleared_of_what_is_given_up(nsqd, consume):
-    batches, given_up = [], []
-    consume(
-        batch_handler=lambda consumer, messages: batches.extend(message.attempts for message in messages),
-        give_up=lambda consumer, message: given_up.append(message.attempts),
-        max_tries=2,
-    )
-    conn = nsqd.connection()
-    conn.push(1, attempts=3)
-    conn.push(2, attempts=1)
-    conn.wait_for(lambda: sorted(conn.answered(b"FIN")) == [1, 2])
-    assert (batches, given_up) == ([1], [3])
 
 
 # Backoff
@@ -355,22 +310,23 @@ LIMIT = 4096
 LARGE = b"x" * 3_000_000
 
 
-@pytest.fixture(params=["embedded", "original"])
-def served(request, tmp_path):
-    """An nsqd whose messages may be larger than the client's limit: (TCP address, HTTP client)."""
-    if request.param == "original":
-        server = request.getfixturevalue("real_nsqd")("-max-msg-size=10000000", "-max-body-size=20000000")
-        yield server
-        return
-    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), max_msg_size=10_000_000, max_body_size=20_000_000))
-    server.start()
-    yield server
-    server.kill()
+@pytest.fixture
+def served(make_nsqd):
+    """An nsqd whose messages may be larger than the client's limit."""
+    return make_nsqd("-max-msg-size=10000000", "-max-body-size=20000000")
 
 
 def publish(server, *bodies):
     for body in bodies:
         assert ask(server.http_address, "POST", "/pub?topic=t", body).body == b"OK"
+
+
+def large_comes_back(server):
+    """To a consumer without that limit, and nothing else does."""
+    received = []
+    with Consumer("t", "c", str(server.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
+        until(lambda: received)
+    return received == [LARGE]
 
 
 @pytest.mark.slow
@@ -413,15 +369,8 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
     errors = []
     # A message that nsqd sends while the consumer closes comes back after its timeout only.
     options = {"max_tries": 1, "requeue_delay": 0, "max_in_flight": 5, "max_backoff_duration": 0, "msg_timeout": 1.0}
-    consumer = Consumer(
-        "t",
-        "c",
-        str(served.tcp_address),
-        message_handler=lambda c, m: None,
-        give_up=policy,
-        max_frame_size=LIMIT,
-        **options,
-    )
+    options |= {"message_handler": ignore, "give_up": policy, "max_frame_size": LIMIT}
+    consumer = Consumer("t", "c", str(served.tcp_address), **options)
 
     def receiver(sender, message, error):
         errors.append(message.attempts)
@@ -429,10 +378,7 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
     consumer.on_exception.connect(receiver)
     with consumer:
         until(lambda: 3 in errors)
-    received = []
-    with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
-        until(lambda: received)
-    assert received == [LARGE]
+    assert large_comes_back(served)
 
 
 @pytest.mark.slow
@@ -474,10 +420,7 @@ def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeyp
         subscription.finish(columns.ids)
         until(lambda: subscription.fetch(0.01) is not None and caplog.text.count(f"max_frame_size={LIMIT}") >= 2)
     assert subscription.unfinished == []
-    received = []
-    with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
-        until(lambda: received)
-    assert received == [LARGE]
+    assert large_comes_back(served)
 
 
 @pytest.mark.slow

@@ -131,18 +131,15 @@ def test_a_failed_message_is_held_and_given_back_at_once_then(nsqd, consume, err
     assert consumer.stats().in_flight == 0
 
 
-def test_a_message_is_held_no_longer_than_the_server_waits(consume):
-    nsqd = PartitionNsqd({"msg_timeout": 4000})
-    try:
-        consume(Recorder(1), found=topology({0: nsqd}), requeue_delay=60_000)
-        connection = nsqd.subscriber(0)
-        push(connection, 1)
-        began = monotonic()
-        wait_answers(connection, b"REQ", [1])
-        assert monotonic() - began < 4.0
-        assert b"TOUCH" not in connection.words()
-    finally:
-        nsqd.stop()
+def test_a_message_is_held_no_longer_than_the_server_waits(nsqds, consume):
+    nsqd = nsqds({"msg_timeout": 4000})
+    consume(Recorder(1), found=topology({0: nsqd}), requeue_delay=60_000)
+    connection = nsqd.subscriber(0)
+    push(connection, 1)
+    began = monotonic()
+    wait_answers(connection, b"REQ", [1])
+    assert monotonic() - began < 4.0
+    assert b"TOUCH" not in connection.words()
 
 
 def test_closing_gives_held_messages_back(nsqd, consume):
@@ -155,21 +152,17 @@ def test_closing_gives_held_messages_back(nsqd, consume):
     assert answers(connection, b"REQ") == [1]
 
 
-def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsqd, consume):
-    after = PartitionNsqd()
-    try:
-        handler = Recorder(1)
-        consumer = consume(handler, found=topology({0: nsqd, 1: nsqd}), requeue_delay=60_000)
-        moving, staying = nsqd.subscriber(0), nsqd.subscriber(1)
-        push(moving, 1)
-        push(staying, 1)
-        until(lambda: handler.seen == [1, 1])
-        consumer._subscriptions.lookup.tell(topology({0: after, 1: nsqd}))
-        wait_answers(moving, b"REQ", [1])
-        after.subscriber(0)
-        holds(lambda: not answers(staying, b"REQ"))
-    finally:
-        after.stop()
+def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsqd, nsqds, consume):
+    after, handler = nsqds(), Recorder(1)
+    consumer = consume(handler, found=topology({0: nsqd, 1: nsqd}), requeue_delay=60_000)
+    moving, staying = nsqd.subscriber(0), nsqd.subscriber(1)
+    push(moving, 1)
+    push(staying, 1)
+    until(lambda: handler.seen == [1, 1])
+    consumer._subscriptions.lookup.tell(topology({0: after, 1: nsqd}))
+    wait_answers(moving, b"REQ", [1])
+    after.subscriber(0)
+    holds(lambda: not answers(staying, b"REQ"))
 
 
 def test_max_tries_skips_nothing(nsqd, consume):
@@ -288,26 +281,22 @@ def test_partitions_are_handled_side_by_side_and_each_in_order(nsqd, consume, ki
 
 
 @pytest.mark.parametrize("concurrency", [None, 4])
-def test_the_new_leader_waits_for_a_handler_of_the_old_one(nsqd, consume, concurrency):
-    other = PartitionNsqd()
-    try:
-        handler = Counting()
-        consumer = consume(handler, found=topology({0: nsqd}), concurrency=concurrency)
-        push(nsqd.subscriber(0), 5)
-        until(lambda: handler.running)
-        consumer._subscriptions.lookup.answer = topology({0: other})
-        nsqd.subscriber(0).close()
-        connection = other.subscriber(0)
-        push(connection, 5)
-        until(lambda: consumer.stats().unstarted)
-        holds(lambda: handler.most == 1)
-        handler.release.set()
-        push(connection, 4)
-        wait_answers(connection, b"FIN", [5, 4])
-        assert handler.overlaps == 0
-        assert consumer.stats().order_violations == 1, "what was seen is remembered over a move"
-    finally:
-        other.stop()
+def test_the_new_leader_waits_for_a_handler_of_the_old_one(nsqd, nsqds, consume, concurrency):
+    other, handler = nsqds(), Counting()
+    consumer = consume(handler, found=topology({0: nsqd}), concurrency=concurrency)
+    push(nsqd.subscriber(0), 5)
+    until(lambda: handler.running)
+    consumer._subscriptions.lookup.answer = topology({0: other})
+    nsqd.subscriber(0).close()
+    connection = other.subscriber(0)
+    push(connection, 5)
+    until(lambda: consumer.stats().unstarted)
+    holds(lambda: handler.most == 1)
+    handler.release.set()
+    push(connection, 4)
+    wait_answers(connection, b"FIN", [5, 4])
+    assert handler.overlaps == 0
+    assert consumer.stats().order_violations == 1, "what was seen is remembered over a move"
 
 
 def test_iterating_over_an_ordered_topic(nsqd, consume):
@@ -338,13 +327,12 @@ def test_iterating_over_an_ordered_topic(nsqd, consume):
 
 
 @pytest.fixture
-def taking(cluster, start_consumer):
+def taking(lookups, start_consumer):
     """``taking(partitions, handler, **options)``: a consumer that is connected to all partitions of the topic t."""
-    lookupds = [str(each.http_address) for each in cluster.lookupds]
 
     def start(partitions, handler, **options):
-        options = {"max_in_flight": 20, **options}
-        consumer = start_consumer("t", "ch", lookupd_http_addresses=lookupds, message_handler=handler, **options)
+        options = {"max_in_flight": 20, **lookups, **options}
+        consumer = start_consumer("t", "ch", message_handler=handler, **options)
         until(lambda: sum(each.is_connected for each in consumer.stats().connections) == partitions)
         return consumer
 
@@ -352,10 +340,9 @@ def taking(cluster, start_consumer):
 
 
 @pytest.fixture
-def publish(cluster):
+def publish(lookups):
     """``publish(partition, *bodies)`` to the topic t."""
-    lookupds = [str(each.http_address) for each in cluster.lookupds]
-    with Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05) as producer:
+    with Producer(lookupd_refresh_interval=0.05, **lookups) as producer:
         yield lambda partition, *bodies: producer.multipublish("t", list(bodies), partition=partition)
 
 

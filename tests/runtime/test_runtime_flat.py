@@ -6,12 +6,14 @@ NSQ_FAST_FLAT_MESSAGES says how many cross between the hub thread and the thread
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +27,7 @@ from gevent.server import StreamServer
 from support.publishing import PublishNsqd
 from support.scripted_nsqd import frame, message_frame
 
-from nsq_fast import Consumer, Message, Producer
+from nsq_fast import Consumer, Message, Producer, aio, threads
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.names import Address
 
@@ -141,7 +143,7 @@ def test_memory_is_flat_over_many_publishes() -> None:
 def test_memory_is_flat_over_many_messages_through_threads_and_asyncio(real_nsqd: Any) -> None:
     root = Path(__file__).parent.parent.parent
     path = os.pathsep.join([str(root), str(root / "tests")])
-    command = [sys.executable, "-m", "support.outside_flow", str(real_nsqd().tcp_address), str(CROSSING)]
+    command = [sys.executable, __file__, str(real_nsqd().tcp_address), str(CROSSING)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=root, env={**os.environ, "PYTHONPATH": path}
     )
@@ -205,3 +207,105 @@ def test_an_idle_client_uses_next_to_no_cpu() -> None:
 
             # On a machine that is busy with something else, the same work takes more CPU in some seconds.
             assert any(cpu_of_a_second() < 0.03 for _ in range(5))
+
+
+# The program that publishes and consumes through threads and asyncio at once, half of the messages through each, in
+# rounds; at the end of each one line of JSON says how many messages have gone through and were handled, the resident
+# memory in KiB, and how many objects there are.
+
+
+ROUNDS = 20
+THREADS = 4
+TASKS = 20
+BATCH = 10
+"""Messages of one step of a publisher: one by itself, the others together."""
+
+BODY = b"x" * 200
+
+
+class Count:
+    """Messages that were handled; one of each consumer."""
+
+    def __init__(self) -> None:
+        self.handled = 0
+        self.due = 0
+        self.is_reached = threading.Event()
+
+    def expect(self, count: int) -> None:
+        """So many more are to come."""
+        self.due += count
+        self.is_reached.clear()
+
+    def add(self) -> None:
+        """One was handled. In one thread, or one loop."""
+        self.handled += 1
+        if self.handled == self.due:
+            self.is_reached.set()
+
+
+def publish_in_threads(producer: threads.Producer, steps: int) -> None:
+    """Publish ``steps`` batches from several threads, and wait for the results."""
+
+    def publish(share: int) -> None:
+        for _ in range(share):
+            producer.publish("threads", BODY)
+            producer.multipublish("threads", [BODY] * (BATCH - 1))
+
+    workers = [threading.Thread(target=publish, args=(steps // THREADS,)) for _ in range(THREADS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+async def publish_in_tasks(producer: aio.Producer, steps: int) -> None:
+    """As ``publish_in_threads``, from several tasks."""
+
+    async def publish(share: int) -> None:
+        for _ in range(share):
+            await producer.publish("tasks", BODY)
+            await producer.multipublish("tasks", [BODY] * (BATCH - 1))
+
+    await asyncio.gather(*[publish(steps // TASKS) for _ in range(TASKS)])
+
+
+async def run(address: str, messages: int) -> None:
+    """Do all of it."""
+    in_threads, in_tasks = Count(), Count()
+    steps = max(1, messages // 2 // BATCH // ROUNDS // 20) * 20  # of each kind of publisher, in one round
+    options: dict[str, Any] = {"max_in_flight": 500}
+
+    async def handle(consumer: aio.Consumer, message: Message) -> None:
+        in_tasks.add()
+
+    with (
+        threads.Producer(address) as producer,
+        threads.Consumer(
+            "threads", "c", address, message_handler=lambda consumer, message: in_threads.add(), **options
+        ) as consumer,
+    ):
+        consumer.stats()
+        async with (
+            aio.Producer(address) as aio_producer,
+            aio.Consumer("tasks", "c", address, message_handler=handle, **options),
+        ):
+            for number in range(1, ROUNDS + 1):
+                for count in (in_threads, in_tasks):
+                    count.expect(steps * BATCH)
+                others = asyncio.create_task(asyncio.to_thread(publish_in_threads, producer, steps))
+                await publish_in_tasks(aio_producer, steps)
+                await others
+                for count in (in_threads, in_tasks):
+                    assert await asyncio.to_thread(count.is_reached.wait, 300.0), (count.handled, count.due)
+                say(2 * number * steps * BATCH)
+
+
+def say(messages: int) -> None:
+    """Print the memory after so many messages."""
+    gc.collect()
+    sys.stdout.write(json.dumps([messages, resident_kib(), len(gc.get_objects())]) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(run(sys.argv[1], int(sys.argv[2])))

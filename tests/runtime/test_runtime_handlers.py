@@ -12,19 +12,18 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import gevent
 import pytest
-from support.partitions import PartitionNsqd, answers, push_record, topology
-from support.processes import run_python
+from support.partitions import answers, push_record, topology
+from support.processes import run_quietly
+from support.servers import RealNsqd
 from support.waiting import WAIT, block_until, until
 
 from nsq_fast import Consumer, Producer, RequeueMessage
 from nsq_fast._codec import Message
-from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import AlreadyResponded, ConfigError, HandlerDeferred, WrongThread
 
 
@@ -51,28 +50,9 @@ class Server:
         block_until(lambda: self.finished() >= count, f"{count} FINs")
 
 
-@pytest.fixture(params=["embedded", "original"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with _running(request) as running:
-        yield running
-
-
 @pytest.fixture
-def second_server(request: pytest.FixtureRequest, server: Server) -> Iterator[Server]:
-    """Another nsqd of the same kind."""
-    request.param = request.node.callspec.params["server"]
-    with _running(request) as running:
-        yield running
-
-
-@contextmanager
-def _running(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.param == "original":
-        nsqd = request.getfixturevalue("real_nsqd")()
-        yield Server(nsqd.tcp_address, nsqd.http_address)
-        return
-    with BrokerProcess() as broker:
-        yield Server(broker.nsqd.tcp, broker.nsqd.http)
+def server(nsqd_process: RealNsqd) -> Server:
+    return Server(nsqd_process.tcp_address, nsqd_process.http_address)
 
 
 @pytest.fixture
@@ -247,8 +227,8 @@ def test_what_waits_for_a_thread_when_the_consumer_is_closed_is_not_handled(nsqd
     assert not gate.running
 
 
-def test_an_ordered_partition_has_one_handler_at_a_time_in_order(consume):
-    nsqds = {number: PartitionNsqd() for number in range(2)}
+def test_an_ordered_partition_has_one_handler_at_a_time_in_order(nsqds, consume):
+    leaders = {number: nsqds() for number in range(2)}
     seen, running, most = {0: [], 1: []}, Counter(), Counter()
 
     def handler(consumer, message):
@@ -258,18 +238,15 @@ def test_an_ordered_partition_has_one_handler_at_a_time_in_order(consume):
         seen[message.partition].append(message.internal_id & ((1 << 50) - 1))
         running[message.partition] -= 1
 
-    consumer = consume(handler, found=topology(nsqds), ordered=True, handler_threads=4)
+    consume(handler, found=topology(leaders), ordered=True, handler_threads=4)
     for count in range(1, 6):
-        for number, each in nsqds.items():
+        for number, each in leaders.items():
             push_record(each.subscriber(number), count)
-        for number, each in nsqds.items():
+        for number, each in leaders.items():
             connection = each.subscriber(number)
             connection.wait_for(lambda connection=connection, count=count: len(answers(connection, b"FIN")) == count)
     assert seen == {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5]}
     assert set(most.values()) == {1}
-    consumer.close()
-    for each in nsqds.values():
-        each.stop()
 
 
 def test_who_iterates_needs_no_threads(nsqd):
@@ -321,8 +298,7 @@ print("done")
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["unpatched", "patched"])
 def test_it_works_in_programs_that_are_patched_and_that_fork(server, patch):
-    done = run_python(patch + PROGRAM, server.tcp)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert run_quietly(patch + PROGRAM, server.tcp) == "done\n"
 
 
 BLOCK = 0.02

@@ -9,15 +9,14 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import gevent
 import pytest
 from support.http_server import reply, scripted_http
-from support.partitions import PartitionNsqd, answers, push_record, topology
-from support.servers import RealLookupd, RealNsqd
+from support.partitions import answers, push_record, topology
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
@@ -366,13 +365,8 @@ def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, cap
         nsqd = stack.enter_context(NsqdServer(NsqdOptions(lookupd_tcp_addresses=registered)))
         publish(nsqd, "t", b"before")
         seen = []
-        start_consumer(
-            "t",
-            "ch",
-            message_handler=lambda _, message: seen.append(message.body),
-            lookupd_http_addresses=[str(each.http_address) for each in lookupds],
-            lookupd_poll_interval=600,
-        )
+        where = {"lookupd_http_addresses": [str(each.http_address) for each in lookupds], "lookupd_poll_interval": 600}
+        start_consumer("t", "ch", message_handler=lambda _, message: seen.append(message.body), **where)
         until(lambda: seen == [b"before"])
         nsqd.stop()
         until(lambda: "no nsqlookupd knows topic t yet" in caplog.text)
@@ -381,8 +375,8 @@ def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, cap
         until(lambda: seen == [b"before", b"after"])
 
 
-def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(consume):
-    nsqd, errors = PartitionNsqd(), []
+def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(nsqds, consume):
+    nsqd, errors = nsqds(), []
     consumer = consume(lambda c, m: None, found=topology({}), topic=["small", "large"], partitions=[2])
     consumer.on_error.connect(lambda c, error: errors.append(str(error)), weak=False)
     lookup = consumer._subscriptions.lookup
@@ -398,7 +392,6 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(co
         hopeless._subscriptions.lookup.tell(topology({0: nsqd}), topic)
     with pytest.raises(ConfigError, match="topic a: partitions"):
         hopeless.join(WAIT)
-    nsqd.stop()
 
 
 # By pattern
@@ -442,36 +435,33 @@ def test_a_pattern_needs_lookup_and_nothing_else(addresses):
 # The redesigned NSQ
 
 
-def test_the_order_of_each_topic_is_its_own(consume):
-    nsqds = {topic: PartitionNsqd() for topic in ("a", "b")}
+def test_the_order_of_each_topic_is_its_own(nsqds, consume):
+    leaders = {topic: nsqds() for topic in ("a", "b")}
     seen = []
     handler = lambda _, message: seen.append((message.topic, message.offset))  # noqa: E731
     consumer = consume(handler, found=topology({}), topic=["a", "b"])
-    for topic, nsqd in nsqds.items():
+    for topic, nsqd in leaders.items():
         consumer._subscriptions.lookup.tell(topology({0: nsqd}, ordered=True), topic)
-    a, b = (nsqd.subscriber(0) for nsqd in nsqds.values())
+    a, b = (nsqd.subscriber(0) for nsqd in leaders.values())
     for connection, numbers in ((a, (50, 51)), (b, (1, 2)), (a, (52,)), (b, (3,))):
         for number in numbers:
             push_record(connection, number)
             until(lambda connection=connection, number=number: number in answers(connection, b"FIN"))
     assert seen == [("a", 2000), ("a", 2040), ("b", 40), ("b", 80), ("a", 2080), ("b", 120)]
     assert consumer.stats().order_violations == 0
-    for nsqd in nsqds.values():
-        nsqd.stop()
 
 
 @pytest.mark.parametrize("topic", [["a", "b"], re.compile("a|b")], ids=["names", "pattern"])
-def test_ordered_and_unordered_topics_of_a_cluster(cluster, start_consumer, topic):
+def test_ordered_and_unordered_topics_of_a_cluster(cluster, lookups, start_consumer, topic):
     cluster.create_topic("a", partitions=2, ordered=True, channels=["ch"])
     cluster.create_topic("b", partitions=2, channels=["ch"])
-    lookupds = [str(each.http_address) for each in cluster.lookupds]
     seen = defaultdict(list)
-    with Producer(lookupd_http_addresses=lookupds) as producer:
+    with Producer(**lookups) as producer:
         for number in range(100):
             for name in ("a", "b"):
                 producer.publish(name, b"%d" % number, partition=number % 2)
     handler = lambda _, message: seen[message.topic, message.partition].append(int(message.body))  # noqa: E731
-    consumer = start_consumer(topic, "ch", lookupd_http_addresses=lookupds, message_handler=handler, **QUICK_LOOKUP)
+    consumer = start_consumer(topic, "ch", message_handler=handler, **lookups, **QUICK_LOOKUP)
     until(lambda: sum(map(len, seen.values())) == 200)
     for number in range(2):
         assert seen["a", number] == list(range(number, 100, 2))
@@ -483,12 +473,13 @@ def test_ordered_and_unordered_topics_of_a_cluster(cluster, start_consumer, topi
 FAST_LOOKUP: dict[str, Any] = {"lookupd_poll_interval": 0.05, "lookupd_poll_jitter": 0.0}
 
 
-class Zones(NamedTuple):
+class Zones:
     """An nsqlookupd, and an nsqd in each of two zones."""
 
-    lookupd: Address
-    tcp: dict[str, Address]
-    http: dict[str, Address]
+    def __init__(self, lookupd: Any, nsqds: dict[str, Any]) -> None:
+        self.lookupd = Address(*lookupd.http_address)
+        self.tcp = {zone: Address(*each.tcp_address) for zone, each in nsqds.items()}
+        self.http = {zone: Address(*each.http_address) for zone, each in nsqds.items()}
 
     def depth(self, zone: str, topic: str) -> int:
         with NsqdHTTPClient(*self.http[zone]) as client:
@@ -496,30 +487,13 @@ class Zones(NamedTuple):
         return sum(each["message_count"] for each in found)
 
 
-@pytest.fixture(params=["embedded", "original"])
-def zones(request: pytest.FixtureRequest) -> Iterator[Zones]:
-    with ExitStack() as stack:
-        if request.param == "embedded":
-            lookupd = stack.enter_context(LookupdServer())
-            options = {"lookupd_tcp_addresses": (str(lookupd.tcp_address),)}
-            servers = {
-                zone: stack.enter_context(NsqdServer(NsqdOptions(topology_zone=zone, **options))) for zone in "ab"
-            }
-            yield Zones(
-                lookupd.http_address,
-                {zone: each.tcp_address for zone, each in servers.items()},
-                {zone: each.http_address for zone, each in servers.items()},
-            )
-            return
-        real_lookupd: RealLookupd = request.getfixturevalue("real_lookupd")()
-        make: Callable[..., RealNsqd] = request.getfixturevalue("real_nsqd")
-        flags = [f"-lookupd-tcp-address={real_lookupd.tcp_address}", "-enable-experiment=topology-aware-consumption"]
-        real = {zone: make(*flags, f"-topology-zone={zone}", "-topology-region=r") for zone in "ab"}
-        yield Zones(
-            Address(*real_lookupd.http_address),
-            {zone: Address(*each.tcp_address) for zone, each in real.items()},
-            {zone: Address(*each.http_address) for zone, each in real.items()},
-        )
+@pytest.fixture
+def zones(family: str, make_nsqd: Callable[..., Any], make_lookupd: Callable[..., Any]) -> Zones:
+    lookupd = make_lookupd()
+    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-topology-region=r"]
+    if family == "original":
+        flags.append("-enable-experiment=topology-aware-consumption")
+    return Zones(lookupd, {zone: make_nsqd(*flags, f"-topology-zone={zone}") for zone in "ab"})
 
 
 def create(zones: Zones, topic: str) -> None:
@@ -540,17 +514,11 @@ def refusal(producer: Producer, **where: Any) -> str:
 def test_consumers_and_producers_stay_in_their_zone(zones: Zones, start_consumer: Callable[..., Consumer]) -> None:
     create(zones, "topic")
     taken: list[bytes] = []
-    consumer = start_consumer(
-        "topic",
-        "channel",
-        lookupd_http_addresses=[zones.lookupd],
-        message_handler=lambda _, message: taken.append(message.body),
-        discovery_filter={"topology_zone": "a"},
-        **FAST_LOOKUP,
-    )
-    with Producer(
-        lookupd_http_addresses=[zones.lookupd], discovery_filter=lambda nsqd: nsqd.topology_zone == "a", **FAST_LOOKUP
-    ) as producer:
+    options: dict[str, Any] = {"lookupd_http_addresses": [zones.lookupd], **FAST_LOOKUP}
+    handle = lambda _, message: taken.append(message.body)  # noqa: E731
+    in_a = {"topology_zone": "a"}
+    consumer = start_consumer("topic", "channel", message_handler=handle, discovery_filter=in_a, **options)
+    with Producer(discovery_filter=lambda nsqd: nsqd.topology_zone == "a", **options) as producer:
         for number in range(20):
             producer.publish("topic", b"%d" % number)
         assert producer.stats()["connected"] == [str(zones.tcp["a"])]
@@ -584,38 +552,32 @@ def test_a_filter_that_fails_is_named_once_and_uses_no_nsqd(
         asked.append(nsqd)
         raise ValueError("wrong")
 
-    consumer = start_consumer(
-        "topic",
-        "channel",
-        message_handler=lambda *_: None,
-        lookupd_http_addresses=[zones.lookupd],
-        discovery_filter=keep,
-        **FAST_LOOKUP,
-    )
+    options: dict[str, Any] = {"lookupd_http_addresses": [zones.lookupd], "discovery_filter": keep, **FAST_LOOKUP}
+    consumer = start_consumer("topic", "channel", message_handler=lambda *_: None, **options)
     until(lambda: len(asked) > 2)
     assert not consumer.stats().connections
     assert caplog.text.count("discovery_filter failed for topic") == 1
-    with Producer(lookupd_http_addresses=[zones.lookupd], discovery_filter=keep, **FAST_LOOKUP) as producer:
+    with Producer(**options) as producer:
         until(lambda: "discovery_filter failed: ValueError('wrong')" in refusal(producer))
 
 
 def test_partitions_of_other_nodes_are_left_out_and_named(
-    cluster: RedesignedCluster, start_consumer: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
+    cluster: RedesignedCluster,
+    lookups: dict[str, Any],
+    start_consumer: Callable[..., Consumer],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster.create_topic("topic", 3, channels=["channel"])
-    leaders = cluster.nsqds[0].tcp_address
-    lookupds = [str(each.http_address) for each in cluster.lookupds]
-    options: dict[str, Any] = {"lookupd_http_addresses": lookupds, **FAST_LOOKUP}
-    keep = {"discovery_filter": lambda nsqd: nsqd.tcp == leaders}
+    leader = cluster.nsqds[0].tcp_address
+    options: dict[str, Any] = {"discovery_filter": lambda nsqd: nsqd.tcp == leader, **lookups, **FAST_LOOKUP}
     taken: list[int | None] = []
-    consumer = start_consumer(
-        "topic", "channel", message_handler=lambda _, message: taken.append(message.partition), **options, **keep
-    )
+    handle = lambda _, message: taken.append(message.partition)  # noqa: E731
+    consumer = start_consumer("topic", "channel", message_handler=handle, **options)
     until(lambda: any(each.is_connected for each in consumer.stats().connections))
     (own,) = (each.partition for each in consumer.stats().connections)
     others = sorted({0, 1, 2} - {own})
     assert f"discovery_filter leaves out the leaders of partitions {others[0]}, {others[1]}" in caplog.text
-    with Producer(**options, **keep) as producer:
+    with Producer(**options) as producer:
         for _ in range(6):
             producer.publish("topic", b"body")
         assert "discovery_filter leaves out the leaders of partitions" in refusal(producer, partition=others[0])

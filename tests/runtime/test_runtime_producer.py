@@ -14,10 +14,9 @@ from gevent import Timeout
 from gevent.event import Event
 from support.partitions import topology
 from support.peers import frame
-from support.ports import free_address
 from support.processes import run_python
 from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
-from support.waiting import WAIT, promptly, until
+from support.waiting import WAIT, until
 from support.wire import WireClient
 
 from nsq_fast import Producer, Receipt, errors
@@ -109,12 +108,13 @@ def test_results_are_awaited_together(publishing):
     def answer(peer, command):
         peer.frame(1, b"E_INVALID_JSON_HEADER no") if command.body == b"1" else peer.ok()
 
-    _, sender = publishing(answer)
+    server, sender = publishing(answer)
     results = [sender.publish("t", body, raise_error=False) for body in numbers(3)]
     results += [sender.publish_nowait("t", b"3"), sender.multipublish("t", [b"4", b"5"], raise_error=False)]
     assert len(list(gevent.iwait(results, timeout=WAIT))) == 5
     assert results_of(results) == [True, False, True, True, True]
     assert isinstance(results[1].exception, errors.PublishFailed)
+    assert len(server.peers) == 1, "such an error leaves the connection open"
 
 
 def test_signals(publish_nsqd):
@@ -131,27 +131,6 @@ def test_signals(publish_nsqd):
         with pytest.raises(errors.PublishFailed):
             sender.publish("t", b"bad")
     assert heard == [(sender, b"OK"), (sender, errors.ExtNotSupported), (sender, "close")]
-
-
-def test_publishes_are_counted_by_outcome(publishing):
-    def outcomes():
-        stats = sender.stats()
-        return stats["stored"], stats["refused"], stats["unknown"]
-
-    nsqd, sender = publishing(publish_timeout=0.2)
-    sender.publish("t", b"x")
-    sender.publish_nowait("t", b"y").get()
-    sender.multipublish("t", [b"a", b"b"])
-    assert outcomes() == (3, 0, 0)
-    nsqd.answer = lambda peer, command: refuse(peer, b"E_BAD_MESSAGE bad")
-    with pytest.raises(errors.PublishFailed):
-        sender.publish("t", b"x")
-    assert outcomes() == (3, 1, 0)
-    nsqd.answer = stay_mute
-    with pytest.raises(errors.PublishTimeout) as caught:
-        sender.publish("t", b"x")
-    assert caught.value.possibly_stored
-    assert outcomes() == (3, 1, 1)
 
 
 # Lingering and coalescing: single publishes that leave together, and end one by one
@@ -368,24 +347,6 @@ def test_want_of_memory_while_a_command_is_made_does_not_wedge_its_partition():
 # Closing
 
 
-def test_close_gives_up_after_its_timeout_and_tells_the_truth(publishing, no_unseen_errors):
-    server, sender = publishing(stay_mute)
-    sent = sender.publish_nowait("t", b"x")
-    caller = gevent.spawn(sender.publish, "t", b"y")
-    server.wait_commands(2)
-    never = Producer([free_address()])
-    never.start()
-    unsent = never.publish_nowait("t", b"x")
-    with promptly():
-        sender.close(timeout=0.05)
-        never.close(timeout=0.05)
-    for result, possibly_stored in ((sent, True), (caller, True), (unsent, False)):
-        with pytest.raises(errors.PublishFailed, match="the producer was closed") as caught:
-            result.get(timeout=WAIT)
-        assert caught.value.possibly_stored is possibly_stored
-    no_unseen_errors.clear()
-
-
 @pytest.mark.parametrize("timeout", [None, 30.0])
 def test_whoever_closes_while_another_does_waits_for_the_same_end(publishing, timeout):
     server, sender = publishing(stay_mute)
@@ -401,21 +362,6 @@ def test_whoever_closes_while_another_does_waits_for_the_same_end(publishing, ti
     assert result.get(timeout=0) == b"OK"
 
 
-def test_close_while_callers_wait_for_room(publishing, no_unseen_errors):
-    server, sender = publishing(stay_mute, max_pending=1)
-    first = sender.publish_nowait("t", b"x")
-    blocked = gevent.spawn(sender.publish, "t", b"y")
-    server.wait_commands(1)
-    closing = gevent.spawn(sender.close)
-    gevent.sleep(0)
-    server.peers[0].ok()
-    closing.get(timeout=WAIT)
-    assert first.get(timeout=WAIT) == b"OK"
-    with pytest.raises(errors.NotRunning):
-        blocked.get(timeout=WAIT)
-    no_unseen_errors.clear()
-
-
 # Compressed bodies, a result for each message of a batch, and what publishes to the redesigned NSQ fail with
 
 
@@ -428,19 +374,9 @@ LARGEST = 10_000
 
 
 @pytest.fixture
-def producer_of(cluster):
+def producer_of(lookups, new_producer):
     """A factory of started producers of the cluster."""
-    made = []
-
-    def make(**options):
-        lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
-        made.append(Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05, **options))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close(timeout=1.0)
+    return lambda **options: new_producer(coalesce=True, lookupd_refresh_interval=0.05, **lookups, **options)
 
 
 def stored(cluster, topic="t", partitions=1):
@@ -452,7 +388,7 @@ def stored(cluster, topic="t", partitions=1):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("ordered", [False, True])
-def test_what_is_compressed_arrives_as_it_was(cluster, producer_of, consume, codec, ordered):
+def test_what_is_compressed_arrives_as_it_was(cluster, lookups, producer_of, consume, codec, ordered):
     cluster.create_topic("t", 1, 1, ext=True, ordered=ordered, channels=["c"])
     producer = producer_of(body_compression=codec)
     producer.publish("t", b"first")
@@ -472,11 +408,8 @@ def test_what_is_compressed_arrives_as_it_was(cluster, producer_of, consume, cod
         if record.header and b"compress" in record.header:
             assert b'"nsq.client.compress":"%s"' % CODECS[codec].encode() in record.header
     seen = []
-    lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
-    consume(
-        lambda consumer, message: seen.append((message.body, dict(message.headers))),
-        topic="t", channel="c", lookupd_http_addresses=lookupds,
-    )  # fmt: skip
+    handle = lambda _, message: seen.append((message.body, dict(message.headers)))  # noqa: E731
+    consume(handler=handle, topic="t", channel="c", **lookups)
     until(lambda: len(seen) == len(records))
     bodies = [b"first", BODY, b"small", NOISE, BODY, b"small", BODY * 2, BODY, BODY, BODY]
     assert sorted(body for body, _ in seen) == sorted(bodies)

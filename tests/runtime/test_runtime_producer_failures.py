@@ -6,16 +6,15 @@ import logging
 import random
 import struct
 from collections import Counter
-from contextlib import suppress
-from socket import SHUT_RDWR
+from contextlib import contextmanager, suppress
 from time import monotonic
 
 import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.ports import free_address
 from support.publishing import agree, refuse, stay_mute
+from support.servers import free_address
 from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
@@ -54,34 +53,6 @@ def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
     assert not error.possibly_stored
     assert server.bodies == bodies  # in order, and none twice
     assert len(server.peers) == 2
-
-
-def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd, new_producer):
-    def answer(peer, command):
-        peer.frame(1, b"E_EXT_NOT_SUPPORT no") if command.body == b"bad" else peer.ok()
-
-    server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
-    sender = new_producer(server)
-    results = [sender.publish_nowait("t", body) for body in (b"1", b"bad", b"3")]
-    gevent.joinall(results, timeout=WAIT)
-    assert [result.successful() for result in results] == [True, False, True]
-    assert len(server.peers) == 1
-
-
-def test_a_server_that_ends_one_connection_after_the_other_fails_no_publish(publishing):
-    lost = []
-
-    def answer(peer, command):
-        if len(lost) >= 5:
-            peer.ok()
-        elif command.body == b"4":  # all have come
-            lost.append(peer)
-            peer.sock.shutdown(SHUT_RDWR)
-
-    _, sender = publishing(answer, coalesce=False, retry_max_delay=0.05, max_publish_attempts=3)
-    results = [sender.publish_nowait("t", body) for body in numbers(5)]
-    gevent.joinall(results, timeout=WAIT)
-    assert all(result.successful() for result in results)  # also the one that it was working on each time
 
 
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])
@@ -137,44 +108,19 @@ def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog):
         assert told()[:3] == ["WARNING", "DEBUG", "DEBUG"]
 
 
-def test_max_pending_bounds_what_is_held(publishing):
+def test_what_would_fit_does_not_pass_a_batch_that_waits_for_room(publishing):
     server, sender = publishing(stay_mute, max_pending=3)
-    results = [sender.publish("t", body, raise_error=False) for body in numbers(3)]
+    sender.multipublish("t", [b"0", b"1"], raise_error=False)
+    server.wait_commands(1)
+    callers = [gevent.spawn(sender.multipublish, "t", [b"2", b"3"]), gevent.spawn(sender.publish, "t", b"4")]
+    gevent.idle()
     with pytest.raises(errors.PublishFailed, match="max_pending=3"):
-        sender.publish_nowait("t", b"x")
-    with pytest.raises(errors.PublishTimeout, match="max_pending=3") as caught:
-        sender.publish("t", b"x", timeout=0.05)
-    assert not caught.value.possibly_stored
-    server.wait_commands(3)
-    with pytest.raises(errors.PublishFailed, match="max_pending=3"):
-        sender.publish("t", b"x", block=False)
-    waiting = [gevent.spawn(sender.publish, "t", b"w%d" % number) for number in range(2)]
-    gevent.sleep(0)
-    server.answer = agree
-    for _ in range(3):
-        server.peers[0].ok()
-    gevent.joinall([*results, *waiting], timeout=WAIT, raise_error=True)
-    assert server.bodies == [*numbers(3), b"w0", b"w1"]
-    assert sender.stats()["held"] == 0
-    assert sender.multipublish("t", [b"x"] * 5) == b"OK", "one that is larger goes alone"
-
-
-def test_what_timed_out_holds_its_room_until_the_reply_comes(publishing):
-    """And late replies are taken in order, and disturb nobody."""
-    server, sender = publishing(max_pending=2)
-    assert sender.publish("t", b"first") == b"OK"  # so that it is connected
-    server.answer = stay_mute
-    for _ in range(2):
-        with pytest.raises(errors.PublishTimeout):
-            sender.publish("t", b"x", timeout=0.3)
-    with pytest.raises(errors.PublishTimeout, match="max_pending"):
-        sender.publish("t", b"x", timeout=0.03)
+        sender.publish_nowait("t", b"5")
     assert sender.stats()["held"] == 2
     server.answer = agree
     server.peers[0].ok()
-    server.peers[0].frame(1, b"E_INVALID_JSON_HEADER x")
-    assert sender.publish("t", b"y") == b"OK"
-    assert sender.stats()["held"] == 0
+    gevent.joinall(callers, timeout=WAIT, raise_error=True)
+    assert server.bodies == numbers(5)
 
 
 # Several nsqds
@@ -387,27 +333,43 @@ def freezing(request, nsq_link):
         yield [link.address, second.nsqd.tcp_address], link.stall, link.flow, depths
 
 
-def test_callers_go_on_while_one_of_two_nsqds_is_frozen(freezing):
-    addresses, freeze, thaw, depths = freezing
-    longest, counts, is_over = 0.0, [0] * 10, Event()
+@contextmanager
+def calling(publish):
+    """Ten greenlets that call ``publish(number, count)`` again and again: their counts, and ``progress(by)``."""
+    counts, is_over = [0] * 10, Event()
 
     def work(number):
-        nonlocal longest
         while not is_over.is_set():
-            begun = monotonic()
-            assert producer.publish("t", b"%d" % number) == b"OK"
-            longest = max(longest, monotonic() - begun)
+            assert publish(number, counts[number]) == b"OK"
             counts[number] += 1
 
     def progress(by):
-        """Wait until each caller has published ``by`` messages more."""
+        """Wait until each has published ``by`` messages more."""
         before = list(counts)
         until(lambda: all(now >= then + by for now, then in zip(counts, before, strict=True)))
 
+    workers = [gevent.spawn(work, number) for number in range(10)]
+    try:
+        yield counts, progress
+    finally:
+        is_over.set()
+        gevent.joinall(workers, raise_error=True)
+
+
+def test_callers_go_on_while_one_of_two_nsqds_is_frozen(freezing):
+    addresses, freeze, thaw, depths = freezing
+    longest = 0.0
+
+    def publish(number, count):
+        nonlocal longest
+        begun = monotonic()
+        reply = producer.publish("t", b"%d" % number)
+        longest = max(longest, monotonic() - begun)
+        return reply
+
     with Producer(addresses, attempt_timeout=LIMIT, publish_timeout=60.0) as producer:
         connected_to_all(producer, *addresses)
-        workers = [gevent.spawn(work, number) for number in range(10)]
-        try:
+        with calling(publish) as (counts, progress):
             progress(20)
             freeze()
             until(lambda: producer.stats()["stalled"] == [str(addresses[0])])
@@ -416,9 +378,6 @@ def test_callers_go_on_while_one_of_two_nsqds_is_frozen(freezing):
             until(lambda: producer.stats()["stalled"] == [])
             before = depths()[0]
             until(lambda: depths()[0] > before)
-        finally:
-            is_over.set()
-            gevent.joinall(workers, raise_error=True)
     assert longest < 30  # half of what the whole publish may take; it was all of it
     assert sum(depths()) >= sum(counts)
 
@@ -580,10 +539,9 @@ def test_the_error_says_why_lookup_leads_nowhere(real_nsqd, real_lookupd):
 
 
 @pytest.fixture
-def producing(cluster):
+def producing(lookups):
     """A factory of producers of the cluster, as context managers."""
-    lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
-    return lambda **options: Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05, **options)
+    return lambda **options: Producer(lookupd_refresh_interval=0.05, **lookups, **options)
 
 
 def stored(cluster):
@@ -643,30 +601,16 @@ def test_keys_keep_their_order_while_leaders_move_and_die(cluster, producing, op
 
 def test_a_rolling_restart_under_load_fails_no_publish(cluster, producing):
     cluster.create_topic("t", PARTITIONS, 2, ordered=True, channels=["ch"])
-    counts, is_over = [0] * 10, Event()
 
-    def work(number):
-        while not is_over.is_set():
-            body = f"{number} {counts[number]}".encode()
-            assert producer.publish("t", body, key=f"k{number}" if number % 2 else None) == b"OK"
-            counts[number] += 1
+    def publish(number, count):
+        return producer.publish("t", f"{number} {count}".encode(), key=f"k{number}" if number % 2 else None)
 
-    def progress(by):
-        """Wait until each caller has published ``by`` messages more."""
-        before = list(counts)
-        until(lambda: all(now >= then + by for now, then in zip(counts, before, strict=True)))
-
-    with producing(publish_timeout=120.0) as producer:
-        workers = [gevent.spawn(work, number) for number in range(10)]
-        try:
-            for node in cluster.nsqds:
-                progress(5)
-                node.stop()
-                progress(5)  # others lead what it led
-                node.start()
-        finally:
-            is_over.set()
-            gevent.joinall(workers, raise_error=True)
+    with producing(publish_timeout=120.0) as producer, calling(publish) as (counts, progress):
+        for node in cluster.nsqds:
+            progress(5)
+            node.stop()
+            progress(5)  # others lead what it led
+            node.start()
     bodies = {record.body for records in stored(cluster).values() for record in records}
     assert bodies == {f"{number} {index}".encode() for number, count in enumerate(counts) for index in range(count)}
 

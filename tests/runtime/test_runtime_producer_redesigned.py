@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from contextlib import suppress
 
@@ -11,12 +10,12 @@ import gevent
 import pytest
 from msgspec.structs import replace
 from support.partitions import topology
-from support.ports import free_address
 from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
+from support.servers import free_address
 from support.waiting import WAIT, until
 
-from nsq_fast import Receipt, TraceLog, errors
+from nsq_fast import Receipt, errors
 from nsq_fast.protocol import publishing
 from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.topology import Nsqd, Topology
@@ -259,13 +258,9 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
         ({"key": 5}, TypeError, "str or bytes"),
         ({"key": "a", "partition": 1}, errors.ConfigError, "the key names the partition"),
         ({"key": "\udc80"}, errors.ConfigError, "lone surrogates"),
-        ({"partition": -1}, errors.ConfigError, "0 to 1023"),
         ({"partition": True}, errors.ConfigError, "0 to 1023"),
-        ({"partition": "1"}, errors.ConfigError, "0 to 1023"),
         ({"partition": 3}, errors.ConfigError, "has 3 partitions"),
-        ({"trace_id": -1}, errors.ConfigError, "trace_id"),
         ({"trace_id": 1 << 64}, errors.ConfigError, "trace_id"),
-        ({"trace_id": "5"}, errors.ConfigError, "trace_id"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(lookup_producer, leaders, arguments, error, text):
@@ -420,28 +415,8 @@ def test_traced_publishes_gather_and_have_receipts_of_their_own(lookup_producer,
     assert any(command.name == "MPUB_TRACE" for nsqd in tracing.values() for command in nsqd.commands)
 
 
-class Records(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record.msg)
-
-
-@pytest.fixture
-def traced():
-    """A trace log of its own, and the records that were written to it."""
-    handler = Records()
-    log = logging.Logger("of this test", logging.INFO)
-    log.addHandler(handler)
-    return TraceLog(log), handler.records
-
-
-def test_tracing_is_switched_while_it_runs(lookup_producer, tracing, traced):
-    trace, records = traced
+def test_tracing_is_switched_while_it_runs(lookup_producer, tracing, new_trace):
+    trace, records = new_trace()
     sender, _ = lookup_producer(topology(tracing), trace=trace, max_msg_size=20)
     assert sender.publish("t", b"x", partition=0) == b"OK"
     trace.enable("t")
@@ -460,8 +435,8 @@ def test_tracing_is_switched_while_it_runs(lookup_producer, tracing, traced):
     ] == [(*each[:5], str(each.nsqd)) for each in (first, *both)]
 
 
-def test_servers_that_cannot_trace_take_it_untraced(lookup_producer, publish_nsqd, new_producer, traced):
-    trace, records = traced
+def test_servers_that_cannot_trace_take_it_untraced(lookup_producer, publish_nsqd, new_producer, new_trace):
+    trace, records = new_trace()
     trace.enable()
     nsqd = publish_nsqd()
     behind_lookup, _ = lookup_producer(topology({}, nsqd), trace=trace)

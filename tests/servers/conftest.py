@@ -7,9 +7,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.cluster import RedesignedCluster, missing_for_cluster
+from support.cluster import Network, RedesignedCluster, missing_for_cluster, missing_for_namespaces
 from support.fleet import Fleet, RealFleet
-from support.namespaces import Network, missing_for_namespaces
 from support.scenarios import Scale
 
 OPTION = "--run-real-cluster"

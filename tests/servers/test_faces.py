@@ -13,9 +13,9 @@ from threading import Event
 from typing import Any, NamedTuple
 
 import pytest
+from support.cluster import Network, missing_for_namespaces
 from support.contract import FACES, Face
 from support.fleet import Fleet
-from support.namespaces import Network, missing_for_namespaces
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import WAIT, until
 

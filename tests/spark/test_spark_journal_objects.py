@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, check_killed_attempt, check_late_attempt
-from support.ports import free_address
 from support.s3 import BUCKET, CREDENTIALS, REGION, UNAVAILABLE, answers, cuts_its_answer, loses_its_answer
+from support.servers import free_address
 from support.spark_ledger import account
 
 from nsq_fast.cli import main

@@ -1,8 +1,8 @@
 """What tests share. A module stands here when tests of two folders use it.
 
 Servers:
-    servers         processes of nsqd and nsqlookupd, real and embedded, back on their ports; ports, processes
-    cluster         a real redesigned cluster with etcd, or one nsqd alone; namespaces: hosts of their own for it
+    servers         processes of nsqd and nsqlookupd, real and embedded, back on their ports, which are held; processes
+    cluster         a real redesigned cluster with etcd, on hosts of its own if need be, or one nsqd alone
     fleet           one face over the embedded cluster and the real one, for clients
     peers           the other end of one connection, played by a function
     scripted_nsqd   an nsqd that does what a test says; partitions: of the redesigned NSQ; publishing: for producers

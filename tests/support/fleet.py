@@ -18,8 +18,7 @@ from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 
-from .cluster import RedesignedCluster
-from .namespaces import Network
+from .cluster import Network, RedesignedCluster
 from .servers import RealNsqd
 from .waiting import until
 

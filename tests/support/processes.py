@@ -38,6 +38,13 @@ def run_python(program: str, *arguments: str, **environment: str) -> subprocess.
     )  # fmt: skip
 
 
+def run_quietly(program: str, *arguments: str, **environment: str) -> str:
+    """As ``run_python``, of a program that ends well and complains of nothing; what it printed."""
+    done = run_python(program, *arguments, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 @contextmanager
 def piped() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """What starts a command with pipes as its input and output, as text; all are killed in the end."""

@@ -2,6 +2,11 @@
 
 Binaries of real ones are looked for below NSQ_FAST_SERVERS (default
 ~/.cache/nsq-fast/servers), in ``original`` and ``redesigned``.
+
+A port that was looked up and let go belongs to whoever asks next: on a busy machine another process has it before the
+server that it was meant for. So a socket stays bound to it that does not listen: connections are refused, the system
+gives the port to nobody, and a server that asks for it by its number gets it (SO_REUSEADDR, which Go and gevent set
+for what listens).
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from nsq_fast.names import Address
-from support.ports import free_address
 from support.waiting import WAIT, block_until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
 EMBEDDED_NSQD = (sys.executable, "-m", "nsq_fast", "nsqd")
+_held: list[socket.socket] = []
 _LISTENING = re.compile(r"(TCP|HTTP|HTTPS): listening on (\S+):(\d+)")
 
 
@@ -30,6 +36,34 @@ def find_server(name: str, family: str = "original") -> Path | None:
     """The path of a server's binary, or None where there is none."""
     path = SERVERS / family / name
     return path if os.access(path, os.X_OK) else None
+
+
+def free_address() -> Address:
+    """An address where nothing listens, unless the test has something listen there. Held until the process ends."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _held.append(sock)
+    return Address(*sock.getsockname())
+
+
+def is_free(address: Address) -> bool:
+    """Whether the system would give the port to a program, for an outgoing connection or for a server."""
+    with socket.socket() as sock:  # without SO_REUSEADDR, with which a port that is only bound may be taken
+        try:
+            sock.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def accepts(address: Address) -> bool:
+    """Whether something listens there; False where connections are refused."""
+    try:
+        socket.create_connection(address).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 class Daemon:

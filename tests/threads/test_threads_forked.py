@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from support.processes import run_python
+from support.processes import run_python, run_quietly
 
 from nsq_fast.threads import Consumer, Producer
 
@@ -102,14 +102,12 @@ async def main():
     assert os.waitpid(children[0], 0)[1] == 0
 asyncio.run(main())
 """
-    done = run_python(program)
-    assert (done.returncode, done.stderr) == (0, "")
+    run_quietly(program)
 
 
 @pytest.mark.fork
 def test_a_child_of_a_fork_consumes_with_a_thread_of_its_own(filled: str) -> None:
-    done = run_python(
-        f"""
+    run_quietly(f"""
 import os, threading
 from nsq_fast.threads import Consumer
 got = threading.Event()
@@ -129,15 +127,12 @@ if not child:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 consumer.close(drain=False)
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 @pytest.mark.fork
 def test_a_child_of_a_fork_publishes_with_a_thread_of_its_own(nsqd_process: Any) -> None:
-    done = run_python(
-        f"""
+    run_quietly(f"""
 import os
 from nsq_fast.threads import Producer
 producer = Producer({nsqd_process.address!r})
@@ -151,17 +146,14 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 producer.publish("t", b"parent again")
 producer.close()
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")
     with Consumer("t", "c", nsqd_process.address, max_in_flight=3) as consumer:
         assert sorted(message.body for message in islice(consumer, 3)) == [b"child", b"parent", b"parent again"]
 
 
 @pytest.mark.fork
 def test_greenlets_of_a_child_of_a_fork_publish_at_once(nsqd_process: Any) -> None:
-    done = run_python(
-        f"""
+    run_quietly(f"""
 import os
 import gevent
 from nsq_fast.threads import Producer
@@ -175,6 +167,4 @@ if not child:
     os._exit(0 if all(greenlet.value == b"OK" for greenlet in greenlets) else 1)
 assert gevent.os.waitpid(child, 0)[1] == 0
 producer.close()
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")

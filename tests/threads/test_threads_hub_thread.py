@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.processes import run_python
+from support.processes import run_python, run_quietly
 from support.waiting import WAIT
 
 from nsq_fast.bridge import Reply
@@ -21,8 +21,7 @@ ENDS = {
 def test_whoever_waits_for_a_hub_thread_that_fails_is_told_and_the_next_call_has_another(
     nsqd_process: Any, end: str
 ) -> None:
-    done = run_python(
-        f"""
+    done = run_python(f"""
 import threading
 import gevent
 import nsq_fast
@@ -80,15 +79,13 @@ producer.close()
 assert of_this_thread.publish("w", b"1") == b"OK"
 of_this_thread.close()
 print("done")
-"""
-    )
+""")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert done.stderr.count("the hub thread of nsq_fast has ended") >= 1
 
 
 def test_nobody_destroys_its_hub(nsqd_process: Any) -> None:
-    done = run_python(
-        f"""
+    run_quietly(f"""
 import gevent, threading
 from nsq_fast.errors import WrongThread
 from nsq_fast.threads import Producer
@@ -102,14 +99,11 @@ with Producer({nsqd_process.address!r}) as producer:
     producer.publish_nowait("t", b"1").add_done_callback(destroy)
     assert refused.wait(50)
     assert producer.publish("t", b"2") == b"OK"
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_a_process_without_descriptors_is_told_so() -> None:
-    done = run_python(
-        """
+    run_quietly("""
 import os, resource
 from nsq_fast.errors import NotRunning
 from nsq_fast.threads import Producer  # imports what there is
@@ -125,14 +119,11 @@ for room in range(3):
         raise AssertionError("it has begun")
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 Producer("127.0.0.1:1")  # what was wrong is over
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_a_callback_of_a_future_that_would_wait_for_itself_is_told_so(nsqd_process: Any) -> None:
-    done = run_python(
-        f"""
+    run_quietly(f"""
 import threading
 from nsq_fast.errors import WrongThread
 from nsq_fast.threads import Producer
@@ -147,14 +138,11 @@ with Producer({nsqd_process.address!r}) as producer:
     producer.publish_nowait("t", b"1").add_done_callback(publish_more)
     assert stored.wait(50)
     assert len(raised) == 1 and "publish_nowait" in raised[0]
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_a_callback_that_exits_keeps_no_result_of_others_back(nsqd_process: Any) -> None:
-    done = run_python(
-        f"""
+    done = run_python(f"""
 import sys, threading
 from nsq_fast.threads import Producer
 held, go_on = threading.Event(), threading.Event()
@@ -174,15 +162,13 @@ with Producer({nsqd_process.address!r}) as producer:
     assert all(future.exception(50) is None for future in futures[:100])
     assert all(future.exception(50) is not None for future in futures[100:])
     assert producer.publish("t", b"2") == b"OK"
-"""
-    )
+""")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_result_for_a_thread_whose_hub_is_gone_harms_nobody(nsqd_process: Any) -> None:
-    done = run_python(
-        f"""
+    run_quietly(f"""
 import threading
 import gevent
 from nsq_fast.threads import Consumer
@@ -197,9 +183,7 @@ thread = threading.Thread(target=give_up)
 thread.start()
 thread.join(50)
 consumer.close()  # which is what was waited for
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_a_signal_is_handled_by_the_thread_that_waits() -> None:
