@@ -322,7 +322,6 @@ def test_what_a_sink_refuses(options: dict[str, str | None], text: str) -> None:
         ({"consume": "true"}, True, "consume: is for spark.read only"),
         ({"maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger: is for spark.readStream only"),
         ({"startingOffsets": "latest"}, False, "startingOffsets='latest': there is nothing to read"),
-        ({"reader": "journalled"}, True, "journal: is required by the journalled reader: a folder"),
     ],
 )
 def test_what_is_for_the_other_kind_of_read(options: dict[str, str], is_stream: bool, text: str) -> None:
@@ -634,8 +633,10 @@ def test_which_reader(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None
     assert choose(options_of(**redesigned, journal="/j"), is_stream=True) == "journalled"
     assert choose(options_of(**original, journal="/j"), is_stream=True) == "journalled"
     assert choose(options_of(**original), is_stream=False) == "journalled"
-    with pytest.raises(ConfigError, match="journal: is required"):
+    with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
         choose(options_of(**original), is_stream=True)
+    with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
+        choose(options_of(**original, reader="journalled"), is_stream=True)
     with pytest.raises(ConfigError, match="journal: is required"):
         choose(options_of(**original, consume="true"), is_stream=False)
     with pytest.raises(ConfigError, match="startingOffsets: the journalled reader cannot"):
