@@ -35,26 +35,36 @@ Parse = Callable[[str, str], Any]
 """Of an option's name and text, its value. Raises ConfigError, with the name."""
 
 HEADERS = "headers"
-JSON, MAP, ARRAY = HEADERS_AS = ("json", "map", "array")
+JSON, MAP, ARRAY = "json", "map", "array"
+HEADERS_AS: Mapping[str, str] = {
+    JSON: "string",
+    MAP: "map<string,string>",
+    ARRAY: "array<struct<key:string,value:binary>>",
+}
 """What the column of headers may be: the text of each header as it came, or its entries, as a map or as with Kafka."""
-NAMES: tuple[str, ...] = (
-    "topic",
-    "partition",
-    "message_id",
-    "internal_id",
-    "trace_id",
-    "timestamp",
-    "attempts",
-    "offset",
-    "size",
-    HEADERS,
-    "body",
-    "nsqd",
-)
-"""All columns, in their order."""
+COLUMNS: Mapping[str, str] = {
+    "topic": "string",
+    "partition": "int",
+    "message_id": "binary",
+    "internal_id": "bigint",
+    "trace_id": "bigint",
+    "timestamp": "timestamp",
+    "attempts": "int",
+    "offset": "bigint",
+    "size": "int",
+    HEADERS: HEADERS_AS[JSON],
+    "body": "binary",
+    "nsqd": "string",
+}
+"""All columns, in their order, and their types as Spark writes them."""
+NAMES = tuple(COLUMNS)
 DEFAULT_COLUMNS: tuple[str, ...] = ("timestamp", "body", "topic", "attempts")
 """Those that most programs use. Each further one costs every row that crosses from Python to the JVM."""
 ALL = "*"
+
+
+def column_type(name: str, headers_as: str) -> str:
+    return HEADERS_AS[headers_as] if name == HEADERS else COLUMNS[name]
 
 
 # Option names as Spark passes them on: in lower case, with text as values; and as the documentation writes them.
@@ -673,7 +683,7 @@ class SourceOptions:
         "headersAs",
         "`json`: the column `headers` is a string; `map`: it is a map; `array`: it is what Kafka's connector gives."
         " Setting it adds the column",
-        _choice(HEADERS_AS),
+        _choice(tuple(HEADERS_AS)),
         JSON,
     )
     push_filters: bool = _option(
