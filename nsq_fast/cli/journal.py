@@ -113,7 +113,7 @@ def adopt(
 
 def _open(journal: str, endpoint: str | None, region: str | None) -> Storage:
     try:
-        from nsq_fast.spark.journal.slot import check_path, open_storage
+        from nsq_fast.spark.journal.files import check_path, open_storage
         from nsq_fast.spark.options import ObjectStore
     except ImportError as error:
         raise click.ClickException(str(error)) from error

@@ -76,10 +76,10 @@ class TopicServers(NamedTuple):
         is_redesigned: the family of the servers.
     """
 
-    nsqds: tuple[Nsqd, ...]
-    leaders: Mapping[int, Nsqd]
-    meta: Meta | None
-    is_redesigned: bool
+    nsqds: tuple[Nsqd, ...] = ()
+    leaders: Mapping[int, Nsqd] = {}
+    meta: Meta | None = None
+    is_redesigned: bool = False
 
     @property
     def has_ext(self) -> bool:
@@ -291,7 +291,7 @@ def _ask_lookup(options: SourceOptions, timeout: float) -> TopicServers:
         topology = poller.wait_topology(options.topic, timeout)
         if topology.is_empty:
             others = poller.nodes(timeout)
-            return TopicServers((), {}, topology.meta, any(nsqd.is_redesigned for nsqd in others))
+            return TopicServers(meta=topology.meta, is_redesigned=any(nsqd.is_redesigned for nsqd in others))
         return _from_topology(topology)
 
 
@@ -346,11 +346,11 @@ def _ask_nsqds(options: SourceOptions, timeout: float) -> TopicServers:
     ]
     joinall(jobs)
     answers: list[_Answer] = [job.get() for job in jobs]
-    if all(answer.error for answer in answers):
-        raise answers[0].error or LookupFailed("no nsqd is named")
-    for answer in answers:
-        if answer.error:
-            logger.warning("nsqd %s does not answer: %s", answer.nsqd, answer.error, extra=SPARK_LOOKUP_FAILED)
+    failures = {answer.nsqd: answer.error for answer in answers if answer.error}
+    if len(failures) == len(answers):
+        raise next(iter(failures.values()))
+    for nsqd, error in failures.items():
+        logger.warning("nsqd %s does not answer: %s", nsqd, error, extra=SPARK_LOOKUP_FAILED)
     rows = [row for answer in answers for row in answer.rows]
     leaders = {int(row["topic_partition"]): answer.nsqd for answer in answers for row in answer.rows}
     nsqds = tuple(answer.nsqd for answer in answers)

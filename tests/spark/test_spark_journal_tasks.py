@@ -23,6 +23,7 @@ from support.spark_ledger import account
 from support.spark_replay import Topic
 from support.waiting import WAIT, until
 
+from nsq_fast.broker import Broker
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.columns import ColumnSubscription
@@ -35,13 +36,12 @@ from nsq_fast.errors import (
     JournalError,
     JournalMissing,
     JournalTaken,
+    LookupFailed,
 )
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
-from nsq_fast.spark.journal import collect as connections
-from nsq_fast.spark.journal import collect as disk_wait
 from nsq_fast.spark.journal.collect import Collector, DiskWait
-from nsq_fast.spark.journal.files import Storage
-from nsq_fast.spark.journal.slot import open_storage
+from nsq_fast.spark.journal.files import Storage, open_storage
+from nsq_fast.spark.journal.plan import Backlogs
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.versions import ReadAllAvailable
 
@@ -231,7 +231,7 @@ class Waits(DiskWait):
 def test_the_slower_the_disk_the_larger_the_segments(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each wait is long, so that there are more than two connections
+    monkeypatch.setattr(collect, "LONG", -1.0)  # each wait is long, so that there are more than two connections
     query = Query(tmp_path / "journal", server.options, reading(SlowDisk))
     bodies = server.publish(30_000)
     query.plan()
@@ -257,7 +257,7 @@ class OneConnection(Collector):
 def test_a_server_that_refuses_a_connection_is_not_asked_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each round would add one
+    monkeypatch.setattr(collect, "LONG", -1.0)  # each round would add one
     query = Query(tmp_path / "journal", server.options)
     bodies = server.publish(10_000)
     query.plan()
@@ -487,52 +487,32 @@ def hold(query: Query, task: Any, at: int = 0) -> tuple[threading.Thread, list[B
 
 
 @each_storage
-def test_of_two_attempts_one_is_kept_and_the_other_gives_back(server: Server, query: Query) -> None:
-    bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
-    task.rows = 1_000
-    thread, errors = hold(query, task)
-    rows = query.run_task(task)
-    assert server.depth() == (0, 1_000, 0)
-    Held.go.set()
-    thread.join()
-    assert [type(error) for error in errors] == [JournalTaken]
-    server.wait_depth(1_000, 0, 0)
-    assert query.run_task(task) == rows
-    query.done(rows)
-    query.drain(server)
-    account(bodies, query.rows).check()
-
-
-@each_storage
-def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server, query: Query) -> None:
-    bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
-    task.rows = 1_000
-    thread, errors = hold(query, task)
-    query.done(query.run_task(task))
-    Held.go.set()
-    thread.join()
-    assert [type(error) for error in errors] == [JournalClosed]
-    server.wait_depth(1_000, 0, 0)
-    query.drain(server)
-    account(bodies, query.rows).check()
-
-
-@each_storage
-def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, query: Query) -> None:
+@pytest.mark.parametrize(
+    ("at", "is_committed", "error"),
+    [(0, False, JournalTaken), (1, False, JournalTaken), (0, True, JournalClosed)],
+    ids=["before the first segment", "in the middle", "after the commit"],
+)
+def test_of_two_attempts_one_is_kept_and_the_other_acknowledges_nothing_more(
+    server: Server, query: Query, at: int, is_committed: bool, error: type[JournalError]
+) -> None:
     bodies = server.publish(ROWS)
     query.plan()
     (task,) = query.tasks()
-    thread, errors = hold(query, task, at=1)
+    task.rows = 3_000
+    thread, errors = hold(query, task, at)
     rows = query.run_task(task)
-    assert len(rows) == 2_500
+    assert len(rows) == (2_500 if at else 3_000)  # the segment that the first has claimed, or others
+    theirs = 500 if at else 3_000
+    server.wait_depth(ROWS - len(rows) - theirs, theirs, 0)
+    if is_committed:
+        query.done(rows)
     Held.go.set()
     thread.join()
-    assert [type(error) for error in errors] == [JournalTaken]
-    query.done(rows)
+    assert [type(each) for each in errors] == [error]
+    server.wait_depth(ROWS - len(rows), 0, 0)  # given back
+    if not is_committed:
+        assert query.run_task(task) == rows
+        query.done(rows)
     query.drain(server)
     account(bodies, query.rows).check()
 
@@ -603,7 +583,7 @@ def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_fli
 def test_a_server_that_is_down_leaves_its_slot_empty(
     server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECT_PATIENCE", 0.3)
+    monkeypatch.setattr(collect, "CONNECT_PATIENCE", 0.3)
     bodies = server.publish(100)
     query.plan()
     server.client.close()
@@ -734,7 +714,10 @@ def test_statistics_are_asked_for_at_most_every_200_ms(
     assert 4 <= len(asked) <= 1 + (time.monotonic() - began) / 0.2
 
 
-def test_a_server_that_does_not_answer_is_waited_for(server: Server, query: Query) -> None:
+def test_a_server_that_does_not_answer_is_waited_for(
+    server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.journal.stream.PATIENCE", 0.2)
     server.publish(5)
     server.client.close()
     server.process.stop()
@@ -746,6 +729,28 @@ def test_a_server_that_does_not_answer_is_waited_for(server: Server, query: Quer
     until(lambda: query.reader.reportLatestOffset()["metrics"]["lookupAgeSeconds"] > 0)  # of the start, if of nothing
     server.process.start()
     assert len(query.batch()) == 5
+
+
+def test_an_nsqd_that_has_left_lookup_is_missed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq_fast.spark.journal.plan.STATS_INTERVAL", 0.0)
+    monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 0.0)
+    with Broker(nsqds=2) as broker:
+        left, other = broker.nsqds
+        for nsqd in (left, other):
+            with NsqdHTTPClient(*nsqd.http_address) as client:
+                client.create_topic(TOPIC)
+        given = {"topic": TOPIC, "channel": CHANNEL, "lookupd_http_addresses": str(broker.lookupd.http_address)}
+        backlogs = Backlogs(SourceOptions.parse(given))
+        until(lambda: len(backlogs.of(TOPIC).servers().nsqds) == 2)
+        monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 60.0)
+        assert len(backlogs.all_depths()) == 2
+        left.stop()
+        with pytest.raises(LookupFailed, match=f"nsqd {left.tcp_address} cannot be reached"):
+            backlogs.all_depths()
+        monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 0.0)
+        until(lambda: len(backlogs.of(TOPIC).servers().nsqds) == 1)
+        assert list(backlogs.all_depths()) == [str(other.tcp_address)]
+        backlogs.close()
 
 
 def test_a_journal_that_is_gone_stops_the_query(server: Server, query: Query, tmp_path: Path) -> None:

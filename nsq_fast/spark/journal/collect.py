@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ssl import SSLError
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from gevent import sleep
@@ -33,9 +33,9 @@ from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
 from nsq_fast.printable import counted
-from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import SourceOptions
 
+from .files import open_storage
 from .slot import (
     Chain,
     Head,
@@ -44,7 +44,7 @@ from .slot import (
     StoredColumns,
     Suspects,
     keys_of,
-    open_storage,
+    rows_of,
     seal,
     uncertain,
     uncertain_elsewhere,
@@ -102,15 +102,7 @@ class Collector:
 
     def open_connection(self) -> JournalConnection:
         """A connection, subscribed. Raises ConnectFailed, or the server's refusal."""
-        assert self.slot.address is not None
-        subscription = ColumnSubscription(
-            self.slot.address,
-            self.slot.topic,
-            self.slot.channel,
-            self.slot.connection,
-            partition=self.slot.partition,
-            advanced=self.slot.is_redesigned,
-        )
+        subscription = _subscription(self.slot)
         subscription.open()
         return JournalConnection(subscription)
 
@@ -166,14 +158,11 @@ class Collector:
         logger.warning("slot %s stays empty: %s", self.slot.name, reason, extra=SPARK_SLOT_EMPTY)
 
     def _turn(self, connection: JournalConnection, writer: Writer) -> None:
-        try:
+        with self._or_lost(connection):
             self._settle(connection)
             columns = self._gather(connection)
-        except (ConnectionLost, ServerError) as error:
-            self._lose(connection, error)
-            return
-        if columns.count:
-            self._write(connection, columns, writer)
+            if columns.count:
+                self._write(connection, columns, writer)
 
     def _gather(self, connection: JournalConnection) -> Columns:
         """What was granted, or as much of it as comes."""
@@ -195,15 +184,10 @@ class Collector:
             parts.append(columns)
             size += len(columns.body)
             for other in self._connections:
-                if other is not connection and other.work and _is_done(other.work):
-                    self._settle_other(other)
+                if other is not connection and other.work and other.work.is_done:
+                    with self._or_lost(other):
+                        self._settle(other)
         return join_columns(parts)
-
-    def _settle_other(self, connection: JournalConnection) -> None:
-        try:
-            self._settle(connection)
-        except (ConnectionLost, ServerError) as error:
-            self._lose(connection, error)
 
     def _settle(self, connection: JournalConnection) -> None:
         """The writing is done: finish its messages, after asking for more, which their FINs make room for."""
@@ -241,6 +225,14 @@ class Collector:
 
     # The end
 
+    @contextlib.contextmanager
+    def _or_lost(self, connection: JournalConnection) -> Iterator[None]:
+        """What the block does with the connection may end it: then as `_lose`."""
+        try:
+            yield
+        except (ConnectionLost, ServerError) as error:
+            self._lose(connection, error)
+
     def _lose(self, connection: JournalConnection, error: NsqError) -> None:
         """The connection is lost: keep what it has claimed, let the server deliver the rest again, and seal the slot.
 
@@ -259,14 +251,11 @@ class Collector:
     def _close(self, connection: JournalConnection) -> None:
         if not connection.subscription.is_open:
             return
-        try:
+        with self._or_lost(connection):
             connection.subscription.close(_CLOSE_TIMEOUT)
-        except (ConnectionLost, ServerError) as error:
-            self._lose(connection, error)
-            return
-        late = set(connection.subscription.unfinished)
-        self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
-        self._claims.suspect_late(late)
+            late = set(connection.subscription.unfinished)
+            self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
+            self._claims.suspect_late(late)
 
     def _leave_in_order(self) -> None:
         """After a failure: finish what is claimed, requeue what is not."""
@@ -283,8 +272,11 @@ class Collector:
             self.finish(connection, work.ids)
 
 
-def _is_done(work: Work) -> bool:
-    return work.result is None or work.result.done()
+def _subscription(slot: Slot) -> ColumnSubscription:
+    """The channel that the slot is to read, not opened yet."""
+    assert slot.address is not None
+    where = slot.address, slot.topic, slot.channel, slot.connection
+    return ColumnSubscription(*where, partition=slot.partition, advanced=slot.is_redesigned)
 
 
 # One connection that fills one segment after another, and knows which of its FINs the server has processed.
@@ -328,6 +320,10 @@ class Work(NamedTuple):
     arrived: int
     granted_at: float
     result: Future[int | None] | None
+
+    @property
+    def is_done(self) -> bool:
+        return self.result is None or self.result.done()
 
 
 class JournalConnection:
@@ -763,31 +759,14 @@ class Peek:
         self._seen: set[bytes] = set()
 
     def batches(self, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-        slot = self.slot
         for columns in self._windows():
-            yield to_batch(
-                cast(Any, columns),
-                options.columns,
-                options.headers_as,
-                topic=slot.topic,
-                partition=slot.partition,
-                nsqd=str(slot.address),
-                is_redesigned=slot.is_redesigned,
-            )
+            yield rows_of(columns, self.slot.head(), options, self.slot.topic)
 
     def _windows(self) -> Iterator[Any]:
         slot = self.slot
         if slot.address is None or not slot.rows:
             return
-        subscription = ColumnSubscription(
-            slot.address,
-            slot.topic,
-            slot.channel,
-            slot.connection,
-            partition=slot.partition,
-            advanced=slot.is_redesigned,
-        )
-        with subscription:
+        with _subscription(slot) as subscription:
             window = min(slot.rows, subscription.info.max_rdy_count, MAX_WINDOW)
             for _ in range(1 + _ROUNDS * slot.rows // window):
                 columns = self._take(subscription, window)

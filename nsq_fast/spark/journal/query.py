@@ -17,8 +17,8 @@ from nsq_fast.printable import counted
 from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage
-from .plan import Offset, source_of, topic_of
-from .slot import Chain, Head, Stored, Suspects, seals, slots
+from .plan import source_of, topic_of
+from .slot import Chain, Head, Suspects, seals, slots
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -59,6 +59,12 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     layout: int = 1
     is_pattern: bool = False
     unnamed: str = ""
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> About:
+        is_pattern = options.topic_pattern is not None
+        unnamed = "" if options.reads_several else options.topic
+        return cls(options.topic, options.channel, is_pattern=is_pattern, unnamed=unnamed)
 
     def reads(self, topic: str) -> bool:
         return re.fullmatch(self.topic, topic) is not None if self.is_pattern else topic in self.topic.split(",")
@@ -156,14 +162,16 @@ class QueryJournal:
     def batch(self, batch: int) -> Storage:
         return self._storage.below(f"b{batch}")
 
-    def open_batch(self, batch: int) -> None:
-        """Make its place. Raises JournalMissing when it was committed before: its rows are gone."""
+    def open_batch(self, batch: int) -> Storage:
+        """Make its place, unless it is there. Raises JournalMissing when it was committed before: its rows are gone."""
         if batch <= self.committed():
             raise JournalMissing(
                 f"batch {batch} of the journal {self.path} has been committed and deleted: an older checkpoint was"
                 " put in place, or another query goes on with the same one"
             )
-        self.batch(batch).make()
+        place = self.batch(batch)
+        place.make()
+        return place
 
     def chain(self, batch: int, slot: int) -> Chain:
         return Chain(self.batch(batch), slot)
@@ -218,11 +226,9 @@ class QueryJournal:
 
     def rows(self, batch: int) -> dict[int, int]:
         """How many rows each slot of a batch has; slots without any are left out."""
-        found = {slot: sum(each.head.rows for each in self._files(batch, slot)) for slot in slots(self.batch(batch))}
+        place = self.batch(batch)
+        found = {slot: sum(each.head.rows for each in Chain(place, slot).read()) for slot in slots(place)}
         return {slot: rows for slot, rows in found.items() if rows}
-
-    def _files(self, batch: int, slot: int) -> list[Stored]:
-        return self.chain(batch, slot).read()
 
     def keep_slots(self, batch: int, names: Sequence[str]) -> None:
         """Keep which slots a batch has: where there are several topics, only their names tell them."""
@@ -424,18 +430,19 @@ def uncommitted(parent: Storage, id: str, about: About) -> Orphan:
     done = journal.committed()
     batches = [batch for batch in journal.batches() if batch > done]
     for batch in batches:
+        kept = journal.kept_slots(batch)
         for slot, rows in journal.rows(batch).items():
-            slots[f"{_MARK}{id}/b{batch}/s{slot}/{_topic(journal, batch, slot, about)}"] = rows
+            slots[f"{_MARK}{id}/b{batch}/s{slot}/{_topic(kept, slot, about)}"] = rows
     return Orphan(id, about, journal, slots, max(batches, default=done), journal.usage().oldest if slots else None)
 
 
-def _topic(journal: QueryJournal, batch: int, slot: int, about: About) -> str:
-    kept = journal.kept_slots(batch)
+def _topic(kept: list[str] | None, slot: int, about: About) -> str:
+    """That of a slot. ``kept``: the names of the slots of its batch, sorted as they are numbered."""
     if kept is None:
         return about.unnamed or about.topic
-    names = {number: name for number, name, _ in Offset("", batch, dict.fromkeys(kept, 0)).numbered()}
-    adopted = parse_adopted(names[slot])
-    return adopted.topic if adopted else topic_of(source_of(names[slot])) or about.unnamed
+    name = kept[slot]
+    adopted = parse_adopted(name)
+    return adopted.topic if adopted else topic_of(source_of(name)) or about.unnamed
 
 
 def commit_adopted(parent: Storage, batches: Mapping[str, int]) -> None:
