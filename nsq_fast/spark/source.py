@@ -228,18 +228,12 @@ def _given(options: SourceOptions, only: str) -> list[str]:
 
 
 def _check_several(options: SourceOptions) -> None:
-    if not options.reads_several:
-        return
-    given = {
-        "startingOffsets": options.starting_offsets,
-        "startingOffsetsByTimestamp": options.starting_times,
-        "endingOffsets": options.ending_offsets,
-        "endingOffsetsByTimestamp": options.ending_times,
-    }
-    for name, positions in given.items():
+    for each in SOURCE:
+        positions = getattr(options, each.field) if each.field and options.reads_several else None
         if isinstance(positions, Mapping) and not is_by_topic(positions):
             raise ConfigError(
-                f'{name}: there may be several topics, so each has to be named: {{"orders": {{"0": 1234, "1": 560}}}}'
+                f'{each.name}: there may be several topics, so each has to be named: {{"orders": {{"0": 1234, "1":'
+                " 560}}"
             )
 
 

@@ -27,7 +27,7 @@ from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMis
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.discovery import Nsqd, TopicServers
-from nsq_fast.spark.journal.collect import Quota, Screen, take
+from nsq_fast.spark.journal.collect import Claims, Connections, take
 from nsq_fast.spark.journal.files import FileStorage, Storage, check_links, check_path, open_storage
 from nsq_fast.spark.journal.plan import (
     Depth,
@@ -286,7 +286,9 @@ def test_the_seals_of_a_batch_say_what_each_run_took(batch):
 def test_the_same_id_of_another_time_is_another_message(journal):
     journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
     columns = columns_of([b"a"])
-    assert Screen(journal.suspects).drop_known(columns) == (columns, frozenset())
+    journal.open_batch(1)
+    chain = journal.chain(1, 0)
+    assert Claims(chain, Head(), chain.claim, journal.suspects).drop_known(columns) == (columns, frozenset())
 
 
 def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
@@ -503,9 +505,9 @@ def test_a_target_is_all_that_was_there_and_is_reached_once():
 
 @pytest.mark.parametrize("has_some", [False, True])
 def test_a_server_that_has_no_time_limit_for_its_buffer_takes_nothing_from_the_patience(has_some: bool) -> None:
-    quota = Quota(10)
-    assert quota.patience(-1, has_some=has_some) == quota.patience(0, has_some=has_some)
-    assert quota.patience(250, has_some=has_some) == 0.25 + quota.patience(0, has_some=has_some)
+    task = Connections(pytest.fail, 10, 1)
+    assert task.patience(-1, has_some=has_some) == task.patience(0, has_some=has_some)
+    assert task.patience(250, has_some=has_some) == 0.25 + task.patience(0, has_some=has_some)
 
 
 # What a journal needs of its storage holds of a file system and of an object store alike.

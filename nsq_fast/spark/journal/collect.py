@@ -80,12 +80,10 @@ class Collector:
         self.suspects: Suspects | None = (
             Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
         )
-        self._screen = Screen(self.suspects)
-        self._quota = Quota(slot.rows)
         self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
         self._disk_wait = DiskWait()
         self._seen: set[bytes] = set()
-        self._connections = Connections(self.open_connection, self._quota, self.connections)
+        self._connections = Connections(self.open_connection, slot.rows, self.connections)
 
     def run(self) -> list[Stored]:
         """The segments of the slot: those of an earlier attempt, or new ones. The slot is sealed when this returns.
@@ -172,14 +170,14 @@ class Collector:
         until = min(time.monotonic() + self.slot.max_delay, connection.gather_deadline)
         while connection.outstanding and size < MAX_SEGMENT_BYTES:
             columns = connection.subscription.fetch(
-                self._quota.patience(
+                self._connections.patience(
                     self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claims.segments)
                 ),
                 min(connection.outstanding, connection.step),
             )
             connection.took(columns)
             if not columns.count or time.monotonic() > until:
-                self._quota.is_over = True
+                self._connections.is_over = True
                 connection.give_up()
             parts.append(columns)
             size += len(columns.body)
@@ -201,7 +199,7 @@ class Collector:
         elif work.result is not None:
             self._refuse(connection, work)
             return
-        self._quota.grant(connection)
+        self._connections.grant(connection)
         self.finish(connection, work.ids)
         connection.dropped.update(work.dropped)
 
@@ -213,13 +211,13 @@ class Collector:
             counted(len(work.ids) // MESSAGE_ID_SIZE, "message"),
             extra=SPARK_MESSAGES_LATE,
         )
-        self._quota.is_over = True
-        self._quota.grant(connection)
+        self._connections.is_over = True
+        self._connections.grant(connection)
         connection.subscription.requeue(work.ids)
 
     def _write(self, connection: JournalConnection, columns: Columns, writer: Writer) -> None:
         self._claims.sure(connection.sure())
-        kept, dropped = self._screen.drop_known(columns, self._claims.unfinished)
+        kept, dropped = self._claims.drop_known(columns)
         result = writer.write(kept, connection.deadline) if kept.count else None
         connection.begin(columns.ids, dropped, result)
 
@@ -403,19 +401,30 @@ CONNECT_PATIENCE = 10.0
 """Seconds for which an unreachable server is retried; then the slot stays empty."""
 _CONNECT_PAUSE = 0.2
 
+MAX_WINDOW = 10_000
+"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
+
+_FIRST_WAIT = 1.0
+_IDLE_WAIT = 0.2
+_LAST_WAIT = 0.05
+
 
 class Connections:
-    """In the order in which they were opened; those that are lost stay among them.
+    """In the order in which they were opened, those that are lost among them; and what they are granted.
 
     Args:
         open_one: opens a connection. Raises ConnectFailed, or the server's refusal.
-        quota: of the task; each connection is granted its share.
+        rows: of the slot, shared out among them.
         most: of them there may be.
+
+    Attributes:
+        is_over: whether nothing more is asked for, as the server has no more, or the disk is too slow.
     """
 
-    def __init__(self, open_one: Callable[[], JournalConnection], quota: Quota, most: int) -> None:
+    def __init__(self, open_one: Callable[[], JournalConnection], rows: int, most: int) -> None:
+        self.is_over = False
         self._open_one = open_one
-        self._quota = quota
+        self._left = rows
         self._most = most
         self._opened: list[JournalConnection] = []
 
@@ -445,7 +454,7 @@ class Connections:
         """So many in all, or fewer: one is enough, and a server that has refused one is not asked again."""
         wanted = min(wanted, self._most)
         try:
-            while self._quota.left and not self._quota.is_over and len(self._opened) < wanted:
+            while self._left and not self.is_over and len(self._opened) < wanted:
                 self._add()
         except (ConnectFailed, ServerError):
             self._most = len(self._opened)
@@ -454,47 +463,15 @@ class Connections:
         connection = self._open_one()
         self._opened.append(connection)
         with contextlib.suppress(ConnectionLost):
-            self._quota.grant(connection)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ServerError):
-            return cause.retriable
-        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
-            return False
-        cause = cause.__cause__
-    return True
-
-
-MAX_WINDOW = 10_000
-"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
-
-_FIRST_WAIT = 1.0
-_IDLE_WAIT = 0.2
-_LAST_WAIT = 0.05
-
-
-class Quota:
-    """The rows of a slot, granted to its connections.
-
-    Attributes:
-        is_over: whether nothing more is asked for, as the server has no more, or the disk is too slow.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self.left: int = rows
-        self.is_over = False
+            self.grant(connection)
 
     def grant(self, connection: JournalConnection) -> None:
         """Let a connection ask for as many messages as it may hold."""
         if self.is_over:
             connection.give_up()
         window = min(connection.subscription.info.max_rdy_count, MAX_WINDOW)
-        rows = 0 if self.is_over else min(window - connection.outstanding, self.left)
-        self.left -= rows
+        rows = 0 if self.is_over else min(window - connection.outstanding, self._left)
+        self._left -= rows
         connection.grant(rows)
 
     def patience(self, output_buffer_timeout: int, *, has_some: bool) -> float:
@@ -508,6 +485,18 @@ class Quota:
         if self.is_over:
             return _LAST_WAIT
         return max(output_buffer_timeout, 0) / 1000 + (_IDLE_WAIT if has_some else _FIRST_WAIT)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ServerError):
+            return cause.retriable
+        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
+            return False
+        cause = cause.__cause__
+    return True
 
 
 LONG = 0.5
@@ -605,7 +594,7 @@ class Writer:
         return parts
 
 
-# What an attempt has claimed so far, and which of it the server may deliver again.
+# What an attempt has claimed so far, which of it the server may deliver again, and what comes again of this or others.
 
 
 Claim = Callable[[int, Head, Any], Stored]
@@ -629,6 +618,7 @@ class Claims:
         self._head = head
         self._claim = claim
         self._suspects = suspects
+        self._known = suspects.load() if suspects is not None else set()
         self._unsure: Counter[int] = Counter()
 
     def keep(self, columns: Any, connections: int) -> int:
@@ -644,7 +634,26 @@ class Claims:
         for number in numbers:
             self._unsure[number] -= 1
 
-    def unfinished(self) -> list[Stored]:
+    def drop_known(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
+        """The messages that are new, as columns, and the keys of those that the journal holds already.
+
+        Costs nothing while there are no suspects.
+        """
+        if self._suspects is None:
+            return columns, frozenset()
+        known = self._known
+        if _has_redelivered(columns):
+            self._known = self._suspects.load()  # there may be more by now
+            known = self._known.union(message_keys(self._unfinished()))
+        if not known:
+            return columns, frozenset()
+        keys = keys_of(columns)
+        met = known.intersection(keys)
+        if not met:
+            return columns, frozenset()
+        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
+
+    def _unfinished(self) -> list[Stored]:
         """Segments claimed in this batch that may be delivered again.
 
         They are those of this slot, and of slots whose attempt may have died.
@@ -673,42 +682,10 @@ def message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:
     return (key for segment in segments for key in segment.message_keys())
 
 
-# Leaves out messages that the journal holds already. Costs nothing while there are no suspects.
-
-
 _WIDTHS = {
     "timestamps": 8, "attempts": 2, "ids": MESSAGE_ID_SIZE, "internal_ids": 8, "trace_ids": 8, "offsets": 8, "sizes": 4,
     "ext_versions": 1,
 }  # fmt: skip
-
-
-class Screen:
-    """Compares what arrives with the suspects; None lets everything pass."""
-
-    def __init__(self, suspects: Suspects | None) -> None:
-        self._suspects = suspects
-        self._known = suspects.load() if suspects is not None else set()
-
-    def drop_known(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
-        """The messages that are new, as columns, and the keys of the others.
-
-        ``unsure`` are segments of the same batch that may not be finished; it is called when something comes again.
-        """
-        if self._suspects is None:
-            return columns, frozenset()
-        known = self._known
-        if _has_redelivered(columns):
-            self._known = known = self._suspects.load()  # there may be more by now
-            known = known.union(*(segment.message_keys() for segment in unsure()))
-        if not known:
-            return columns, frozenset()
-        keys = keys_of(columns)
-        met = known.intersection(keys)
-        if not met:
-            return columns, frozenset()
-        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
-
-
 _FIRST_ATTEMPT = array("H", [1]).tobytes()
 
 

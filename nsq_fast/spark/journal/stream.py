@@ -56,14 +56,9 @@ from .plan import (
 )
 from .query import (
     About,
-    Adoptions,
-    Orphan,
+    Adoption,
     QueryJournal,
     Usage,
-    commit_adopted,
-    find_asked_for,
-    find_orphans,
-    judge,
     parse_adopted,
     positions,
 )
@@ -116,11 +111,9 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self._target: Target | None = None
         self._last: Offset | None = None
         self._checked: Offset | None = None
-        self._orphans: list[Orphan] = []
-        self._began_at = 0
+        self._adoption = Adoption(options)
         self._opened = 0
         self._knows_topics = False
-        self._adopted: Adoptions | None = None
         self._throughput = Throughput()
         self._counted: int | None = None
         self._used: Usage | None = None
@@ -136,13 +129,12 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self._initial is None:
             offset = self._last or Offset(uuid.uuid4().hex)
-            storage = self._storage()
+            journal = self._journal(offset)
             try:
-                orphans = find_orphans(storage, self.options, offset.journal)
+                self._adoption.find(journal)
             except (OSError, JournalStorageFailed) as error:
-                raise ConfigError(f"journal={storage.path!r}: cannot be read: {error}") from error
-            self._orphans = judge(orphans, self.options)
-            self._journal(offset).create(About.of(self.options))
+                raise ConfigError(f"journal={self.journal!r}: cannot be read: {error}") from error
+            journal.create(About.of(self.options))
             self._initial = self._last = offset
         return self._initial.encode()
 
@@ -185,14 +177,14 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         if self._checked != offset:  # once: Spark asks again and again, and a request has its price
             self._journal(offset).renew(About.of(self.options))
             if self._checked is None:
-                self._begin_at(offset)
+                self._adoption.begin(self._journal(offset), offset.batch)
                 self.backlog.create_channels()
             self._checked = offset
         must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
             return start
-        if self._orphans and offset.batch == self._began_at:
-            return self._adopt(offset)
+        if self._adoption.is_due(offset.batch):
+            return self._adoption.plan(self._journal(offset), offset).encode()
         self._account(offset)
         available = ready(self._depths())
         if self._target is not None:
@@ -208,19 +200,6 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             sleep(STATS_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
         return start
 
-    def _adopt(self, offset: Offset) -> dict[str, Any]:
-        """The first batch of this run: all that was acknowledged and not committed, whatever the limit."""
-        orphans = self._orphans
-        found = offset.following({name: rows for orphan in orphans for name, rows in orphan.slots.items()})
-        self._adopted = self._journal(offset).adopt(found.batch, {each.id: each.last for each in orphans})
-        return found.encode()
-
-    def _begin_at(self, offset: Offset) -> None:
-        """This run goes on from here. What `initialOffset` has found is for a new query alone."""
-        found = [] if offset.batch else self._orphans
-        self._orphans = found + find_asked_for(self._storage(), self._journal(offset), offset.batch)
-        self._began_at = offset.batch
-
     def _check_topics(self) -> bool:
         """Of a new query: fail for a topic that nobody knows. Whether somebody has said so."""
         try:
@@ -230,15 +209,6 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             return False
         self._knows_topics = True
         return True
-
-    def _release(self, offset: Offset) -> None:
-        """Commit what was adopted by this batch or one before it."""
-        if self._adopted is None:
-            self._adopted = self._journal(offset).adopted()
-        due = {id: last for id, (by, last) in self._adopted.items() if by <= offset.batch}
-        commit_adopted(self._storage(), due)
-        for id in due:
-            del self._adopted[id]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         depths = self._depths()
@@ -262,9 +232,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
                 self._used, self._used_at = self._journal(self._last).usage(), now
             except JournalStorageFailed:  # whoever needs the journal will say so
                 return {}
-        oldest = self._used.oldest
-        age = 0.0 if oldest is None else max(time.time() - oldest, 0.0)  # clocks of two machines may differ
-        return {"journalBytes": self._used.size, "journalAgeSeconds": round(age, 1)}
+        return {"journalBytes": self._used.size, "journalAgeSeconds": round(self._used.age or 0.0, 1)}
 
     def _account(self, offset: Offset) -> None:
         """The batch before this offset is done: what the journal holds of it was read, by this run or one before."""
@@ -307,8 +275,9 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         offset = Offset.decode(end)
         self._account(offset)
         try:
-            self._release(offset)  # first, as an orphan that stays is adopted once more
-            is_first = self._journal(offset).commit(offset.batch)
+            journal = self._journal(offset)
+            self._adoption.commit(journal, offset.batch)  # first, as an orphan that stays is adopted once more
+            is_first = journal.commit(offset.batch)
         except (OSError, JournalStorageFailed) as error:  # costs space until the next commit
             logger.warning(
                 "journal %s: batch %s not deleted: %s",
