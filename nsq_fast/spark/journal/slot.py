@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -348,11 +348,11 @@ class Slot(InputPartition):
         path: where the files of the batch lie.
         number: of the slot.
         rows: how many messages at most.
-        address: of the nsqd; None when nobody leads the partition now.
+        object_store: where ``path`` and ``suspects`` are, when they are not files.
         suspects: where the suspects lie; None to let them pass.
-        object_store: where both are, when they are not files.
         max_delay: seconds that it waits for a window of messages to be full.
         run: which run of the query this is.
+        address: of the nsqd; None when nobody leads the partition now.
     """
 
     path: str
@@ -362,13 +362,13 @@ class Slot(InputPartition):
     topic: str
     channel: str
     connection: ConnectionConfig
+    object_store: ObjectStore
+    suspects: str | None
+    max_delay: float
+    run: str
     address: Address | None
     partition: int | None = None
     is_redesigned: bool = False
-    suspects: str | None = None
-    object_store: ObjectStore = field(default_factory=ObjectStore)
-    run: str = ""
-    max_delay: float = 2.0
 
     def head(self) -> Head:
         """What the heads of its segments have in common."""
