@@ -5,6 +5,7 @@ The calls are those of Spark, made one by one. Faults are in readers derived fro
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -412,22 +413,26 @@ def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Serv
 class Slow(Collector):
     """Its FINs of one segment come after the server's timeout."""
 
-    slept = 0
+    wait: Any = None
 
     def finish(self, connection: Any, ids: bytes) -> None:
-        if not Slow.slept:
-            Slow.slept = 1
-            time.sleep(1.3)  # sleep: longer than the server's timeout
+        if Slow.wait is not None:
+            wait, Slow.wait = Slow.wait, None
+            wait()
         super().finish(connection, ids)
 
 
 @pytest.mark.parametrize(("server", "rows"), [("ours", 1_000), ("ours", ROWS), ("real", ROWS)], indirect=["server"])
 def test_finished_too_late_is_delivered_again_and_left_out(server: Server, tmp_path: Path, rows: int) -> None:
-    Slow.slept = 0
     query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Slow))
     bodies = server.publish(rows)
-    query.batch()
-    assert Slow.slept == 1
+    Slow.wait = lambda: until(server.timeouts)
+    query.plan()
+    (task,) = query.tasks()
+    found = query.run_task(task)
+    assert Slow.wait is None
+    assert open_storage(task.suspects, ObjectStore()).names()
+    query.done(found)
     query.drain(server)
     account(bodies, query.rows).check()
 
@@ -438,15 +443,18 @@ class Stalled(Collector):
     def claim(self, index: int, head: Any, columns: Any) -> Any:
         stored = super().claim(index, head, columns)
         if index == 0:
-            time.sleep(1.2)  # sleep: longer than the server's timeout
+            time.sleep(self.slot.connection.msg_timeout)  # sleep: as long as the server's timeout
         return stored
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
-def test_what_waited_too_long_for_the_disk_is_given_back(server: Server, tmp_path: Path) -> None:
+def test_what_waited_too_long_for_the_disk_is_given_back(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Stalled))
     bodies = server.publish(ROWS)
-    query.batch()
+    assert len(query.batch()) < ROWS
+    assert "came too late to be kept" in caplog.text
     query.start(JournalStreamReader)
     query.drain(server)
     account(bodies, query.rows).check()
@@ -596,6 +604,20 @@ def test_a_server_that_is_down_leaves_its_slot_empty(
     account(bodies, query.rows).check()
 
 
+def test_a_slot_whose_partition_nobody_leads_stays_empty(
+    server: Server, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = server.publish(5)
+    query.plan()
+    (task,) = query.tasks()
+    task.address = None
+    assert query.run_task(task) == []
+    assert "stays empty: nobody leads the partition now" in caplog.text
+    query.done(query.run())
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
 def test_settings_that_cannot_work_fail_the_task_at_once(server: Server, query: Query) -> None:
     server.publish(1)
     query.plan()
@@ -731,7 +753,9 @@ def test_a_server_that_does_not_answer_is_waited_for(
     assert len(query.batch()) == 5
 
 
-def test_an_nsqd_that_has_left_lookup_is_missed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nsqd_that_has_left_lookup_is_missed_no_more_and_lookup_not_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("nsq_fast.spark.journal.plan.STATS_INTERVAL", 0.0)
     monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 0.0)
     with Broker(nsqds=2) as broker:
@@ -750,6 +774,9 @@ def test_an_nsqd_that_has_left_lookup_is_missed_no_more(monkeypatch: pytest.Monk
         monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 0.0)
         until(lambda: len(backlogs.of(TOPIC).servers().nsqds) == 1)
         assert list(backlogs.all_depths()) == [str(other.tcp_address)]
+        broker.lookupd.stop()
+        assert list(backlogs.of(TOPIC).depths()) == [str(other.tcp_address)]
+        assert "the servers of topics are taken to be as before" in caplog.text
         backlogs.close()
 
 
@@ -763,6 +790,34 @@ def test_a_journal_that_is_gone_stops_the_query(server: Server, query: Query, tm
         query.run()
     with pytest.raises(JournalMissing):
         query.plan()
+
+
+def test_a_batch_that_cannot_be_deleted_is_by_the_next_commit(
+    server: Server, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    bodies = server.publish(5)
+    query.plan()
+    rows = query.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fails)
+        query.done(rows)
+    assert "batch 1 not deleted: [Errno 5] Input/output error" in caplog.text
+    assert list((tmp_path / "journal").glob("*/b1"))
+    bodies += server.publish(5, "more")
+    query.batch()
+    assert not list((tmp_path / "journal").glob("*/b*"))
+    account(bodies, query.rows).check()
+
+
+def test_few_messages_wait_for_more(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "minOffsetsPerTrigger": "10"})
+    bodies = server.publish(9)
+    assert not query.plan()
+    bodies += server.publish(1, "more")
+    assert sorted(query.batch()) == sorted(bodies)
 
 
 def test_a_new_query_has_a_journal_of_its_own(server: Server, tmp_path: Path) -> None:

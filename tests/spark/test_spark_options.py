@@ -593,6 +593,15 @@ def test_a_lookup_service_that_is_away_is_asked_again(two_nsqds: Broker) -> None
     back.join()
 
 
+def test_a_lookup_service_that_is_away_is_passed_over(
+    three_nodes: RedesignedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = three_nodes.lookupds[0]
+    away.stop()
+    assert len(discover(options_of(lookupds=three_nodes.lookupds)).leaders) == 3
+    assert re.search(rf"lookup services that fail are passed over: .*{away.http_address}", caplog.text)
+
+
 @pytest.mark.parametrize("way", ["lookup", "direct"])
 def test_nobody_answers(way: str) -> None:
     names = {"lookup": ("lookupd_http_addresses",), "direct": ("nsqd_tcp_addresses", "nsqd_http_addresses")}[way]

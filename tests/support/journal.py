@@ -71,6 +71,12 @@ class Server:
         (channel,) = topic["channels"]
         return channel["depth"], channel["in_flight_count"], channel["deferred_count"]
 
+    def timeouts(self) -> int:
+        """How many messages it has taken back because they were not answered in time."""
+        (topic,) = self.client.stats(TOPIC)["topics"]
+        (channel,) = topic["channels"]
+        return int(channel["timeout_count"])
+
     def wait_depth(self, *depth: int) -> None:
         until(lambda: self.depth() == depth)
 
