@@ -437,23 +437,17 @@ def folders(journal: Path) -> list[Path]:
 
 
 def test_a_new_checkpoint_reads_what_the_old_one_has_not_committed(server: Server, tmp_path: Path) -> None:
-    _, bodies = dead(server, tmp_path / "j")
+    """And commits it where it lay."""
+    old, bodies = dead(server, tmp_path / "j")
     query = Query(tmp_path / "j", server.options)
     assert len(query.batch()) == LEFT_ROWS
-    account(bodies, query.rows).check()
-    more = server.publish(100, "n")
-    query.batch()
-    account(bodies + more, query.rows).check()
-
-
-def test_what_is_adopted_is_committed_where_it_lay(server: Server, tmp_path: Path) -> None:
-    old, _ = dead(server, tmp_path / "j")
-    query = Query(tmp_path / "j", server.options)
-    query.batch()
     assert not folders(tmp_path / "j")
     assert not Query(tmp_path / "j", server.options).plan()
     with pytest.raises(JournalMissing, match="committed and deleted"):
         old.tasks()
+    bodies += server.publish(100, "n")
+    query.batch()
+    account(bodies, query.rows).check()
 
 
 def test_a_query_killed_between_adoption_and_commit_goes_on(server: Server, tmp_path: Path) -> None:
