@@ -228,7 +228,8 @@ class TopicFinder:
     def _look(self, timeout: float) -> None:
         key = f"topicPattern={self._options.topic_pattern!r}"
         try:
-            names = retried(lambda left: known_topics(self._options, left), timeout)
+            patience = self._options.lookup.lookupd_timeout  # an answer may take so long, however short ``timeout`` is
+            names = retried(lambda left: known_topics(self._options, max(left, patience)), timeout)
         except NO_ANSWER as error:
             if not self._found and timeout:
                 raise
@@ -243,29 +244,29 @@ class TopicFinder:
 
 
 def known_topics(options: SourceOptions, timeout: float = TIMEOUT) -> set[str]:
-    """All topics that the lookup services, or the nsqds, know. Raises the error of the last when none answers."""
-    found: set[str] = set()
-    failures: list[Exception] = []
-    lookupds = options.servers.lookupd_http
-    endpoints = lookupds or options.servers.nsqd_http
-    for endpoint in endpoints:
-        try:
-            found.update((_topics_of_lookupd if lookupds else _topics_of_nsqd)(options, endpoint, timeout))
-        except (HttpError, RemoteProtocolError, OSError) as error:  # noqa: PERF203  # the others are asked all the same
-            failures.append(error)
-    if failures and len(failures) == len(endpoints):
-        raise failures[-1]
-    return found
+    """All topics that the lookup services, or the nsqds, know: all are asked at once.
+
+    Raises the error of one when none answers within ``timeout`` seconds.
+    """
+    endpoints = options.servers.lookupd_http or options.servers.nsqd_http
+    jobs = [Greenlet.spawn(_topics_of, options, endpoint, timeout) for endpoint in endpoints]
+    joinall(jobs)
+    answers: list[set[str] | Exception] = [job.get() for job in jobs]
+    found = [each for each in answers if isinstance(each, set)]
+    if not found:
+        raise next(each for each in answers if isinstance(each, Exception))
+    return set().union(*found)
 
 
-def _topics_of_lookupd(options: SourceOptions, endpoint: Endpoint, timeout: float) -> list[str]:
-    with _client(LookupdHTTPClient, options, endpoint, timeout) as client:
-        return [str(each) for each in client.topics().get("topics") or ()]
-
-
-def _topics_of_nsqd(options: SourceOptions, endpoint: Endpoint, timeout: float) -> list[str]:
-    with _client(NsqdHTTPClient, options, endpoint, timeout) as client:
-        return [str(row["topic_name"]) for row in client.stats().get("topics") or ()]
+def _topics_of(options: SourceOptions, endpoint: Endpoint, timeout: float) -> set[str] | Exception:
+    try:
+        if options.servers.lookupd_http:
+            with _client(LookupdHTTPClient, options, endpoint, timeout) as lookupd:
+                return {str(each) for each in lookupd.topics().get("topics") or ()}
+        with nsqd_client(options, endpoint, timeout) as nsqd:
+            return {str(row["topic_name"]) for row in nsqd.stats().get("topics") or ()}
+    except (HttpError, RemoteProtocolError, OSError) as error:
+        return error
 
 
 def nsqd_client(options: SourceOptions, nsqd: Nsqd | Endpoint, timeout: float | None = None) -> NsqdHTTPClient:
