@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -142,8 +143,13 @@ class _Spelling(NamedTuple):
     instead: str = ""
 
 
-def _spellings(kinds: Iterable[type[Config]]) -> Iterator[_Spelling]:
-    for name, option in (each for kind in kinds for each in kind.OPTIONS.items()):
+@lru_cache
+def _spellings(kinds: tuple[type[Config], ...]) -> Mapping[str, _Spelling]:
+    return {normal(each.name): each for kind in kinds for each in _spellings_of(kind)}
+
+
+def _spellings_of(kind: type[Config]) -> Iterator[_Spelling]:
+    for name, option in kind.OPTIONS.items():
         instead = ""
         if name in _TLS_FIELDS:
             parts = [_Spelling(name.removesuffix("options") + part, name, part) for part in _TLS_PARTS]
@@ -168,7 +174,7 @@ class ClientOptions:
     """
 
     def __init__(self, options: Mapping[str, str], *kinds: type[Config], refused: Mapping[str, str]) -> None:
-        spelt = {normal(each.name): each for each in _spellings(kinds)}
+        spelt = _spellings(kinds)
         self._values: dict[str, Any] = {}
         for key, value in options.items():
             if not key.lower().startswith(PREFIX):
