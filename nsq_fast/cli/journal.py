@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,12 +53,18 @@ def ls(journal: str, endpoint: str | None, region: str | None, as_json: bool) ->
         for each, done in found:
             click.echo(
                 json.dumps(
-                    {**_shown(each), "committed": done, "batch": each.last, "rows": each.rows, "age": _age(each)}
+                    {
+                        **_shown(each),
+                        "committed": done,
+                        "batch": each.last,
+                        "rows": each.rows,
+                        "age": each.age and round(each.age, 1),
+                    }
                 )
             )
         return
     rows = [
-        [*map(str, (*_shown(each).values(), done, each.last)), f"{each.rows:,}", f"{_age(each) or 0:,.0f} s"]
+        [*map(str, (*_shown(each).values(), done, each.last)), f"{each.rows:,}", f"{each.age or 0:,.0f} s"]
         for each, done in found
     ]
     head = ("folder", "topic", "channel", "committed", "batch", "rows", "age")
@@ -113,7 +118,7 @@ def adopt(
 
 def _open(journal: str, endpoint: str | None, region: str | None) -> Storage:
     try:
-        from nsq_fast.spark.journal.slot import check_path, open_storage
+        from nsq_fast.spark.journal.files import check_path, open_storage
         from nsq_fast.spark.options import ObjectStore
     except ImportError as error:
         raise click.ClickException(str(error)) from error
@@ -152,10 +157,6 @@ def _in_checkpoint(checkpoint: Path | None) -> str:
 
 def _shown(each: Orphan) -> dict[str, Any]:
     return {"folder": each.id, "topic": each.about.topic, "channel": each.about.channel}
-
-
-def _age(each: Orphan) -> float | None:
-    return None if each.oldest is None else round(max(time.time() - each.oldest, 0.0), 1)
 
 
 def _rows(orphan: Orphan) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -19,39 +19,28 @@ import pyarrow as pa
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
 
-from .options import ARRAY, HEADERS, JSON, MAP, NAMES
+from .options import ARRAY, HEADERS, HEADERS_AS, JSON, MAP, NAMES, column_type
 
 JSON_HEADER = 4
 """The version of an ext header that is JSON."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
-_TYPES: Mapping[str, pa.DataType] = {
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "message_id": pa.binary(),
-    "internal_id": pa.int64(),
-    "trace_id": pa.int64(),
-    "timestamp": _TIMESTAMP,
-    "attempts": pa.int32(),
-    "offset": pa.int64(),
-    "size": pa.int32(),
-    HEADERS: pa.string(),
-    "body": pa.binary(),
-    "nsqd": pa.string(),
-}
-assert tuple(_TYPES) == NAMES
 _TEXT_BY_NAME = pa.map_(pa.string(), pa.string())
 _PAIRS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
-_OF: Mapping[str, Mapping[str, pa.DataType]] = {
-    JSON: _TYPES,
-    MAP: {**_TYPES, HEADERS: _TEXT_BY_NAME},
-    ARRAY: {**_TYPES, HEADERS: _PAIRS},
+_TYPES: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "binary": pa.binary(),
+    "timestamp": _TIMESTAMP,
+    HEADERS_AS[MAP]: _TEXT_BY_NAME,
+    HEADERS_AS[ARRAY]: _PAIRS,
 }
 
 
 @lru_cache
 def arrow_schema(names: tuple[str, ...] = NAMES, headers_as: str = JSON) -> pa.Schema:
-    return pa.schema([(name, _OF[headers_as][name]) for name in names])
+    return pa.schema([(name, _TYPES[column_type(name, headers_as)]) for name in names])
 
 
 @dataclass(frozen=True, slots=True)

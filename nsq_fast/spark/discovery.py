@@ -76,10 +76,10 @@ class TopicServers(NamedTuple):
         is_redesigned: the family of the servers.
     """
 
-    nsqds: tuple[Nsqd, ...]
-    leaders: Mapping[int, Nsqd]
-    meta: Meta | None
-    is_redesigned: bool
+    nsqds: tuple[Nsqd, ...] = ()
+    leaders: Mapping[int, Nsqd] = {}
+    meta: Meta | None = None
+    is_redesigned: bool = False
 
     @property
     def has_ext(self) -> bool:
@@ -228,7 +228,8 @@ class TopicFinder:
     def _look(self, timeout: float) -> None:
         key = f"topicPattern={self._options.topic_pattern!r}"
         try:
-            names = retried(lambda left: known_topics(self._options, left), timeout)
+            patience = self._options.lookup.lookupd_timeout  # an answer may take so long, however short ``timeout`` is
+            names = retried(lambda left: known_topics(self._options, max(left, patience)), timeout)
         except NO_ANSWER as error:
             if not self._found and timeout:
                 raise
@@ -243,29 +244,29 @@ class TopicFinder:
 
 
 def known_topics(options: SourceOptions, timeout: float = TIMEOUT) -> set[str]:
-    """All topics that the lookup services, or the nsqds, know. Raises the error of the last when none answers."""
-    found: set[str] = set()
-    failures: list[Exception] = []
-    lookupds = options.servers.lookupd_http
-    endpoints = lookupds or options.servers.nsqd_http
-    for endpoint in endpoints:
-        try:
-            found.update((_topics_of_lookupd if lookupds else _topics_of_nsqd)(options, endpoint, timeout))
-        except (HttpError, RemoteProtocolError, OSError) as error:  # noqa: PERF203  # the others are asked all the same
-            failures.append(error)
-    if failures and len(failures) == len(endpoints):
-        raise failures[-1]
-    return found
+    """All topics that the lookup services, or the nsqds, know: all are asked at once.
+
+    Raises the error of one when none answers within ``timeout`` seconds.
+    """
+    endpoints = options.servers.lookupd_http or options.servers.nsqd_http
+    jobs = [Greenlet.spawn(_topics_of, options, endpoint, timeout) for endpoint in endpoints]
+    joinall(jobs)
+    answers: list[set[str] | Exception] = [job.get() for job in jobs]
+    found = [each for each in answers if isinstance(each, set)]
+    if not found:
+        raise next(each for each in answers if isinstance(each, Exception))
+    return set().union(*found)
 
 
-def _topics_of_lookupd(options: SourceOptions, endpoint: Endpoint, timeout: float) -> list[str]:
-    with _client(LookupdHTTPClient, options, endpoint, timeout) as client:
-        return [str(each) for each in client.topics().get("topics") or ()]
-
-
-def _topics_of_nsqd(options: SourceOptions, endpoint: Endpoint, timeout: float) -> list[str]:
-    with _client(NsqdHTTPClient, options, endpoint, timeout) as client:
-        return [str(row["topic_name"]) for row in client.stats().get("topics") or ()]
+def _topics_of(options: SourceOptions, endpoint: Endpoint, timeout: float) -> set[str] | Exception:
+    try:
+        if options.servers.lookupd_http:
+            with _client(LookupdHTTPClient, options, endpoint, timeout) as lookupd:
+                return {str(each) for each in lookupd.topics().get("topics") or ()}
+        with nsqd_client(options, endpoint, timeout) as nsqd:
+            return {str(row["topic_name"]) for row in nsqd.stats().get("topics") or ()}
+    except (HttpError, RemoteProtocolError, OSError) as error:
+        return error
 
 
 def nsqd_client(options: SourceOptions, nsqd: Nsqd | Endpoint, timeout: float | None = None) -> NsqdHTTPClient:
@@ -291,7 +292,7 @@ def _ask_lookup(options: SourceOptions, timeout: float) -> TopicServers:
         topology = poller.wait_topology(options.topic, timeout)
         if topology.is_empty:
             others = poller.nodes(timeout)
-            return TopicServers((), {}, topology.meta, any(nsqd.is_redesigned for nsqd in others))
+            return TopicServers(meta=topology.meta, is_redesigned=any(nsqd.is_redesigned for nsqd in others))
         return _from_topology(topology)
 
 
@@ -346,11 +347,11 @@ def _ask_nsqds(options: SourceOptions, timeout: float) -> TopicServers:
     ]
     joinall(jobs)
     answers: list[_Answer] = [job.get() for job in jobs]
-    if all(answer.error for answer in answers):
-        raise answers[0].error or LookupFailed("no nsqd is named")
-    for answer in answers:
-        if answer.error:
-            logger.warning("nsqd %s does not answer: %s", answer.nsqd, answer.error, extra=SPARK_LOOKUP_FAILED)
+    failures = {answer.nsqd: answer.error for answer in answers if answer.error}
+    if len(failures) == len(answers):
+        raise next(iter(failures.values()))
+    for nsqd, error in failures.items():
+        logger.warning("nsqd %s does not answer: %s", nsqd, error, extra=SPARK_LOOKUP_FAILED)
     rows = [row for answer in answers for row in answer.rows]
     leaders = {int(row["topic_partition"]): answer.nsqd for answer in answers for row in answer.rows}
     nsqds = tuple(answer.nsqd for answer in answers)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.log_events import SPARK_DATA_LOST
-from nsq_fast.names import Address
-from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, parse_source, source_of, topic_of
+from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, find_source, source_of, topic_of
 from nsq_fast.spark.replay.logs import Resolver, TopicLogs, ends_before, lost_end
 from nsq_fast.spark.replay.position import Offsets, Position, TopicOffsets
 from nsq_fast.spark.replay.stream import Planner, Stretch, stretch_of
@@ -165,9 +164,9 @@ def _of_channels(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
     planned = _planned(state)
     for source in sorted({*depths, *planned}):
         topic, depth = topic_of(source) or options.topic, depths.get(source, Depth())
-        partition, nsqd = _place(source, servers.get(topic))
+        partition, nsqd = find_source(source, servers.get(topic, TopicServers()))
         yield Lag(
-            nsqd=nsqd,
+            nsqd=str(nsqd or ""),
             topic=topic,
             partition=partition,
             channel=options.channel,
@@ -177,15 +176,6 @@ def _of_channels(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
             planned=planned.get(source, 0),
             behind_bytes=None,
         )
-
-
-def _place(source: str, servers: TopicServers | None) -> tuple[int | None, str]:
-    """The partition, if any, and the nsqd that leads it; "" where nobody does."""
-    place = parse_source(source)
-    if isinstance(place, Address):
-        return None, str(place)
-    leader = None if servers is None else servers.leaders.get(place)
-    return place, "" if leader is None else str(leader.tcp)
 
 
 def _planned(state: SourceState) -> dict[str, int]:

@@ -10,8 +10,9 @@ import contextlib
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -32,29 +33,39 @@ from nsq_fast.names import (
 )
 
 Parse = Callable[[str, str], Any]
-"""Of an option's name and text, its value. Raises ConfigError."""
+"""Of an option's name and text, its value. Raises ConfigError, with the name."""
 
 HEADERS = "headers"
-JSON, MAP, ARRAY = HEADERS_AS = ("json", "map", "array")
+JSON, MAP, ARRAY = "json", "map", "array"
+HEADERS_AS: Mapping[str, str] = {
+    JSON: "string",
+    MAP: "map<string,string>",
+    ARRAY: "array<struct<key:string,value:binary>>",
+}
 """What the column of headers may be: the text of each header as it came, or its entries, as a map or as with Kafka."""
-NAMES: tuple[str, ...] = (
-    "topic",
-    "partition",
-    "message_id",
-    "internal_id",
-    "trace_id",
-    "timestamp",
-    "attempts",
-    "offset",
-    "size",
-    HEADERS,
-    "body",
-    "nsqd",
-)
-"""All columns, in their order."""
+COLUMNS: Mapping[str, str] = {
+    "topic": "string",
+    "partition": "int",
+    "message_id": "binary",
+    "internal_id": "bigint",
+    "trace_id": "bigint",
+    "timestamp": "timestamp",
+    "attempts": "int",
+    "offset": "bigint",
+    "size": "int",
+    HEADERS: HEADERS_AS[JSON],
+    "body": "binary",
+    "nsqd": "string",
+}
+"""All columns, in their order, and their types as Spark writes them."""
+NAMES = tuple(COLUMNS)
 DEFAULT_COLUMNS: tuple[str, ...] = ("timestamp", "body", "topic", "attempts")
 """Those that most programs use. Each further one costs every row that crosses from Python to the JVM."""
 ALL = "*"
+
+
+def column_type(name: str, headers_as: str) -> str:
+    return HEADERS_AS[headers_as] if name == HEADERS else COLUMNS[name]
 
 
 # Option names as Spark passes them on: in lower case, with text as values; and as the documentation writes them.
@@ -104,7 +115,8 @@ def recognise(options: Mapping[str, str], known: Iterable[Option], ignored: Iter
         name = spelt.get(normal(key))
         if name is None:
             of_kafka = _KAFKA.get(key.lower())
-            hint = f", it is Kafka's; here it is {of_kafka}" if of_kafka else _hint(key, spelt)
+            near = {**spelt, **{normal(PREFIX + each): PREFIX + each for each in ("auth_secret", "tls_v1")}}
+            hint = f", it is Kafka's; here it is {of_kafka}" if of_kafka else _hint(normal(key), near)
             raise ConfigError(f"unknown option {key!r}{hint}")
         if name in found and found[name] != value:
             raise ConfigError(f"{name}: is given twice, with and without underscores")
@@ -113,9 +125,40 @@ def recognise(options: Mapping[str, str], known: Iterable[Option], ignored: Iter
 
 
 def _hint(key: str, spelt: Mapping[str, str]) -> str:
-    with_prefix = {**spelt, **{normal(PREFIX + name): PREFIX + name for name in ("auth_secret", "tls_v1")}}
-    near = difflib.get_close_matches(normal(key), with_prefix, n=1)
-    return f"; did you mean {with_prefix[near[0]]!r}?" if near else ""
+    near = difflib.get_close_matches(key, spelt, n=1)
+    return f"; did you mean {spelt[near[0]]!r}?" if near else ""
+
+
+class _Spelling(NamedTuple):
+    """An option of the client as it is written for Spark, without the prefix.
+
+    Attributes:
+        field: the one of a config that it sets; with ``part``, that entry of it.
+        instead: what to write, where Spark would show the value of this one.
+    """
+
+    name: str
+    field: str
+    part: str = ""
+    instead: str = ""
+
+
+@lru_cache
+def _spellings(kinds: tuple[type[Config], ...]) -> Mapping[str, _Spelling]:
+    return {normal(each.name): each for kind in kinds for each in _spellings_of(kind)}
+
+
+def _spellings_of(kind: type[Config]) -> Iterator[_Spelling]:
+    for name, option in kind.OPTIONS.items():
+        instead = ""
+        if name in _TLS_FIELDS:
+            parts = [_Spelling(name.removesuffix("options") + part, name, part) for part in _TLS_PARTS]
+            instead = f"write {', '.join(PREFIX + each.name for each in parts)}"
+            yield from parts
+        elif option.secret and not REDACTED.search(name):
+            instead = f"write {PREFIX}{name}_secret, whose value it hides"
+            yield _Spelling(f"{name}_secret", name)
+        yield _Spelling(name, name, instead=instead)
 
 
 class ClientOptions:
@@ -127,82 +170,40 @@ class ClientOptions:
         refused: option -> why it has no place here.
 
     Attributes:
-        given: the names of those that were given, without the prefix.
+        given: the names of those that were given.
     """
 
-    def __init__(
-        self, options: Mapping[str, str], *kinds: type[Config], refused: Mapping[str, str] | None = None
-    ) -> None:
-        self._kinds = kinds
-        self._spelt = _spellings(kinds)
+    def __init__(self, options: Mapping[str, str], *kinds: type[Config], refused: Mapping[str, str]) -> None:
+        spelt = _spellings(kinds)
         self._values: dict[str, Any] = {}
         for key, value in options.items():
-            if key.lower().startswith(PREFIX):
-                self._add(key, value, refused or {})
-        self.given: frozenset[str] = frozenset(self._values)
+            if not key.lower().startswith(PREFIX):
+                continue
+            bare = normal(key[len(PREFIX) :])
+            if bare not in spelt:
+                written = {each: PREFIX + spelling.name for each, spelling in spelt.items()}
+                raise ConfigError(f"unknown option {key!r}{_hint(bare, written)}")
+            self._add(spelt[bare], value, refused)
+        self.given: frozenset[str] = frozenset(PREFIX + name for name in self._values)
 
     def make(self, kind: type[Config], **defaults: Any) -> Any:
         """A config of ``kind``. Raises ConfigError, with the option as it is written for Spark."""
-        names = kind.names()
-        values = {name: value for name, value in self._values.items() if name in names}
+        values = {name: value for name, value in self._values.items() if name in kind.OPTIONS}
         try:
             return kind(**{**defaults, **values})
         except ConfigError as error:
             raise ConfigError(f"{PREFIX}{error}") from None
 
-    def _add(self, key: str, value: str, refused: Mapping[str, str]) -> None:
-        name = self._spelt.get(normal(key[len(PREFIX) :]))
-        if name is None:
-            near = difflib.get_close_matches(normal(key[len(PREFIX) :]), self._spelt, n=1)
-            raise ConfigError(
-                f"unknown option {key!r}" + (f"; did you mean {PREFIX + self._spelt[near[0]]!r}?" if near else "")
-            )
+    def _add(self, spelling: _Spelling, value: str, refused: Mapping[str, str]) -> None:
+        name, field, part, instead = spelling
         if name in refused:
             raise ConfigError(f"{PREFIX}{name}: {refused[name]}")
-        whole, part = _tls_part(name)
+        if instead:
+            raise ConfigError(f"{PREFIX}{name}: Spark would show its value in plans and logs; {instead}")
         if part:
-            self._values.setdefault(whole, {})[part] = _tls_value(name, part, value)
-            return
-        plain = name.removesuffix("_secret") if name not in self._field_names() else name
-        if self._is_secret(plain) and not REDACTED.search(name):
-            raise ConfigError(f"{PREFIX}{name}: Spark would show its value in plans and logs; {_instead(name)}")
-        self._values[plain] = _from_json(name, value) if plain in _JSON_FIELDS else value
-
-    def _field_names(self) -> frozenset[str]:
-        return frozenset().union(*(kind.names() for kind in self._kinds))
-
-    def _is_secret(self, name: str) -> bool:
-        return any(field.metadata["secret"] for kind in self._kinds for field in fields(kind) if field.name == name)
-
-
-def _spellings(kinds: tuple[type[Config], ...]) -> dict[str, str]:
-    names: list[str] = []
-    for each in (each for kind in kinds for each in fields(kind)):
-        names.append(each.name)
-        if each.name in _TLS_FIELDS:
-            names += [f"{each.name.removesuffix('options')}{part}" for part in _TLS_PARTS]
-        elif each.metadata["secret"] and not REDACTED.search(each.name):
-            names.append(f"{each.name}_secret")
-    return {normal(name): name for name in names}
-
-
-def _instead(name: str) -> str:
-    if name in _TLS_FIELDS:
-        stem = PREFIX + name.removesuffix("options")
-        return f"write {', '.join(stem + part for part in _TLS_PARTS)}"
-    return f"write {PREFIX}{name}_secret, whose value it hides"
-
-
-def _tls_part(name: str) -> tuple[str, str]:
-    for whole in _TLS_FIELDS:
-        stem = whole.removesuffix("options")
-        if name.startswith(stem) and name[len(stem) :] in _TLS_PARTS:
-            return whole, name[len(stem) :]
-    return name, ""
-
-
-def _tls_value(name: str, part: str, value: str) -> Any:
-    return truth(PREFIX + name, value) if part == "verify" else value
+            self._values.setdefault(field, {})[part] = truth(PREFIX + name, value) if part == "verify" else value
+        else:
+            self._values[field] = _from_json(name, value) if field in _JSON_FIELDS else value
 
 
 def _from_json(name: str, value: str) -> Any:
@@ -212,6 +213,9 @@ def _from_json(name: str, value: str) -> Any:
         raise ConfigError(f"{PREFIX}{name}={value!r}: must be JSON") from None
 
 
+# What the text of an option means.
+
+
 def truth(name: str, value: str) -> bool:
     """``true`` or ``false``, as Spark writes them. Raises ConfigError."""
     if value.strip().lower() in ("true", "false"):
@@ -219,26 +223,108 @@ def truth(name: str, value: str) -> bool:
     raise ConfigError(f"{name}={value!r}: must be true or false")
 
 
-def whole_number(name: str, value: str, minimum: int) -> int:
-    """Raises ConfigError unless ``value`` is a whole number, and not less than ``minimum``."""
-    try:
-        number = int(value)
-    except ValueError:
-        number = minimum - 1
-    if number < minimum:
+def _at_least(minimum: int) -> Parse:
+    def parse(name: str, value: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(value) >= minimum:
+                return int(value)
         raise ConfigError(f"{name}={value!r}: must be a whole number, at least {minimum}")
-    return number
+
+    return parse
 
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def milliseconds(name: str, value: str) -> int:
-    """A duration as Spark writes it: ``15m``, ``30s``, or milliseconds. Raises ConfigError."""
+def _seconds(name: str, value: str) -> float:
+    """Of a duration as Spark writes it: ``15m``, ``30s``, or milliseconds."""
     found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?", value.strip().lower())
     if found is None or not int(found[1]):
         raise ConfigError(f"{name}={value!r}: must be a duration as 15m, 30s or 500ms")
-    return int(found[1]) * _UNITS[found[2] or "ms"]
+    return int(found[1]) * _UNITS[found[2] or "ms"] / 1000
+
+
+def _choice(allowed: Sequence[str]) -> Parse:
+    def parse(name: str, value: str) -> str:
+        if value.lower() not in allowed:
+            raise ConfigError(f"{name}={value!r}: must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+        return value.lower()
+
+    return parse
+
+
+def _not_empty(name: str, value: str) -> str:
+    if not value.strip():
+        raise ConfigError(f"{name}: must not be empty")
+    return value.strip()
+
+
+def _pattern(name: str, value: str) -> str:
+    pattern = _not_empty(name, value)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{name}={pattern!r}: no regular expression: {error}") from None
+    return pattern
+
+
+def _name(check: Callable[[str], Any]) -> Parse:
+    """``check`` raises NameInvalid."""
+
+    def parse(name: str, value: str) -> Any:
+        try:
+            return check(value)
+        except NameInvalid as error:
+            raise ConfigError(f"{name}={value!r}: {error}") from None
+
+    return parse
+
+
+def _check_topics(value: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(check_topic(each.strip() if "," in value else each) for each in value.split(",")))
+
+
+def _url(name: str, value: str) -> str:
+    if "@" in value:  # not shown: there may be a secret in it
+        raise ConfigError(f"{name}: must hold no credentials; boto3 finds them in its environment")
+    if not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}={value!r}: must begin with https:// or http://")
+    return value
+
+
+def _places(parse_all: Callable[[str, str], Iterable[Any]]) -> Parse:
+    """Servers with commas between them. ``parse_all``: of the text and the name; it raises ConfigError."""
+
+    def parse(name: str, value: str) -> tuple[Any, ...]:
+        if "@" in value:  # not shown: there may be a password in it
+            raise ConfigError(f"{name}: must hold no user name or password; there is nsq.lookupd_authorization_secret")
+        try:
+            found = tuple(parse_all(value, name))
+        except ConfigError as error:
+            raise ConfigError(f"{name}={value!r}: {error}") from None
+        if not found:
+            raise ConfigError(f"{name}={value!r}: names no server")
+        return found
+
+    return parse
+
+
+def _endpoints(port: int) -> Parse:
+    return _places(lambda value, name: dict.fromkeys(parse_endpoint(each, port) for each in listed(value, name)))
+
+
+_addresses = _places(lambda value, name: parse_addresses(value, DEFAULT_NSQD_TCP_PORT, name))
+
+
+def _column_names(name: str, value: str) -> tuple[str, ...]:
+    return tuple(part.strip().lower() for part in value.split(","))
+
+
+def _source_columns(name: str, value: str) -> tuple[str, ...]:
+    columns = _column_names(name, value)
+    if columns != (ALL,) and (set(columns) - set(NAMES) or len(set(columns)) < len(columns)):
+        raise ConfigError(f"{name}={value!r}: must be {ALL} or some of {', '.join(NAMES)}, each once")
+    return columns
 
 
 # Where to begin and where to end, as the options say it: everywhere alike, by partition, or by topic and partition.
@@ -324,41 +410,19 @@ ADOPT, REFUSE, WARN = ORPHANS = ("adopt", "refuse", "warn")
 ERROR = "error"
 STRATEGIES = (LATEST, ERROR)
 """What becomes of a partition that has nothing published at or after a starting time."""
+BATCHES, STREAMS = "spark.read", "spark.readStream"
 
 
-def _not_empty(name: str, value: str) -> str:
-    if not value.strip():
-        raise ConfigError(f"{name}: must not be empty")
-    return value.strip()
+class Only(NamedTuple):
+    """The one reader that can honour an option, and why the other one cannot; "" where both can."""
+
+    reader: str = ""
+    refusal: str = ""
 
 
-def _url(name: str, value: str) -> str:
-    if "@" in value:  # not shown: there may be a secret in it
-        raise ConfigError(f"{name}: must hold no credentials; boto3 finds them in its environment")
-    if not value.startswith(("http://", "https://")):
-        raise ConfigError(f"{name}={value!r}: must begin with https:// or http://")
-    return value
-
-
-def _column_names(name: str, value: str) -> tuple[str, ...]:
-    return tuple(part.strip().lower() for part in value.split(","))
-
-
-def _choice(*allowed: str) -> Parse:
-    def parse(name: str, value: str) -> str:
-        if value.lower() not in allowed:
-            raise ConfigError(f"{name}={value!r}: must be {', '.join(allowed[:-1])} or {allowed[-1]}")
-        return value.lower()
-
-    return parse
-
-
-def _at_least(minimum: int) -> Parse:
-    return lambda name, value: whole_number(name, value, minimum)
-
-
-def _seconds(name: str, value: str) -> float:
-    return milliseconds(name, value) / 1000
+_BOTH = Only()
+_MOVED = Only(REPLAYABLE, "a channel begins and ends where it stands, and cannot be moved")
+_KEPT = Only(JOURNALLED, "it reads again from the servers, and keeps no journal")
 
 
 class Option(NamedTuple):
@@ -366,50 +430,55 @@ class Option(NamedTuple):
 
     Attributes:
         text: what it does, for the docs.
-        default: how the docs show it.
         parse: its value, of its name and its text. Raises ConfigError.
-        reader: the only one that can honour it; "" for both.
-        refusal: why the other one cannot.
+        default: how the docs show it.
+        readers: which of them can honour it.
         only: `BATCHES` or `STREAMS` where it is for one of them.
         field: of `SourceOptions` or `SinkOptions`; "" where several options make one field together.
     """
 
     name: str
     text: str
+    parse: Parse
     default: str = ""
-    parse: Parse | None = None
-    reader: str = ""
-    refusal: str = ""
+    readers: Only = _BOTH
     only: str = ""
     field: str = ""
 
 
-BATCHES, STREAMS = "spark.read", "spark.readStream"
-_MOVED = "a channel begins and ends where it stands, and cannot be moved"
-_KEPT = "it reads again from the servers, and keeps no journal"
-
-
 def _option(
-    value: Any, name: str, text: str, default: str, parse: Parse, reader: str = "", refusal: str = "", only: str = ""
+    name: str,
+    text: str,
+    parse: Parse,
+    value: Any = None,
+    default: str | None = None,
+    *,
+    readers: Only = _BOTH,
+    only: str = "",
 ) -> Any:
-    """A field with the option that it is, and its value where the option is not given."""
-    option = Option(name, text, default, parse, reader, refusal, only)
-    return field(default=value, metadata={"options": (option,), "is_one": True})
+    """A field with the option that it is.
+
+    Args:
+        value: of the field where the option is not given; MISSING: it is required.
+        default: how the docs show that, where they do not show the value itself.
+    """
+    if default is None:
+        default = "" if value is None else f"`{str(value).lower()}`"
+    return field(default=value, metadata={"options": (Option(name, text, parse, default, readers, only),)})
 
 
-def _joint(make: Callable[[], Any] | None, *options: Option) -> Any:
-    """A field that several options make together. ``make``: its value without them; None: one of them is required."""
-    given: dict[str, Any] = {} if make is None else {"default_factory": make}
-    return field(**given, metadata={"options": options, "is_one": False})
+def _joint(make: Any, *options: Option) -> Any:
+    """A field that several options make together. ``make``: its value without them; MISSING: one is required."""
+    return field(default_factory=make, metadata={"options": options})
 
 
 def options_of(kind: Any) -> tuple[Option, ...]:
     """The options of `SourceOptions` or `SinkOptions`, but for those of the client."""
-    return tuple(
-        each._replace(field=one.name if one.metadata["is_one"] else "")
-        for one in fields(kind)
-        for each in one.metadata.get("options", ())
-    )
+    found: list[Option] = []
+    for one in fields(kind):
+        options = one.metadata.get("options", ())
+        found += [each._replace(field=one.name) for each in options] if len(options) == 1 else options
+    return tuple(found)
 
 
 def table(options: Iterable[Option]) -> str:
@@ -417,7 +486,7 @@ def table(options: Iterable[Option]) -> str:
 
 
 def _said(option: Option) -> str:
-    kinds = [option.reader, {BATCHES: "for a batch", STREAMS: "for a stream"}.get(option.only, "")]
+    kinds = [option.readers.reader, {BATCHES: "for a batch", STREAMS: "for a stream"}.get(option.only, "")]
     told = ", ".join(filter(None, kinds))
     return f"{told}: {option.text}" if told else option.text
 
@@ -470,228 +539,202 @@ class SourceOptions:
     """
 
     topic: str = _joint(
-        None,
+        MISSING,
         Option(
             "topic",
             "a topic, or several with commas. A query may be given more of them, in any order, or a pattern that"
             " matches them: what is added is read from its beginning; what its checkpoint has and the options leave out"
             " is refused",
+            _name(_check_topics),
             "required, or `topicPattern`",
         ),
         Option(
             "topicPattern",
             "a regular expression (Python's) that the whole name of a topic matches; topics that appear are read, too",
+            _pattern,
         ),
     )
-    channel: str = _joint(None, Option("channel", "its name", "required"))
+    channel: str = _option("channel", "its name", _name(check_channel), MISSING, "required")
     servers: Servers = _joint(
-        None,
-        Option("lookupd_http_addresses", "where to find the topic: `host:port`, several with commas"),
-        Option("nsqd_tcp_addresses", "the nsqds themselves in place of lookup"),
-        Option("nsqd_http_addresses", "their HTTP ports, in the same order; required with `nsqd_tcp_addresses`"),
+        MISSING,
+        Option(
+            "lookupd_http_addresses",
+            "where to find the topic: `host:port`, several with commas",
+            _endpoints(DEFAULT_LOOKUPD_HTTP_PORT),
+        ),
+        Option("nsqd_tcp_addresses", "the nsqds themselves in place of lookup", _addresses),
+        Option(
+            "nsqd_http_addresses",
+            "their HTTP ports, in the same order; required with `nsqd_tcp_addresses`",
+            _endpoints(DEFAULT_NSQD_HTTP_PORT),
+        ),
     )
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
     reader: str = _option(
-        AUTO,
         "reader",
         "`replayable`, `journalled`; `auto`: the second when `journal` or `consume` is given; else the first for a"
         " topic of a redesigned cluster, the second for any other. Then it fails while no server answers, or none"
         " knows the topic: set the reader to begin without them",
-        f"`{AUTO}`",
-        _choice(*READERS),
+        _choice(READERS),
+        AUTO,
     )
     starting_offsets: Positions | None = _option(
-        None,
         "startingOffsets",
         '`earliest`, `latest` or `{"orders": {"0": 1234, "1": -2}}` (-2 earliest, -1 latest), of one topic `{"0":'
         " 1234}` too; for a new query only",
-        "where the channel stands; a batch: `earliest`",
         parse_positions,
-        REPLAYABLE,
-        _MOVED,
+        default="where the channel stands; a batch: `earliest`",
+        readers=_MOVED,
     )
     starting_timestamp: int | None = _option(
-        None, "startingTimestamp", "milliseconds since the epoch", "", _at_least(0), REPLAYABLE, _MOVED
+        "startingTimestamp", "milliseconds since the epoch", _at_least(0), readers=_MOVED
     )
     starting_times: ByPartition | ByTopic | None = _option(
-        None,
         "startingOffsetsByTimestamp",
         'the same for each partition: `{"orders": {"0": 1700000000000}}`',
-        "",
         parse_times,
-        REPLAYABLE,
-        _MOVED,
+        readers=_MOVED,
     )
     starting_strategy: str = _option(
-        LATEST,
         "startingOffsetsByTimestampStrategy",
         "of a partition with nothing at or after that time: `latest` begins at its end (a batch of none is empty),"
         " `error` fails",
-        f"`{LATEST}`",
-        _choice(*STRATEGIES),
-        REPLAYABLE,
-        _MOVED,
+        _choice(STRATEGIES),
+        LATEST,
+        readers=_MOVED,
     )
     ending_offsets: Positions | None = _option(
-        None,
         "endingOffsets",
         "as `startingOffsets`, where it ends",
-        "the end",
         parse_positions,
-        REPLAYABLE,
-        _MOVED,
+        default="the end",
+        readers=_MOVED,
         only=BATCHES,
     )
     ending_timestamp: int | None = _option(
-        None, "endingTimestamp", "as `startingTimestamp`", "the end", _at_least(0), REPLAYABLE, _MOVED, only=BATCHES
+        "endingTimestamp", "as `startingTimestamp`", _at_least(0), default="the end", readers=_MOVED, only=BATCHES
     )
     ending_times: ByPartition | ByTopic | None = _option(
-        None,
         "endingOffsetsByTimestamp",
         "as `startingOffsetsByTimestamp`",
-        "the end",
         parse_times,
-        REPLAYABLE,
-        _MOVED,
+        default="the end",
+        readers=_MOVED,
         only=BATCHES,
     )
     max_offsets_per_trigger: int | None = _option(
-        None, "maxOffsetsPerTrigger", "most messages of a micro-batch", "none", _at_least(1), only=STREAMS
+        "maxOffsetsPerTrigger", "most messages of a micro-batch", _at_least(1), default="none", only=STREAMS
     )
     max_bytes_per_trigger: int | None = _option(
-        None,
         "maxBytesPerTrigger",
         "most bytes of the log in a micro-batch",
-        "none",
         _at_least(1),
-        REPLAYABLE,
-        "nsqd does not tell the sizes of messages before it delivers them",
+        default="none",
+        readers=Only(REPLAYABLE, "nsqd does not tell the sizes of messages before it delivers them"),
         only=STREAMS,
     )
     min_offsets_per_trigger: int | None = _option(
-        None, "minOffsetsPerTrigger", "messages that a micro-batch waits for", "none", _at_least(1), only=STREAMS
+        "minOffsetsPerTrigger", "messages that a micro-batch waits for", _at_least(1), default="none", only=STREAMS
     )
     max_trigger_delay: float = _option(
-        900.0,
         "maxTriggerDelay",
         "how long it waits for them at most: `15m`, `30s`, `500ms`",
-        "`15m`",
         _seconds,
+        900.0,
+        "`15m`",
         only=STREAMS,
     )
     max_slot_delay: float = _option(
-        2.0,
         "maxSlotDelay",
         "how long a task waits for the messages that its server may send at once (2,500 by default) before it ends"
         " with those that came: where other consumers take what was planned for it, a trickle of new ones does not"
         " keep it",
-        "`2s`",
         _seconds,
-        JOURNALLED,
-        "it reads to the end of its range",
+        2.0,
+        "`2s`",
+        readers=Only(JOURNALLED, "it reads to the end of its range"),
     )
-    min_partitions: int | None = _option(None, "minPartitions", "fewest tasks to read a batch with", "", _at_least(1))
+    min_partitions: int | None = _option("minPartitions", "fewest tasks to read a batch with", _at_least(1))
     max_records_per_partition: int | None = _option(
-        None,
         "maxRecordsPerPartition",
         "most messages that a task reads: more of them make more tasks. Replayable: nsqd is asked once for each cut",
-        "none",
         _at_least(1),
+        default="none",
     )
     fail_on_data_loss: bool = _option(
-        True,
         "failOnDataLoss",
         "whether a query fails when what it was to read is gone; else it goes on with a warning",
-        "`true`",
         truth,
+        True,
     )
     fail_on_missing_topic: bool = _option(
-        True,
         "failOnMissingTopic",
         "whether a query that begins fails when no server knows a topic that it names (after 5 s in which it may"
         " appear); else it goes on without, and a stream reads it when it is there",
-        "`true`",
         truth,
+        True,
     )
     columns: tuple[str, ...] = _joint(
         lambda: DEFAULT_COLUMNS,
-        Option("includeHeaders", "whether there is a column `headers`, too", "`false`"),
+        Option("includeHeaders", "whether there is a column `headers`, too", truth, "`false`"),
         Option(
             "columns",
             "the columns, in this order; `*`: all, with `headers` if there is to be such a column",
+            _source_columns,
             f"`{','.join(DEFAULT_COLUMNS)}`",
         ),
     )
     headers_as: str = _option(
-        JSON,
         "headersAs",
         "`json`: the column `headers` is a string; `map`: it is a map; `array`: it is what Kafka's connector gives."
         " Setting it adds the column",
-        f"`{JSON}`",
-        _choice(*HEADERS_AS),
+        _choice(tuple(HEADERS_AS)),
+        JSON,
     )
     push_filters: bool = _option(
-        False,
         "pushFilters",
         "from PySpark 4.1 on, whether only the parts of the logs are read that the query filters for, see below",
-        "`false`",
         truth,
-        REPLAYABLE,
-        "a channel has no offsets to begin and end at",
+        False,
+        readers=Only(REPLAYABLE, "a channel has no offsets to begin and end at"),
         only=BATCHES,
     )
     journal: str | None = _option(
-        None,
         "journal",
         "the folder of the journal, shared by the driver and all executors, or `s3://bucket/prefix`; required for"
         " streams",
-        "",
         _not_empty,
-        JOURNALLED,
-        _KEPT,
+        readers=_KEPT,
     )
     object_store: ObjectStore = _joint(
         ObjectStore,
-        Option(
-            "journalEndpoint",
-            "the URL of the object store that has the journal",
-            "boto3's settings",
-            _url,
-            JOURNALLED,
-            _KEPT,
-        ),
-        Option("journalRegion", "its region", "boto3's settings", _not_empty, JOURNALLED, _KEPT),
+        Option("journalEndpoint", "the URL of the object store that has the journal", _url, "boto3's settings", _KEPT),
+        Option("journalRegion", "its region", _not_empty, "boto3's settings", _KEPT),
     )
     orphans: str = _option(
-        ADOPT,
         "orphans",
         "what a query that begins does with rows that one with another checkpoint has acknowledged and not committed:"
         " `adopt` reads them as its first batch, `refuse` fails, `warn` says so and leaves them; [see"
         " below](#a-new-checkpoint)",
-        f"`{ADOPT}`",
-        _choice(*ORPHANS),
-        JOURNALLED,
-        _KEPT,
+        _choice(ORPHANS),
+        ADOPT,
+        readers=_KEPT,
         only=STREAMS,
     )
     suppress_duplicates: bool = _option(
-        True,
         "suppressDuplicates",
         "whether messages that were journalled already are left out when they come again",
-        "`true`",
         truth,
-        JOURNALLED,
-        "offsets tell duplicates apart, there are none",
+        True,
+        readers=Only(JOURNALLED, "offsets tell duplicates apart, there are none"),
     )
     consume: bool = _option(
-        False,
         "consume",
         "whether it acknowledges what it has read",
-        "`false`",
         truth,
-        JOURNALLED,
-        "its channel follows what was read anyhow",
+        False,
+        readers=Only(JOURNALLED, "its channel follows what was read anyhow"),
         only=BATCHES,
     )
     connection: ConnectionConfig = field(default_factory=lambda: ConnectionConfig(**_CONNECTION))
@@ -701,23 +744,26 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        found = recognise(options, SOURCE)
+        values = _values(options, SOURCE)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, refused=_SOURCE_REFUSED)
-        topics, pattern = _topics(found)
+        topics, pattern = values.get("topic", ()), values.get("topicPattern")
+        if topics and pattern:
+            raise ConfigError("topic and topicPattern: only one of them may be given")
+        if not topics and not pattern:
+            raise ConfigError("topic: is required, or topicPattern")
+        if "channel" not in values:
+            raise ConfigError("channel: is required")
         return cls(
-            topic=",".join(topics) if pattern is None else pattern,
-            channel=_name(found, "channel", check_channel),
-            servers=_servers(found, needs_http=True),
+            topic=pattern or ",".join(topics),
+            servers=_servers(values, needs_http=True),
             topics=topics,
             topic_pattern=pattern,
-            columns=_columns(found),
-            object_store=ObjectStore(
-                _value(found, "journalEndpoint", _url), _value(found, "journalRegion", _not_empty)
-            ),
+            columns=_columns(values),
+            object_store=ObjectStore(values.get("journalEndpoint"), values.get("journalRegion")),
             connection=client.make(ConnectionConfig, **_CONNECTION),
             lookup=client.make(LookupConfig),
-            given=_given(found, client),
-            **_fields(found, SOURCE),
+            given=client.given.union(values),
+            **_fields(values, SOURCE),
         )
 
     @property
@@ -749,39 +795,34 @@ class SinkOptions:
         given: as in ``SourceOptions``.
     """
 
-    topic: str | None = _joint(lambda: None, Option("topic", "of all rows; without it they need a column `topic`"))
+    topic: str | None = _option("topic", "of all rows; without it they need a column `topic`", _name(check_topic))
     servers: Servers = _joint(
         Servers,
-        Option("lookupd_http_addresses", "where to publish", "one is required"),
-        Option("nsqd_tcp_addresses", "the same", "one is required"),
+        Option("lookupd_http_addresses", "where to publish", _endpoints(DEFAULT_LOOKUPD_HTTP_PORT), "one is required"),
+        Option("nsqd_tcp_addresses", "the same", _addresses, "one is required"),
     )
     columns: tuple[str, ...] = _option(
-        (),
         "columns",
         "the columns of a table of SQL, see below",
-        "`body`, and `topic` without that option",
         _column_names,
+        (),
+        "`body`, and `topic` without that option",
     )
     trace_receipts: bool = _option(
-        False, "traceReceipts", "whether every row is traced, and not only those with a `trace_id`", "`false`", truth
+        "traceReceipts", "whether every row is traced, and not only those with a `trace_id`", truth, False
     )
     trace_log: str | None = _option(
-        None,
-        "traceLog",
-        "folder, on the executors, for the trace logs of the tasks; every row is traced then",
-        "",
-        _not_empty,
+        "traceLog", "folder, on the executors, for the trace logs of the tasks; every row is traced then", _not_empty
     )
     report_path: str | None = _option(
-        None, "reportPath", "folder, on the driver, that gets a report of each write", "", _not_empty
+        "reportPath", "folder, on the driver, that gets a report of each write", _not_empty
     )
     idempotence_key: bool = _option(
-        False,
         "idempotenceKey",
         "redesigned, for topics with extended headers: each message has a key by which consumers know its copies, [see"
         " below](#copies-of-a-retry)",
-        "`false`",
         truth,
+        False,
     )
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     lookup: LookupConfig = field(default_factory=LookupConfig)
@@ -791,16 +832,15 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        found = recognise(options, SINK, ignored=("checkpointLocation",))
+        values = _values(options, SINK, ignored=("checkpointLocation",))
         client = ClientOptions(options, ConnectionConfig, LookupConfig, ProducerConfig, refused=_SINK_REFUSED)
         return cls(
-            servers=_servers(found, needs_http=False),
-            topic=_name(found, "topic", check_topic) if "topic" in found else None,
+            servers=_servers(values, needs_http=False),
             connection=client.make(ConnectionConfig, user_agent=_CONNECTION["user_agent"]),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),
-            given=_given(found, client),
-            **_fields(found, SINK),
+            given=client.given.union(values),
+            **_fields(values, SINK),
         )
 
     @property
@@ -812,13 +852,15 @@ class SinkOptions:
 SOURCE, SINK = options_of(SourceOptions), options_of(SinkOptions)
 
 
-def _fields(found: Mapping[str, str], known: Iterable[Option]) -> dict[str, Any]:
+def _values(options: Mapping[str, str], known: Iterable[Option], ignored: Iterable[str] = ()) -> dict[str, Any]:
+    """Of each option that is given, but for those of the client: its value."""
+    given = recognise(options, known, ignored)
+    return {each.name: each.parse(each.name, given[each.name]) for each in known if each.name in given}
+
+
+def _fields(values: Mapping[str, Any], known: Iterable[Option]) -> dict[str, Any]:
     """Of the options that are a field each: its value."""
-    return {
-        each.field: each.parse(each.name, found[each.name])
-        for each in known
-        if each.field and each.parse and each.name in found
-    }
+    return {each.field: values[each.name] for each in known if each.field and each.name in values}
 
 
 def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
@@ -826,72 +868,24 @@ def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {name.lower(): str(it).lower() if isinstance(it, bool) else str(it) for name, it in options.items()}
 
 
-def _given(found: Mapping[str, str], client: ClientOptions) -> frozenset[str]:
-    return frozenset(found) | {f"nsq.{name}" for name in client.given}
-
-
-def _value(found: Mapping[str, str], name: str, parse: Parse) -> Any:
-    """That of one option; None when it is not given."""
-    return parse(name, found[name]) if name in found else None
-
-
-def _name(found: Mapping[str, str], option: str, check: Callable[[str], str]) -> str:
-    if option not in found:
-        raise ConfigError(f"{option}: is required")
-    try:
-        return check(found[option])
-    except NameInvalid as error:
-        raise ConfigError(f"{option}={found[option]!r}: {error}") from None
-
-
-def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
-    told = _value(found, "includeHeaders", truth)
-    with_headers = "headersAs" in found if told is None else told
-    if "headersAs" in found and not with_headers:
+def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
+    with_headers = values.get("includeHeaders", "headersAs" in values)
+    if "headersAs" in values and not with_headers:
         raise ConfigError("headersAs: includeHeaders=false says that there is no such column")
-    text = found.get("columns", "")
-    if text.strip() == ALL:
-        return tuple(name for name in NAMES if with_headers or name != HEADERS)
-    if "columns" not in found:
-        return (*DEFAULT_COLUMNS, HEADERS) if with_headers else DEFAULT_COLUMNS
-    columns = _column_names("columns", text)
-    unknown = [name for name in columns if name not in NAMES]
-    if unknown or len(set(columns)) < len(columns):
-        raise ConfigError(f"columns={text!r}: must be {ALL} or some of {', '.join(NAMES)}, each once")
-    if "includeHeaders" in found and with_headers != (HEADERS in columns):
-        raise ConfigError(f"includeHeaders={str(with_headers).lower()}: columns={text!r} says otherwise")
-    if "headersAs" in found and HEADERS not in columns:
-        raise ConfigError(f"headersAs: has no effect, as columns={text!r} has no {HEADERS}")
+    columns: tuple[str, ...] = values.get("columns", (*DEFAULT_COLUMNS, HEADERS) if with_headers else DEFAULT_COLUMNS)
+    if columns == (ALL,):
+        columns = tuple(name for name in NAMES if with_headers or name != HEADERS)
+    said = f"columns={','.join(columns)!r}"
+    if "includeHeaders" in values and with_headers != (HEADERS in columns):
+        raise ConfigError(f"includeHeaders={str(with_headers).lower()}: {said} says otherwise")
+    if "headersAs" in values and HEADERS not in columns:
+        raise ConfigError(f"headersAs: has no effect, as {said} has no {HEADERS}")
     return columns
 
 
-def _topics(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    pattern = _value(found, "topicPattern", _not_empty)
-    if pattern is not None:
-        if "topic" in found:
-            raise ConfigError("topic and topicPattern: only one of them may be given")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"topicPattern={pattern!r}: no regular expression: {error}") from None
-        return (), pattern
-    if "topic" not in found:
-        raise ConfigError("topic: is required, or topicPattern")
-    given = found["topic"]
-    try:
-        return tuple(
-            dict.fromkeys(check_topic(each.strip() if "," in given else each) for each in given.split(","))
-        ), None
-    except NameInvalid as error:
-        raise ConfigError(f"topic={given!r}: {error}") from None
-
-
-def _servers(found: Mapping[str, str], *, needs_http: bool) -> Servers:
-    servers = Servers(
-        lookupd_http=_value(found, "lookupd_http_addresses", _endpoints(DEFAULT_LOOKUPD_HTTP_PORT)) or (),
-        nsqd_tcp=_value(found, "nsqd_tcp_addresses", _addresses) or (),
-        nsqd_http=_value(found, "nsqd_http_addresses", _endpoints(DEFAULT_NSQD_HTTP_PORT)) or (),
-    )
+def _servers(values: Mapping[str, Any], *, needs_http: bool) -> Servers:
+    names = ("lookupd_http_addresses", "nsqd_tcp_addresses", "nsqd_http_addresses")
+    servers = Servers(*(values.get(name, ()) for name in names))
     if bool(servers.lookupd_http) == bool(servers.nsqd_tcp):
         given = "both are given" if servers.nsqd_tcp else "neither is given"
         raise ConfigError(f"lookupd_http_addresses or nsqd_tcp_addresses: one of them is required, {given}")
@@ -901,33 +895,3 @@ def _servers(found: Mapping[str, str], *, needs_http: bool) -> Servers:
             f" there are {len(servers.nsqd_http)} for {len(servers.nsqd_tcp)}"
         )
     return servers
-
-
-def _addresses(name: str, value: str) -> tuple[Address, ...]:
-    _refuse_user(name, value)
-    try:
-        found = tuple(parse_addresses(value, DEFAULT_NSQD_TCP_PORT, name))
-    except ConfigError as error:
-        raise ConfigError(f"{name}={value!r}: {error}") from None
-    return found or _none_named(name, value)
-
-
-def _endpoints(default_port: int) -> Callable[[str, str], tuple[Endpoint, ...]]:
-    def parse(name: str, value: str) -> tuple[Endpoint, ...]:
-        _refuse_user(name, value)
-        try:
-            found = tuple(dict.fromkeys(parse_endpoint(each, default_port) for each in listed(value, name)))
-        except ConfigError as error:
-            raise ConfigError(f"{name}={value!r}: {error}") from None
-        return found or _none_named(name, value)
-
-    return parse
-
-
-def _refuse_user(name: str, value: str) -> None:
-    if "@" in value:  # not shown: there may be a password in it
-        raise ConfigError(f"{name}: must hold no user name or password; there is nsq.lookupd_authorization_secret")
-
-
-def _none_named(name: str, value: str) -> Any:
-    raise ConfigError(f"{name}={value!r}: names no server")

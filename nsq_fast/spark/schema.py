@@ -24,36 +24,24 @@ from pyspark.sql.types import (
 
 from nsq_fast.errors import ConfigError
 
-from .options import ARRAY, HEADERS, JSON, MAP, NAMES, REDACTED
+from .options import JSON, NAMES, REDACTED, column_type
 
-_TYPES: Mapping[str, DataType] = {
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "message_id": BinaryType(),
-    "internal_id": LongType(),
-    "trace_id": LongType(),
-    "timestamp": TimestampType(),
-    "attempts": IntegerType(),
-    "offset": LongType(),
-    "size": IntegerType(),
-    HEADERS: StringType(),
-    "body": BinaryType(),
-    "nsqd": StringType(),
-}
-assert tuple(_TYPES) == NAMES
-_OF: Mapping[str, Mapping[str, DataType]] = {
-    JSON: _TYPES,
-    MAP: {**_TYPES, HEADERS: MapType(StringType(), StringType())},
-    ARRAY: {
-        **_TYPES,
-        HEADERS: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-    },
-}
+_PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_KINDS: tuple[DataType, ...] = (
+    StringType(),
+    IntegerType(),
+    LongType(),
+    BinaryType(),
+    TimestampType(),
+    MapType(StringType(), StringType()),
+    ArrayType(_PAIR),
+)
+_TYPES = {kind.simpleString(): kind for kind in _KINDS}
 
 
 def spark_schema(names: Sequence[str] = NAMES, headers_as: str = JSON) -> StructType:
     """The Spark schema of these columns, in this order. Every column may be null."""
-    return StructType([StructField(name, _OF[headers_as][name]) for name in names])
+    return StructType([StructField(name, _TYPES[column_type(name, headers_as)]) for name in names])
 
 
 # The options of a table that was made by ``CREATE TABLE ... USING nsq OPTIONS (...)``.

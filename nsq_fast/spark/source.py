@@ -28,6 +28,7 @@ from .options import (
     REPLAYABLE,
     SOURCE,
     STREAMS,
+    Only,
     SinkOptions,
     SourceOptions,
     as_texts,
@@ -189,23 +190,16 @@ def _module(name: str) -> ModuleType:
 # read is written to a journal of ours before its FIN is sent.
 
 
-_BATCH_ONLY = tuple(each.name for each in SOURCE if each.only == BATCHES)
-_STREAM_ONLY = tuple(each.name for each in SOURCE if each.only == STREAMS)
 _BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_NOT_FOR = {
-    REPLAYABLE: {
-        **{each.name: each.refusal for each in SOURCE if each.reader == JOURNALLED},
-        **dict.fromkeys(("nsq.sample_rate", "nsq.desired_tag", "nsq.ext_filter"), "messages left out would be missed"),
-    },
-    JOURNALLED: {each.name: each.refusal for each in SOURCE if each.reader == REPLAYABLE},
-}
+_READERS = {each.name: each.readers for each in SOURCE if each.readers.reader} | dict.fromkeys(
+    ("nsq.sample_rate", "nsq.desired_tag", "nsq.ext_filter"), Only(JOURNALLED, "messages left out would be missed")
+)
 
 
 def check_load(options: SourceOptions) -> None:
     """Check what holds for a batch and a stream alike: load does not know which is read. Raises ConfigError."""
-    for_batches = [name for name in _BATCH_ONLY if name in options.given]
-    for_streams = [name for name in _STREAM_ONLY if name in options.given]
+    for_batches, for_streams = _given(options, BATCHES), _given(options, STREAMS)
     if for_batches and for_streams:
         raise ConfigError(f"{for_batches[0]} is for spark.read only, {for_streams[0]} for spark.readStream only")
     for names in (_BEGINS, _ENDS):
@@ -228,40 +222,36 @@ def check_load(options: SourceOptions) -> None:
         check_reader(options, options.reader, is_stream=bool(for_streams))
 
 
+def _given(options: SourceOptions, only: str) -> list[str]:
+    """The options for batches alone, or for streams, that are given."""
+    return [each.name for each in SOURCE if each.only == only and each.name in options.given]
+
+
 def _check_several(options: SourceOptions) -> None:
-    if not options.reads_several:
-        return
-    given = {
-        "startingOffsets": options.starting_offsets,
-        "startingOffsetsByTimestamp": options.starting_times,
-        "endingOffsets": options.ending_offsets,
-        "endingOffsetsByTimestamp": options.ending_times,
-    }
-    for name, positions in given.items():
+    for each in SOURCE:
+        positions = getattr(options, each.field) if each.field and options.reads_several else None
         if isinstance(positions, Mapping) and not is_by_topic(positions):
             raise ConfigError(
-                f'{name}: there may be several topics, so each has to be named: {{"orders": {{"0": 1234, "1": 560}}}}'
+                f'{each.name}: there may be several topics, so each has to be named: {{"orders": {{"0": 1234, "1":'
+                " 560}}"
             )
 
 
 def check_use(options: SourceOptions, *, is_stream: bool) -> None:
     """Raise ConfigError for options that are for the other kind of read, or contradict each other."""
     check_load(options)
-    wrong, other = (_BATCH_ONLY, BATCHES) if is_stream else (_STREAM_ONLY, STREAMS)
-    for name in wrong:
-        if name in options.given:
-            raise ConfigError(f"{name}: is for {other} only")
+    other = BATCHES if is_stream else STREAMS
+    for name in _given(options, other):
+        raise ConfigError(f"{name}: is for {other} only")
     if not is_stream and options.starting_offsets == LATEST:
         raise ConfigError("startingOffsets='latest': there is nothing to read from there; it is for streams")
-    if options.reader != AUTO:
-        check_reader(options, options.reader, is_stream=is_stream)
 
 
 def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> None:
     """Raise ConfigError for an option that ``reader`` cannot honour, saying why; and for one that it lacks."""
-    for name, reason in _NOT_FOR[reader].items():
-        if name in options.given:
-            raise ConfigError(f"{name}: the {reader} reader cannot honour it: {reason}")
+    for name, only in _READERS.items():
+        if name in options.given and only.reader != reader:
+            raise ConfigError(f"{name}: the {reader} reader cannot honour it: {only.refusal}")
     if reader == JOURNALLED and options.journal is None and (is_stream or options.consume):
         raise ConfigError(
             "journal: is required by the journalled reader: a folder that the driver and all executors share, or"

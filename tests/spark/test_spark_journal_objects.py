@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
-from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, check_killed_attempt, check_late_attempt
+from support.journal import CHANNEL, TOPIC, Attempt, Query, Server
 from support.s3 import BUCKET, CREDENTIALS, REGION, UNAVAILABLE, answers, cuts_its_answer, loses_its_answer
 from support.servers import free_address
 from support.spark_ledger import account
@@ -24,8 +24,7 @@ from support.spark_ledger import account
 from nsq_fast.cli import main
 from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
 from nsq_fast.spark.journal import JournalStreamReader
-from nsq_fast.spark.journal.files import Storage
-from nsq_fast.spark.journal.slot import open_storage
+from nsq_fast.spark.journal.files import Storage, open_storage
 from nsq_fast.spark.journal.stream import LISTING_INTERVAL
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 
@@ -216,22 +215,6 @@ def test_credentials_are_neither_in_tasks_nor_in_offsets(server: Server, query: 
 
 
 @OURS
-@pytest.mark.parametrize("place", ["after claim 0", "before claim 1"])
-def test_an_executor_that_is_killed_loses_and_doubles_nothing(
-    server: Server, query: Query, tmp_path: Path, place: str
-) -> None:
-    check_killed_attempt(server, query, lambda task: task, place, tmp_path)
-
-
-@OURS
-@pytest.mark.parametrize("is_committed", [False, True])
-def test_of_two_attempts_on_two_machines_one_is_kept(
-    server: Server, query: Query, tmp_path: Path, is_committed: bool
-) -> None:
-    check_late_attempt(server, query, lambda task: task, is_committed, tmp_path)
-
-
-@OURS
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_store_that_fails_in_the_middle_of_a_task_loses_and_doubles_nothing(
     s3: S3Server, server: Server, query: Query, number: int
@@ -318,9 +301,6 @@ def test_a_query_that_waits_asks_the_store_for_metrics_alone_and_seldom(s3: S3Se
 # file system in their place.
 
 
-OURS = pytest.mark.parametrize("server", ["ours"], indirect=True)
-
-
 class Mounts(NamedTuple):
     """Two paths of one folder: where the driver sees it, and where executors do."""
 
@@ -353,20 +333,61 @@ def mounted(server: Server, mounts: Mounts) -> Query:
     return Query(mounts.driver / "journal", {**server.options, "nsq.msg_timeout": "2"})
 
 
+class Shared(NamedTuple):
+    """A query whose journal several machines see, and a task of it as another one has it."""
+
+    query: Query
+    seen: Callable[[Any], Any]
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Shared:
+    if request.param == "objects":
+        return Shared(request.getfixturevalue("query"), lambda task: task)
+    return Shared(request.getfixturevalue("mounted"), request.getfixturevalue("mounts").seen_by_executor)
+
+
+KILLED = [("mounts", f"{when} claim {number}") for when in ("before", "after") for number in (0, 1)]
+KILLED += [("objects", "after claim 0"), ("objects", "before claim 1")]
+
+
 @OURS
-@pytest.mark.parametrize("place", ["before claim 0", "after claim 0", "before claim 1", "after claim 1"])
-def test_an_executor_that_is_killed_at_its_mount_loses_and_doubles_nothing(
-    server: Server, mounted: Query, mounts: Mounts, tmp_path: Path, place: str
+@pytest.mark.parametrize(("shared", "place"), KILLED, indirect=["shared"])
+def test_an_executor_that_is_killed_loses_and_doubles_nothing(
+    server: Server, shared: Shared, tmp_path: Path, place: str
 ) -> None:
-    check_killed_attempt(server, mounted, mounts.seen_by_executor, place, tmp_path)
+    query, seen = shared
+    bodies = server.publish(ROWS)
+    query.plan()
+    (task,) = query.tasks()
+    Attempt(seen(task), place, tmp_path).kill()
+    query.done(query.run_task(task))
+    query.drain(server)
+    account(bodies, query.rows).check()
 
 
 @OURS
+@pytest.mark.parametrize("shared", ["mounts", "objects"], indirect=True)
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_of_two_attempts_through_two_mounts_one_is_kept(
-    server: Server, mounted: Query, mounts: Mounts, tmp_path: Path, is_committed: bool
+def test_of_two_attempts_on_two_machines_one_is_kept(
+    server: Server, shared: Shared, tmp_path: Path, is_committed: bool
 ) -> None:
-    check_late_attempt(server, mounted, mounts.seen_by_executor, is_committed, tmp_path)
+    """Another one has finished its work, or Spark has committed it, when the first wakes up."""
+    query, seen = shared
+    bodies = server.publish(2_000)
+    query.plan()
+    (task,) = query.tasks()
+    task.rows = 1_000
+    first = Attempt(seen(task), "before claim 0", tmp_path)
+    rows = query.run_task(task)
+    if is_committed:
+        query.done(rows)
+    assert first.go_on() == (JournalClosed if is_committed else JournalTaken).__name__
+    if not is_committed:
+        assert query.run_task(seen(task)) == rows
+        query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
 
 
 @OURS
@@ -416,23 +437,17 @@ def folders(journal: Path) -> list[Path]:
 
 
 def test_a_new_checkpoint_reads_what_the_old_one_has_not_committed(server: Server, tmp_path: Path) -> None:
-    _, bodies = dead(server, tmp_path / "j")
+    """And commits it where it lay."""
+    old, bodies = dead(server, tmp_path / "j")
     query = Query(tmp_path / "j", server.options)
     assert len(query.batch()) == LEFT_ROWS
-    account(bodies, query.rows).check()
-    more = server.publish(100, "n")
-    query.batch()
-    account(bodies + more, query.rows).check()
-
-
-def test_what_is_adopted_is_committed_where_it_lay(server: Server, tmp_path: Path) -> None:
-    old, _ = dead(server, tmp_path / "j")
-    query = Query(tmp_path / "j", server.options)
-    query.batch()
     assert not folders(tmp_path / "j")
     assert not Query(tmp_path / "j", server.options).plan()
     with pytest.raises(JournalMissing, match="committed and deleted"):
         old.tasks()
+    bodies += server.publish(100, "n")
+    query.batch()
+    account(bodies, query.rows).check()
 
 
 def test_a_query_killed_between_adoption_and_commit_goes_on(server: Server, tmp_path: Path) -> None:

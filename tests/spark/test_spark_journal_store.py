@@ -22,17 +22,18 @@ from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import to_batch
-from nsq_fast.spark.journal import slot as suspects_module
-from nsq_fast.spark.journal.collect import Quota, Screen, take
-from nsq_fast.spark.journal.files import FileStorage, Storage, check_links
+from nsq_fast.spark.discovery import Nsqd, TopicServers
+from nsq_fast.spark.journal.collect import Claims, Connections, take
+from nsq_fast.spark.journal.files import FileStorage, Storage, check_links, check_path, open_storage
 from nsq_fast.spark.journal.plan import (
     Depth,
     Offset,
     Target,
-    parse_source,
+    find_source,
     plan_rows,
     plan_slots,
     source_of,
@@ -43,9 +44,7 @@ from nsq_fast.spark.journal.slot import (
     Head,
     Suspects,
     batches,
-    check_path,
     keys_of,
-    open_storage,
     read,
     seal,
     seals,
@@ -250,10 +249,11 @@ def test_one_who_was_thought_dead_and_claims_before_the_seal_is_part_of_it(batch
     assert rounds == [1, 2]
 
 
-def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch):
+def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch, monkeypatch):
     """A writer goes on claiming while others seal: no segment of whose claim it was told may be missing."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # more claims a round
     for slot in range(30):
-        chain = Chain(FileStorage(batch.path, durable=False), slot)
+        chain = Chain(batch, slot)
         chain.claim(0, Head(rows=1), columns_of([b"0"]))
         claimed, sealed = [b"0"], []
 
@@ -286,7 +286,9 @@ def test_the_seals_of_a_batch_say_what_each_run_took(batch):
 def test_the_same_id_of_another_time_is_another_message(journal):
     journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
     columns = columns_of([b"a"])
-    assert Screen(journal.suspects).drop_known(columns) == (columns, frozenset())
+    journal.open_batch(1)
+    chain = journal.chain(1, 0)
+    assert Claims(chain, Head(), chain.claim, journal.suspects).drop_known(columns) == (columns, frozenset())
 
 
 def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
@@ -299,7 +301,7 @@ def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
     assert again.load() == set(keys[1:])
     again.forget(keys[1:2])
     assert len(again.storage.names()) == 1
-    monkeypatch.setattr(suspects_module.time, "time", lambda t=suspects_module.time.time: t() + 25 * 3600)
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 25 * 3600)
     again.forget([])
     assert again.load() == set()
     assert again.storage.names() == []
@@ -381,16 +383,27 @@ def test_commit_forgets_suspects_that_a_batch_has_met(journal):
         ("hdfs://name:9000/j", "neither a path nor s3://bucket/prefix; a journal needs a local .* file system"),
         ("gs:/b", "neither a path nor s3://bucket/prefix"),
         ("journal", "must be an absolute path"),
+        ("s3:///a", "names no bucket"),
+        ("s3://", "names no bucket"),
+        ("s3://k:hush@b/a", "credentials"),
     ],
 )
-def test_what_is_no_path_is_refused_with_the_reason(journal, reason):
-    with pytest.raises(ConfigError, match=reason):
+def test_what_is_no_place_is_refused_with_the_reason(journal, reason):
+    with pytest.raises(ConfigError, match=reason) as told:
         check_path(journal)
+    assert "hush" not in str(told.value)
 
 
-@pytest.mark.parametrize("journal", ["/a/b", "file:///a/b", "file:/a/b", "/a//b/"])
-def test_a_path_may_be_a_file_url(journal):
-    assert check_path(journal) == "/a/b"
+@pytest.mark.parametrize(
+    ("place", "spellings"),
+    [
+        ("/a/b", ["/a/b", "file:///a/b", "file:/a/b", "/a//b/"]),
+        ("s3://bucket/a/b", ["s3://bucket/a/b", "s3a://bucket//a/b/"]),
+        ("s3://bucket", ["s3n://bucket"]),
+    ],
+)
+def test_a_place_is_the_same_however_it_is_spelt(place, spellings):
+    assert {check_path(each) for each in spellings} == {place}
 
 
 def no_links(*names):
@@ -445,11 +458,17 @@ def test_an_offset_of_another_reader_is_refused(offset):
 
 
 @pytest.mark.parametrize(
-    ("slot", "source"),
-    [("127.0.0.1:4150", Address("127.0.0.1", 4150)), ("[::1]:4150#2", Address("::1", 4150)), ("p12#1", 12), ("p0", 0)],
+    ("slot", "partition", "address"),
+    [
+        ("127.0.0.1:4150", None, Address("127.0.0.1", 4150)),
+        ("[::1]:4150#2", None, Address("::1", 4150)),
+        ("orders/p12#1", 12, Address("h", 1)),
+        ("p0", 0, None),
+    ],
 )
-def test_a_slot_names_its_source(slot, source):
-    assert parse_source(source_of(slot)) == source
+def test_a_slot_names_its_source(slot, partition, address):
+    servers = TopicServers(leaders={12: Nsqd(Address("h", 1), Endpoint("http", Address("h", 2)))})
+    assert find_source(source_of(slot), servers) == (partition, address)
 
 
 @pytest.mark.parametrize(
@@ -459,13 +478,14 @@ def test_a_slot_names_its_source(slot, source):
         ({"a": 10, "b": 20}, 100, {"a": 10, "b": 20}),
         ({"a": 100, "b": 100}, 10, {"a": 5, "b": 5}),
         ({"a": 2, "b": 100}, 10, {"a": 2, "b": 8}),
-        ({"a": 100, "b": 100, "c": 100}, 10, {"a": 4, "b": 3, "c": 3}),
-        ({"a": 100, "b": 100, "c": 100}, 1, {"a": 1}),
+        ({"a": 100, "b": 100, "c": 100}, 10, {"a": 3, "b": 3, "c": 4}),
+        ({"a": 100, "b": 2, "c": 90}, 12, {"a": 5, "b": 2, "c": 5}),
+        ({"a": 100, "b": 100, "c": 100}, 1, {"c": 1}),
         ({}, 10, {}),
     ],
 )
 def test_rows_are_shared_out(available, limit, planned):
-    assert plan_rows(available, limit) == planned or sum(plan_rows(available, limit).values()) == sum(planned.values())
+    assert plan_rows(available, limit) == planned
 
 
 @given(SOURCES, st.integers(1, 20_000))
@@ -496,9 +516,9 @@ def test_a_target_is_all_that_was_there_and_is_reached_once():
 
 @pytest.mark.parametrize("has_some", [False, True])
 def test_a_server_that_has_no_time_limit_for_its_buffer_takes_nothing_from_the_patience(has_some: bool) -> None:
-    quota = Quota(10)
-    assert quota.patience(-1, has_some=has_some) == quota.patience(0, has_some=has_some)
-    assert quota.patience(250, has_some=has_some) == 0.25 + quota.patience(0, has_some=has_some)
+    task = Connections(pytest.fail, 10, 1)
+    assert task.patience(-1, has_some=has_some) == task.patience(0, has_some=has_some)
+    assert task.patience(250, has_some=has_some) == 0.25 + task.patience(0, has_some=has_some)
 
 
 # What a journal needs of its storage holds of a file system and of an object store alike.
@@ -647,7 +667,7 @@ def test_a_good_storage_is_left_as_it_was(root: Storage) -> None:
 RACER = """
 import sys
 from nsq_fast.errors import JournalTaken
-from nsq_fast.spark.journal.slot import open_storage
+from nsq_fast.spark.journal.files import open_storage
 from nsq_fast.spark.options import ObjectStore
 storage = open_storage(sys.argv[1], ObjectStore(*sys.argv[3:]))
 print("ready", flush=True)
@@ -686,25 +706,3 @@ def test_of_two_processes_that_race_one_wins_each_name_and_all_see_whose_it_is(
     wins = {name: int(process.communicate(timeout=PROCESS)[0]) for name, process in zip("ab", processes, strict=True)}
     owners = [bytes(stored_batch.view(f"s{slot}-0")).decode() for slot in range(40)]
     assert {name: owners.count(name) for name in "ab"} == wins
-
-
-@pytest.mark.parametrize(
-    ("given", "path"),
-    [
-        ("s3://bucket/a/b", "s3://bucket/a/b"),
-        ("s3a://bucket//a/", "s3://bucket/a"),
-        ("s3n://bucket", "s3://bucket"),
-    ],
-)
-def test_a_place_in_an_object_store_has_one_spelling(given: str, path: str) -> None:
-    assert check_path(given) == path
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [("s3:///a", "names no bucket"), ("s3://", "names no bucket"), ("s3://k:hush@b/a", "credentials")],
-)
-def test_what_names_no_bucket_is_refused(given: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason) as told:
-        check_path(given)
-    assert "hush" not in str(told.value)

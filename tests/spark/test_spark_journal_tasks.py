@@ -5,6 +5,7 @@ The calls are those of Spark, made one by one. Faults are in readers derived fro
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from support.spark_ledger import account
 from support.spark_replay import Topic
 from support.waiting import WAIT, until
 
+from nsq_fast.broker import Broker
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.columns import ColumnSubscription
@@ -35,13 +37,12 @@ from nsq_fast.errors import (
     JournalError,
     JournalMissing,
     JournalTaken,
+    LookupFailed,
 )
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
-from nsq_fast.spark.journal import collect as connections
-from nsq_fast.spark.journal import collect as disk_wait
 from nsq_fast.spark.journal.collect import Collector, DiskWait
-from nsq_fast.spark.journal.files import Storage
-from nsq_fast.spark.journal.slot import open_storage
+from nsq_fast.spark.journal.files import Storage, open_storage
+from nsq_fast.spark.journal.plan import Backlogs
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.versions import ReadAllAvailable
 
@@ -231,7 +232,7 @@ class Waits(DiskWait):
 def test_the_slower_the_disk_the_larger_the_segments(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each wait is long, so that there are more than two connections
+    monkeypatch.setattr(collect, "LONG", -1.0)  # each wait is long, so that there are more than two connections
     query = Query(tmp_path / "journal", server.options, reading(SlowDisk))
     bodies = server.publish(30_000)
     query.plan()
@@ -257,7 +258,7 @@ class OneConnection(Collector):
 def test_a_server_that_refuses_a_connection_is_not_asked_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each round would add one
+    monkeypatch.setattr(collect, "LONG", -1.0)  # each round would add one
     query = Query(tmp_path / "journal", server.options)
     bodies = server.publish(10_000)
     query.plan()
@@ -412,22 +413,26 @@ def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Serv
 class Slow(Collector):
     """Its FINs of one segment come after the server's timeout."""
 
-    slept = 0
+    wait: Any = None
 
     def finish(self, connection: Any, ids: bytes) -> None:
-        if not Slow.slept:
-            Slow.slept = 1
-            time.sleep(1.3)  # sleep: longer than the server's timeout
+        if Slow.wait is not None:
+            wait, Slow.wait = Slow.wait, None
+            wait()
         super().finish(connection, ids)
 
 
 @pytest.mark.parametrize(("server", "rows"), [("ours", 1_000), ("ours", ROWS), ("real", ROWS)], indirect=["server"])
 def test_finished_too_late_is_delivered_again_and_left_out(server: Server, tmp_path: Path, rows: int) -> None:
-    Slow.slept = 0
     query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Slow))
     bodies = server.publish(rows)
-    query.batch()
-    assert Slow.slept == 1
+    Slow.wait = lambda: until(server.timeouts)
+    query.plan()
+    (task,) = query.tasks()
+    found = query.run_task(task)
+    assert Slow.wait is None
+    assert open_storage(task.suspects, ObjectStore()).names()
+    query.done(found)
     query.drain(server)
     account(bodies, query.rows).check()
 
@@ -438,15 +443,18 @@ class Stalled(Collector):
     def claim(self, index: int, head: Any, columns: Any) -> Any:
         stored = super().claim(index, head, columns)
         if index == 0:
-            time.sleep(1.2)  # sleep: longer than the server's timeout
+            time.sleep(self.slot.connection.msg_timeout)  # sleep: as long as the server's timeout
         return stored
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
-def test_what_waited_too_long_for_the_disk_is_given_back(server: Server, tmp_path: Path) -> None:
+def test_what_waited_too_long_for_the_disk_is_given_back(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Stalled))
     bodies = server.publish(ROWS)
-    query.batch()
+    assert len(query.batch()) < ROWS
+    assert "came too late to be kept" in caplog.text
     query.start(JournalStreamReader)
     query.drain(server)
     account(bodies, query.rows).check()
@@ -487,52 +495,32 @@ def hold(query: Query, task: Any, at: int = 0) -> tuple[threading.Thread, list[B
 
 
 @each_storage
-def test_of_two_attempts_one_is_kept_and_the_other_gives_back(server: Server, query: Query) -> None:
-    bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
-    task.rows = 1_000
-    thread, errors = hold(query, task)
-    rows = query.run_task(task)
-    assert server.depth() == (0, 1_000, 0)
-    Held.go.set()
-    thread.join()
-    assert [type(error) for error in errors] == [JournalTaken]
-    server.wait_depth(1_000, 0, 0)
-    assert query.run_task(task) == rows
-    query.done(rows)
-    query.drain(server)
-    account(bodies, query.rows).check()
-
-
-@each_storage
-def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server, query: Query) -> None:
-    bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
-    task.rows = 1_000
-    thread, errors = hold(query, task)
-    query.done(query.run_task(task))
-    Held.go.set()
-    thread.join()
-    assert [type(error) for error in errors] == [JournalClosed]
-    server.wait_depth(1_000, 0, 0)
-    query.drain(server)
-    account(bodies, query.rows).check()
-
-
-@each_storage
-def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, query: Query) -> None:
+@pytest.mark.parametrize(
+    ("at", "is_committed", "error"),
+    [(0, False, JournalTaken), (1, False, JournalTaken), (0, True, JournalClosed)],
+    ids=["before the first segment", "in the middle", "after the commit"],
+)
+def test_of_two_attempts_one_is_kept_and_the_other_acknowledges_nothing_more(
+    server: Server, query: Query, at: int, is_committed: bool, error: type[JournalError]
+) -> None:
     bodies = server.publish(ROWS)
     query.plan()
     (task,) = query.tasks()
-    thread, errors = hold(query, task, at=1)
+    task.rows = 3_000
+    thread, errors = hold(query, task, at)
     rows = query.run_task(task)
-    assert len(rows) == 2_500
+    assert len(rows) == (2_500 if at else 3_000)  # the segment that the first has claimed, or others
+    theirs = 500 if at else 3_000
+    server.wait_depth(ROWS - len(rows) - theirs, theirs, 0)
+    if is_committed:
+        query.done(rows)
     Held.go.set()
     thread.join()
-    assert [type(error) for error in errors] == [JournalTaken]
-    query.done(rows)
+    assert [type(each) for each in errors] == [error]
+    server.wait_depth(ROWS - len(rows), 0, 0)  # given back
+    if not is_committed:
+        assert query.run_task(task) == rows
+        query.done(rows)
     query.drain(server)
     account(bodies, query.rows).check()
 
@@ -603,7 +591,7 @@ def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_fli
 def test_a_server_that_is_down_leaves_its_slot_empty(
     server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECT_PATIENCE", 0.3)
+    monkeypatch.setattr(collect, "CONNECT_PATIENCE", 0.3)
     bodies = server.publish(100)
     query.plan()
     server.client.close()
@@ -612,6 +600,20 @@ def test_a_server_that_is_down_leaves_its_slot_empty(
     query.done([])
     assert not query.plan()
     server.process.start()
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def test_a_slot_whose_partition_nobody_leads_stays_empty(
+    server: Server, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = server.publish(5)
+    query.plan()
+    (task,) = query.tasks()
+    task.address = None
+    assert query.run_task(task) == []
+    assert "stays empty: nobody leads the partition now" in caplog.text
+    query.done(query.run())
     query.drain(server)
     account(bodies, query.rows).check()
 
@@ -734,7 +736,10 @@ def test_statistics_are_asked_for_at_most_every_200_ms(
     assert 4 <= len(asked) <= 1 + (time.monotonic() - began) / 0.2
 
 
-def test_a_server_that_does_not_answer_is_waited_for(server: Server, query: Query) -> None:
+def test_a_server_that_does_not_answer_is_waited_for(
+    server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.journal.stream.PATIENCE", 0.2)
     server.publish(5)
     server.client.close()
     server.process.stop()
@@ -748,6 +753,33 @@ def test_a_server_that_does_not_answer_is_waited_for(server: Server, query: Quer
     assert len(query.batch()) == 5
 
 
+def test_an_nsqd_that_has_left_lookup_is_missed_no_more_and_lookup_not_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.journal.plan.STATS_INTERVAL", 0.0)
+    monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 0.0)
+    with Broker(nsqds=2) as broker:
+        left, other = broker.nsqds
+        for nsqd in (left, other):
+            with NsqdHTTPClient(*nsqd.http_address) as client:
+                client.create_topic(TOPIC)
+        given = {"topic": TOPIC, "channel": CHANNEL, "lookupd_http_addresses": str(broker.lookupd.http_address)}
+        backlogs = Backlogs(SourceOptions.parse(given))
+        until(lambda: len(backlogs.of(TOPIC).servers().nsqds) == 2)
+        monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 60.0)
+        assert len(backlogs.all_depths()) == 2
+        left.stop()
+        with pytest.raises(LookupFailed, match=f"nsqd {left.tcp_address} cannot be reached"):
+            backlogs.all_depths()
+        monkeypatch.setattr("nsq_fast.spark.journal.plan.DISCOVERY_INTERVAL", 0.0)
+        until(lambda: len(backlogs.of(TOPIC).servers().nsqds) == 1)
+        assert list(backlogs.all_depths()) == [str(other.tcp_address)]
+        broker.lookupd.stop()
+        assert list(backlogs.of(TOPIC).depths()) == [str(other.tcp_address)]
+        assert "the servers of topics are taken to be as before" in caplog.text
+        backlogs.close()
+
+
 def test_a_journal_that_is_gone_stops_the_query(server: Server, query: Query, tmp_path: Path) -> None:
     server.publish(5)
     query.plan()
@@ -758,6 +790,34 @@ def test_a_journal_that_is_gone_stops_the_query(server: Server, query: Query, tm
         query.run()
     with pytest.raises(JournalMissing):
         query.plan()
+
+
+def test_a_batch_that_cannot_be_deleted_is_by_the_next_commit(
+    server: Server, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    bodies = server.publish(5)
+    query.plan()
+    rows = query.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fails)
+        query.done(rows)
+    assert "batch 1 not deleted: [Errno 5] Input/output error" in caplog.text
+    assert list((tmp_path / "journal").glob("*/b1"))
+    bodies += server.publish(5, "more")
+    query.batch()
+    assert not list((tmp_path / "journal").glob("*/b*"))
+    account(bodies, query.rows).check()
+
+
+def test_few_messages_wait_for_more(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "minOffsetsPerTrigger": "10"})
+    bodies = server.publish(9)
+    assert not query.plan()
+    bodies += server.publish(1, "more")
+    assert sorted(query.batch()) == sorted(bodies)
 
 
 def test_a_new_query_has_a_journal_of_its_own(server: Server, tmp_path: Path) -> None:

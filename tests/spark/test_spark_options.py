@@ -271,9 +271,13 @@ REFUSED: list[tuple[dict[str, str | None], str]] = [
     ({"nsq.snappy": "true", "nsq.deflate": "true"}, "nsq.snappy"),
     ({"nsq.extend_support": "true"}, "nsq.extend_support: leave it out"),
     ({"nsq.auth_secret": SECRET, "nsq.snappy": "x"}, "nsq.snappy='x'"),
-    (
-        {"nsq.tls_options": SECRET},
-        "nsq.tls_options: Spark would show its value in plans and logs; write nsq.tls_cafile",
+    *(
+        ({name: SECRET}, f"{name}: Spark would show its value in plans and logs; write {instead}")
+        for name, instead in (
+            ("nsq.tls_options", "nsq.tls_cafile, nsq.tls_certfile, nsq.tls_keyfile"),
+            ("nsq.lookupd_tls_options", "nsq.lookupd_tls_cafile"),
+            ("nsq.lookupd_authorization", "nsq.lookupd_authorization_secret, whose value it hides"),
+        )
     ),
     ({"nsqd_tcp_addresses": f"http://me:{SECRET}@host"}, "nsqd_tcp_addresses: must hold no user name"),
     ({"nsqd_http_addresses": f"http://me:{SECRET}@host"}, "nsqd_http_addresses: must hold no user name"),
@@ -288,16 +292,6 @@ def test_what_is_refused(options: dict[str, str | None], text: str) -> None:
 def test_what_is_like_no_other_option_has_no_hint() -> None:
     assert refusal(source, {"zzz": "1"}) == "unknown option 'zzz'"
     assert refusal(source, {"nsq.zzz": "1"}) == "unknown option 'nsq.zzz'"
-
-
-def test_a_secret_that_spark_would_show_is_refused_with_the_name_to_use() -> None:
-    for name, instead in (
-        ("nsq.lookupd_authorization", "nsq.lookupd_authorization_secret"),
-        ("nsq.lookupd_tls_options", "nsq.lookupd_tls_keyfile"),
-    ):
-        text = refusal(source, {name: SECRET})
-        assert text.startswith(f"{name}: Spark would show")
-        assert instead in text
 
 
 @pytest.mark.parametrize(
@@ -322,7 +316,6 @@ def test_what_a_sink_refuses(options: dict[str, str | None], text: str) -> None:
         ({"consume": "true"}, True, "consume: is for spark.read only"),
         ({"maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger: is for spark.readStream only"),
         ({"startingOffsets": "latest"}, False, "startingOffsets='latest': there is nothing to read"),
-        ({"reader": "journalled"}, True, "journal: is required by the journalled reader: a folder"),
     ],
 )
 def test_what_is_for_the_other_kind_of_read(options: dict[str, str], is_stream: bool, text: str) -> None:
@@ -579,7 +572,7 @@ def test_a_leader_that_has_moved_is_found_anew(three_nodes: RedesignedCluster) -
 
 
 def test_an_unknown_topic_has_no_servers(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None:
-    assert discover(options_of(lookupds=[two_nsqds.lookupd])) == TopicServers((), {}, None, False)
+    assert discover(options_of(lookupds=[two_nsqds.lookupd])) == TopicServers()
     unknown = options_of(lookupds=three_nodes.lookupds, topic="unknown")
     servers = discover(unknown)
     assert (servers.nsqds, servers.is_redesigned) == ((), True)
@@ -598,6 +591,15 @@ def test_a_lookup_service_that_is_away_is_asked_again(two_nsqds: Broker) -> None
     discover(options)
     assert time.monotonic() - start > 0.3
     back.join()
+
+
+def test_a_lookup_service_that_is_away_is_passed_over(
+    three_nodes: RedesignedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = three_nodes.lookupds[0]
+    away.stop()
+    assert len(discover(options_of(lookupds=three_nodes.lookupds)).leaders) == 3
+    assert re.search(rf"lookup services that fail are passed over: .*{away.http_address}", caplog.text)
 
 
 @pytest.mark.parametrize("way", ["lookup", "direct"])
@@ -634,8 +636,10 @@ def test_which_reader(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None
     assert choose(options_of(**redesigned, journal="/j"), is_stream=True) == "journalled"
     assert choose(options_of(**original, journal="/j"), is_stream=True) == "journalled"
     assert choose(options_of(**original), is_stream=False) == "journalled"
-    with pytest.raises(ConfigError, match="journal: is required"):
+    with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
         choose(options_of(**original), is_stream=True)
+    with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
+        choose(options_of(**original, reader="journalled"), is_stream=True)
     with pytest.raises(ConfigError, match="journal: is required"):
         choose(options_of(**original, consume="true"), is_stream=False)
     with pytest.raises(ConfigError, match="startingOffsets: the journalled reader cannot"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.http_server import Question, scripted_http
 from support.journal import CHANNEL, Query, Server
 from support.spark_replay import Topic
 from support.waiting import until
@@ -427,6 +429,17 @@ def test_a_pattern_that_nothing_matches_is_told(cluster: ClusterProcess, caplog:
     finder = TopicFinder(SourceOptions.parse(given))
     assert finder.topics(10.0) == finder.topics() == ()
     assert len([each for each in caplog.messages if "matches it; they are looked for again" in each]) == 1
+
+
+def test_a_lookup_service_may_take_its_time_for_a_pattern_while_one_is_away() -> None:
+    def slow(question: Question) -> None:
+        time.sleep(0.4)  # sleep: longer than a lookup that nobody waits for would be tried again
+        question.answer({"topics": ["orders", "others"]})
+
+    with scripted_http(slow) as [lookupd]:
+        servers = f"127.0.0.1:1,{lookupd.address}"
+        given = {"channel": "c", "topicPattern": "order.*", "lookupd_http_addresses": servers}
+        assert TopicFinder(SourceOptions.parse(given)).topics() == ("orders",)
 
 
 def test_lookup_services_that_are_all_away_are_an_error_at_first() -> None:

@@ -8,14 +8,13 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.admin import NsqdHTTPClient
-from nsq_fast.errors import JournalClosed, JournalTaken
 from nsq_fast.names import Address
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.collect import Collector
@@ -24,7 +23,6 @@ from nsq_fast.spark.versions import ReadLimit
 
 from .servers import RealNsqd
 from .spark import python_path
-from .spark_ledger import account
 from .waiting import WAIT, until
 
 TOPIC, CHANNEL = "orders", "spark"
@@ -72,6 +70,12 @@ class Server:
         (topic,) = self.client.stats(TOPIC)["topics"]
         (channel,) = topic["channels"]
         return channel["depth"], channel["in_flight_count"], channel["deferred_count"]
+
+    def timeouts(self) -> int:
+        """How many messages it has taken back because they were not answered in time."""
+        (topic,) = self.client.stats(TOPIC)["topics"]
+        (channel,) = topic["channels"]
+        return int(channel["timeout_count"])
 
     def wait_depth(self, *depth: int) -> None:
         until(lambda: self.depth() == depth)
@@ -242,38 +246,6 @@ class Attempt:
         """Let it; what it said at its end."""
         said, _ = self._process.communicate("go\n", timeout=WAIT)
         return said.strip()
-
-
-def check_killed_attempt(server: Server, query: Query, seen: Callable[[Any], Any], place: str, folder: Path) -> None:
-    """An attempt is killed at ``place``: nothing is lost or doubled. ``seen``: the task as its machine sees it."""
-    bodies = server.publish(6_000)
-    query.plan()
-    (task,) = query.tasks()
-    Attempt(seen(task), place, folder).kill()
-    query.done(query.run_task(task))
-    query.drain(server)
-    account(bodies, query.rows).check()
-
-
-def check_late_attempt(
-    server: Server, query: Query, seen: Callable[[Any], Any], is_committed: bool, folder: Path
-) -> None:
-    """Another attempt has finished its work, or Spark has committed it, when the first wakes up: one is kept."""
-    bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
-    task.rows = 1_000
-    first = Attempt(seen(task), "before claim 0", folder)
-    rows = query.run_task(task)
-    if is_committed:
-        query.done(rows)
-        assert first.go_on() == JournalClosed.__name__
-    else:
-        assert first.go_on() == JournalTaken.__name__
-        assert query.run_task(seen(task)) == rows
-        query.done(rows)
-    query.drain(server)
-    account(bodies, query.rows).check()
 
 
 def _kept(offset: dict[str, Any]) -> dict[str, Any]:

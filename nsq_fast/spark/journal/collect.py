@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ssl import SSLError
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from gevent import sleep
@@ -33,9 +33,9 @@ from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
 from nsq_fast.printable import counted
-from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import SourceOptions
 
+from .files import open_storage
 from .slot import (
     Chain,
     Head,
@@ -44,7 +44,7 @@ from .slot import (
     StoredColumns,
     Suspects,
     keys_of,
-    open_storage,
+    rows_of,
     seal,
     uncertain,
     uncertain_elsewhere,
@@ -80,12 +80,10 @@ class Collector:
         self.suspects: Suspects | None = (
             Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
         )
-        self._screen = Screen(self.suspects)
-        self._quota = Quota(slot.rows)
         self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
         self._disk_wait = DiskWait()
         self._seen: set[bytes] = set()
-        self._connections = Connections(self.open_connection, self._quota, self.connections)
+        self._connections = Connections(self.open_connection, slot.rows, self.connections)
 
     def run(self) -> list[Stored]:
         """The segments of the slot: those of an earlier attempt, or new ones. The slot is sealed when this returns.
@@ -102,15 +100,7 @@ class Collector:
 
     def open_connection(self) -> JournalConnection:
         """A connection, subscribed. Raises ConnectFailed, or the server's refusal."""
-        assert self.slot.address is not None
-        subscription = ColumnSubscription(
-            self.slot.address,
-            self.slot.topic,
-            self.slot.channel,
-            self.slot.connection,
-            partition=self.slot.partition,
-            advanced=self.slot.is_redesigned,
-        )
+        subscription = _subscription(self.slot)
         subscription.open()
         return JournalConnection(subscription)
 
@@ -166,14 +156,11 @@ class Collector:
         logger.warning("slot %s stays empty: %s", self.slot.name, reason, extra=SPARK_SLOT_EMPTY)
 
     def _turn(self, connection: JournalConnection, writer: Writer) -> None:
-        try:
+        with self._or_lost(connection):
             self._settle(connection)
             columns = self._gather(connection)
-        except (ConnectionLost, ServerError) as error:
-            self._lose(connection, error)
-            return
-        if columns.count:
-            self._write(connection, columns, writer)
+            if columns.count:
+                self._write(connection, columns, writer)
 
     def _gather(self, connection: JournalConnection) -> Columns:
         """What was granted, or as much of it as comes."""
@@ -183,27 +170,22 @@ class Collector:
         until = min(time.monotonic() + self.slot.max_delay, connection.gather_deadline)
         while connection.outstanding and size < MAX_SEGMENT_BYTES:
             columns = connection.subscription.fetch(
-                self._quota.patience(
+                self._connections.patience(
                     self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claims.segments)
                 ),
                 min(connection.outstanding, connection.step),
             )
             connection.took(columns)
             if not columns.count or time.monotonic() > until:
-                self._quota.is_over = True
+                self._connections.is_over = True
                 connection.give_up()
             parts.append(columns)
             size += len(columns.body)
             for other in self._connections:
-                if other is not connection and other.work and _is_done(other.work):
-                    self._settle_other(other)
+                if other is not connection and other.work and other.work.is_done:
+                    with self._or_lost(other):
+                        self._settle(other)
         return join_columns(parts)
-
-    def _settle_other(self, connection: JournalConnection) -> None:
-        try:
-            self._settle(connection)
-        except (ConnectionLost, ServerError) as error:
-            self._lose(connection, error)
 
     def _settle(self, connection: JournalConnection) -> None:
         """The writing is done: finish its messages, after asking for more, which their FINs make room for."""
@@ -217,7 +199,7 @@ class Collector:
         elif work.result is not None:
             self._refuse(connection, work)
             return
-        self._quota.grant(connection)
+        self._connections.grant(connection)
         self.finish(connection, work.ids)
         connection.dropped.update(work.dropped)
 
@@ -229,17 +211,25 @@ class Collector:
             counted(len(work.ids) // MESSAGE_ID_SIZE, "message"),
             extra=SPARK_MESSAGES_LATE,
         )
-        self._quota.is_over = True
-        self._quota.grant(connection)
+        self._connections.is_over = True
+        self._connections.grant(connection)
         connection.subscription.requeue(work.ids)
 
     def _write(self, connection: JournalConnection, columns: Columns, writer: Writer) -> None:
         self._claims.sure(connection.sure())
-        kept, dropped = self._screen.drop_known(columns, self._claims.unfinished)
+        kept, dropped = self._claims.drop_known(columns)
         result = writer.write(kept, connection.deadline) if kept.count else None
         connection.begin(columns.ids, dropped, result)
 
     # The end
+
+    @contextlib.contextmanager
+    def _or_lost(self, connection: JournalConnection) -> Iterator[None]:
+        """What the block does with the connection may end it: then as `_lose`."""
+        try:
+            yield
+        except (ConnectionLost, ServerError) as error:
+            self._lose(connection, error)
 
     def _lose(self, connection: JournalConnection, error: NsqError) -> None:
         """The connection is lost: keep what it has claimed, let the server deliver the rest again, and seal the slot.
@@ -259,14 +249,11 @@ class Collector:
     def _close(self, connection: JournalConnection) -> None:
         if not connection.subscription.is_open:
             return
-        try:
+        with self._or_lost(connection):
             connection.subscription.close(_CLOSE_TIMEOUT)
-        except (ConnectionLost, ServerError) as error:
-            self._lose(connection, error)
-            return
-        late = set(connection.subscription.unfinished)
-        self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
-        self._claims.suspect_late(late)
+            late = set(connection.subscription.unfinished)
+            self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
+            self._claims.suspect_late(late)
 
     def _leave_in_order(self) -> None:
         """After a failure: finish what is claimed, requeue what is not."""
@@ -283,8 +270,11 @@ class Collector:
             self.finish(connection, work.ids)
 
 
-def _is_done(work: Work) -> bool:
-    return work.result is None or work.result.done()
+def _subscription(slot: Slot) -> ColumnSubscription:
+    """The channel that the slot is to read, not opened yet."""
+    assert slot.address is not None
+    where = slot.address, slot.topic, slot.channel, slot.connection
+    return ColumnSubscription(*where, partition=slot.partition, advanced=slot.is_redesigned)
 
 
 # One connection that fills one segment after another, and knows which of its FINs the server has processed.
@@ -328,6 +318,10 @@ class Work(NamedTuple):
     arrived: int
     granted_at: float
     result: Future[int | None] | None
+
+    @property
+    def is_done(self) -> bool:
+        return self.result is None or self.result.done()
 
 
 class JournalConnection:
@@ -407,19 +401,30 @@ CONNECT_PATIENCE = 10.0
 """Seconds for which an unreachable server is retried; then the slot stays empty."""
 _CONNECT_PAUSE = 0.2
 
+MAX_WINDOW = 10_000
+"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
+
+_FIRST_WAIT = 1.0
+_IDLE_WAIT = 0.2
+_LAST_WAIT = 0.05
+
 
 class Connections:
-    """In the order in which they were opened; those that are lost stay among them.
+    """In the order in which they were opened, those that are lost among them; and what they are granted.
 
     Args:
         open_one: opens a connection. Raises ConnectFailed, or the server's refusal.
-        quota: of the task; each connection is granted its share.
+        rows: of the slot, shared out among them.
         most: of them there may be.
+
+    Attributes:
+        is_over: whether nothing more is asked for, as the server has no more, or the disk is too slow.
     """
 
-    def __init__(self, open_one: Callable[[], JournalConnection], quota: Quota, most: int) -> None:
+    def __init__(self, open_one: Callable[[], JournalConnection], rows: int, most: int) -> None:
+        self.is_over = False
         self._open_one = open_one
-        self._quota = quota
+        self._left = rows
         self._most = most
         self._opened: list[JournalConnection] = []
 
@@ -449,7 +454,7 @@ class Connections:
         """So many in all, or fewer: one is enough, and a server that has refused one is not asked again."""
         wanted = min(wanted, self._most)
         try:
-            while self._quota.left and not self._quota.is_over and len(self._opened) < wanted:
+            while self._left and not self.is_over and len(self._opened) < wanted:
                 self._add()
         except (ConnectFailed, ServerError):
             self._most = len(self._opened)
@@ -458,47 +463,15 @@ class Connections:
         connection = self._open_one()
         self._opened.append(connection)
         with contextlib.suppress(ConnectionLost):
-            self._quota.grant(connection)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ServerError):
-            return cause.retriable
-        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
-            return False
-        cause = cause.__cause__
-    return True
-
-
-MAX_WINDOW = 10_000
-"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
-
-_FIRST_WAIT = 1.0
-_IDLE_WAIT = 0.2
-_LAST_WAIT = 0.05
-
-
-class Quota:
-    """The rows of a slot, granted to its connections.
-
-    Attributes:
-        is_over: whether nothing more is asked for, as the server has no more, or the disk is too slow.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self.left: int = rows
-        self.is_over = False
+            self.grant(connection)
 
     def grant(self, connection: JournalConnection) -> None:
         """Let a connection ask for as many messages as it may hold."""
         if self.is_over:
             connection.give_up()
         window = min(connection.subscription.info.max_rdy_count, MAX_WINDOW)
-        rows = 0 if self.is_over else min(window - connection.outstanding, self.left)
-        self.left -= rows
+        rows = 0 if self.is_over else min(window - connection.outstanding, self._left)
+        self._left -= rows
         connection.grant(rows)
 
     def patience(self, output_buffer_timeout: int, *, has_some: bool) -> float:
@@ -512,6 +485,18 @@ class Quota:
         if self.is_over:
             return _LAST_WAIT
         return max(output_buffer_timeout, 0) / 1000 + (_IDLE_WAIT if has_some else _FIRST_WAIT)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ServerError):
+            return cause.retriable
+        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
+            return False
+        cause = cause.__cause__
+    return True
 
 
 LONG = 0.5
@@ -609,7 +594,7 @@ class Writer:
         return parts
 
 
-# What an attempt has claimed so far, and which of it the server may deliver again.
+# What an attempt has claimed so far, which of it the server may deliver again, and what comes again of this or others.
 
 
 Claim = Callable[[int, Head, Any], Stored]
@@ -633,6 +618,7 @@ class Claims:
         self._head = head
         self._claim = claim
         self._suspects = suspects
+        self._known = suspects.load() if suspects is not None else set()
         self._unsure: Counter[int] = Counter()
 
     def keep(self, columns: Any, connections: int) -> int:
@@ -648,7 +634,26 @@ class Claims:
         for number in numbers:
             self._unsure[number] -= 1
 
-    def unfinished(self) -> list[Stored]:
+    def drop_known(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
+        """The messages that are new, as columns, and the keys of those that the journal holds already.
+
+        Costs nothing while there are no suspects.
+        """
+        if self._suspects is None:
+            return columns, frozenset()
+        known = self._known
+        if _has_redelivered(columns):
+            self._known = self._suspects.load()  # there may be more by now
+            known = self._known.union(message_keys(self._unfinished()))
+        if not known:
+            return columns, frozenset()
+        keys = keys_of(columns)
+        met = known.intersection(keys)
+        if not met:
+            return columns, frozenset()
+        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
+
+    def _unfinished(self) -> list[Stored]:
         """Segments claimed in this batch that may be delivered again.
 
         They are those of this slot, and of slots whose attempt may have died.
@@ -677,42 +682,10 @@ def message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:
     return (key for segment in segments for key in segment.message_keys())
 
 
-# Leaves out messages that the journal holds already. Costs nothing while there are no suspects.
-
-
 _WIDTHS = {
     "timestamps": 8, "attempts": 2, "ids": MESSAGE_ID_SIZE, "internal_ids": 8, "trace_ids": 8, "offsets": 8, "sizes": 4,
     "ext_versions": 1,
 }  # fmt: skip
-
-
-class Screen:
-    """Compares what arrives with the suspects; None lets everything pass."""
-
-    def __init__(self, suspects: Suspects | None) -> None:
-        self._suspects = suspects
-        self._known = suspects.load() if suspects is not None else set()
-
-    def drop_known(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
-        """The messages that are new, as columns, and the keys of the others.
-
-        ``unsure`` are segments of the same batch that may not be finished; it is called when something comes again.
-        """
-        if self._suspects is None:
-            return columns, frozenset()
-        known = self._known
-        if _has_redelivered(columns):
-            self._known = known = self._suspects.load()  # there may be more by now
-            known = known.union(*(segment.message_keys() for segment in unsure()))
-        if not known:
-            return columns, frozenset()
-        keys = keys_of(columns)
-        met = known.intersection(keys)
-        if not met:
-            return columns, frozenset()
-        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
-
-
 _FIRST_ATTEMPT = array("H", [1]).tobytes()
 
 
@@ -763,31 +736,14 @@ class Peek:
         self._seen: set[bytes] = set()
 
     def batches(self, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-        slot = self.slot
         for columns in self._windows():
-            yield to_batch(
-                cast(Any, columns),
-                options.columns,
-                options.headers_as,
-                topic=slot.topic,
-                partition=slot.partition,
-                nsqd=str(slot.address),
-                is_redesigned=slot.is_redesigned,
-            )
+            yield rows_of(columns, self.slot.head(), options, self.slot.topic)
 
     def _windows(self) -> Iterator[Any]:
         slot = self.slot
         if slot.address is None or not slot.rows:
             return
-        subscription = ColumnSubscription(
-            slot.address,
-            slot.topic,
-            slot.channel,
-            slot.connection,
-            partition=slot.partition,
-            advanced=slot.is_redesigned,
-        )
-        with subscription:
+        with _subscription(slot) as subscription:
             window = min(slot.rows, subscription.info.max_rdy_count, MAX_WINDOW)
             for _ in range(1 + _ROUNDS * slot.rows // window):
                 columns = self._take(subscription, window)

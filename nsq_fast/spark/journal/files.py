@@ -1,4 +1,4 @@
-"""What a journal needs of the storage that it lies in, and the one of file systems."""
+"""Where a journal lies, what it needs of the storage there, and the one of file systems."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import logging
 import mmap
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from nsq_fast.errors import ConfigError, JournalClosed, JournalStorageFailed, JournalTaken
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED, SPARK_JOURNAL_CLEANED
+from nsq_fast.spark.options import ObjectStore
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -140,19 +142,13 @@ _RETIRED = ".gone-"
 
 
 class FileStorage:
-    """A folder.
+    """A folder, which is at ``path`` or will be."""
 
-    Args:
-        path: where it is, or will be.
-        durable: whether files are on disk before they count. Only measurements do without.
-    """
-
-    def __init__(self, path: str, *, durable: bool = True) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._durable = durable
 
     def below(self, name: str) -> FileStorage:
-        return FileStorage(self._file(name), durable=self._durable)
+        return FileStorage(self._file(name))
 
     def make(self, *, parents: bool = False) -> None:
         try:
@@ -176,7 +172,9 @@ class FileStorage:
         Raises JournalStorageFailed, too.
         """
         try:
-            self._claim(name, buffers)
+            with _written(self.path, buffers) as (descriptor, temporary):
+                _link(descriptor, temporary, self._file(name))
+            _sync_folder(self.path)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise _failed(self._file(name), error) from error
@@ -185,15 +183,9 @@ class FileStorage:
                 " file system that the driver and all executors share"
             ) from None
 
-    def _claim(self, name: str, buffers: Sequence[Any]) -> None:
-        with _written(self.path, buffers, self._durable) as (descriptor, temporary):
-            _link(descriptor, temporary, self._file(name))
-        if self._durable:
-            _sync_folder(self.path)
-
     def replace(self, name: str, data: bytes) -> None:
         try:
-            with _written(self.path, [data] if data else [], durable=True) as (_, temporary):
+            with _written(self.path, [data]) as (_, temporary):
                 os.replace(temporary, self._file(name))
         except OSError as error:
             raise _failed(self._file(name), error) from error
@@ -253,14 +245,13 @@ class FileStorage:
 
 
 @contextlib.contextmanager
-def _written(folder: str, buffers: Sequence[Any], durable: bool) -> Iterator[tuple[int, str]]:
+def _written(folder: str, buffers: Sequence[Any]) -> Iterator[tuple[int, str]]:
     """A new file with these bytes under a temporary name, which is removed at the end."""
     temporary = os.path.join(folder, _TEMPORARY + uuid.uuid4().hex)
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         _write(descriptor, buffers)
-        if durable:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
         yield descriptor, temporary
     finally:
         os.close(descriptor)
@@ -313,3 +304,66 @@ def _sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# Where a journal lies: what the option ``journal`` says, and the storage that it means.
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_S3 = re.compile(r"s3[an]?://")
+_OBJECTS = "s3://"
+
+
+def check_path(journal: str) -> str:
+    """The folder as an absolute path, or the place in an object store as ``s3://bucket/prefix``.
+
+    Raises ConfigError for what is neither.
+    """
+    if found := _S3.match(journal):
+        return _OBJECTS + _check_objects(journal[found.end() :])
+    path = journal[len("file:") :] if journal.startswith("file:/") else journal
+    if path.startswith("//"):
+        path = "/" + path.lstrip("/")
+    if _URL.match(path):
+        raise ConfigError(f"journal={journal!r}: neither a path nor s3://bucket/prefix; {NEEDED}")
+    if not os.path.isabs(path):
+        raise ConfigError(f"journal={journal!r}: must be an absolute path: executors have other working directories")
+    return os.path.normpath(path)
+
+
+def _check_objects(place: str) -> str:
+    bucket, *parts = place.split("/")
+    if "@" in bucket:  # not shown: there may be a secret in it
+        raise ConfigError("journal: must hold no credentials; boto3 finds them in its environment")
+    if not bucket:
+        raise ConfigError(f"journal='s3://{place}': names no bucket: s3://bucket/prefix")
+    return "/".join([bucket, *filter(None, parts)])
+
+
+def is_object_store(path: str) -> bool:
+    """Whether a path that ``check_path`` has let pass is in an object store."""
+    return path.startswith(_OBJECTS)
+
+
+def check_library(path: str) -> None:
+    """Raise ConfigError when what the storage at ``path`` needs is not installed."""
+    if is_object_store(path):
+        try:
+            import boto3  # noqa: F401
+            import obstore  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"journal={path!r}: needs {error.name}: pip install 'nsq-fast[spark-s3]'") from error
+
+
+def open_storage(path: str, store: ObjectStore) -> Storage:
+    """The storage at a path that ``check_path`` has let pass, or of a place below it.
+
+    Raises ConfigError when a library is missing.
+    """
+    if not is_object_store(path):
+        return FileStorage(path)
+    check_library(path)
+    from .objects import ObjectStorage  # here, as it imports what only an extra brings
+
+    bucket, _, prefix = path[len(_OBJECTS) :].partition("/")
+    return ObjectStorage(bucket, prefix, store)

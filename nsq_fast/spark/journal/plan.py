@@ -108,10 +108,13 @@ def topic_of(source: str) -> str | None:
     return topic if slash else None
 
 
-def parse_source(source: str) -> int | Address:
+def find_source(source: str, servers: TopicServers) -> tuple[int | None, Address | None]:
+    """The partition that a source is, if it is one, and where it is read now: None where nobody leads it."""
     place = source.rpartition("/")[2]
-    found = _PARTITION.match(place)
-    return int(found[1]) if found else parse_address(place, 0)
+    if (found := _PARTITION.match(place)) is None:
+        return None, parse_address(place, 0)
+    leader = servers.leaders.get(int(found[1]))
+    return int(found[1]), leader and leader.tcp
 
 
 def plan_rows(available: Mapping[str, int], limit: int | None) -> dict[str, int]:
@@ -124,14 +127,10 @@ def plan_rows(available: Mapping[str, int], limit: int | None) -> dict[str, int]
         return wanted
     planned: dict[str, int] = {}
     left = limit
-    for place, (source, rows) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+    for place, (source, rows) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):  # the last has most
         share = left // (len(wanted) - place)
         planned[source] = min(rows, share)
         left -= planned[source]
-    for source in sorted(planned):  # what the divisions left over
-        if left and planned[source] < wanted[source]:
-            planned[source] += 1
-            left -= 1
     return {source: rows for source, rows in planned.items() if rows}
 
 
@@ -213,14 +212,12 @@ class Backlog:
         return self._options.topic
 
     def servers(self, timeout: float = TIMEOUT) -> TopicServers:
-        """The servers of the topic, as of the last few seconds. Raises LookupFailed, HttpError, ConfigError."""
-        if time.monotonic() - self._discovered_at > DISCOVERY_INTERVAL or not self._servers:
-            self.discover(timeout)
-        assert self._servers is not None
-        return self._servers
+        """The servers of the topic, as of the last few seconds; those known before stay when nobody answers soon.
 
-    def discover(self, timeout: float = TIMEOUT) -> TopicServers:
-        """Ask for the servers now; those known before stay when nobody answers soon."""
+        Raises LookupFailed, HttpError, ConfigError.
+        """
+        if self._servers is not None and time.monotonic() - self._discovered_at <= DISCOVERY_INTERVAL:
+            return self._servers
         try:
             found = discover(self._options, timeout=timeout if self._servers is None else min(timeout, _SOON))
         except NO_ANSWER as error:
@@ -243,7 +240,7 @@ class Backlog:
         """What waits at each source that answers."""
         if time.monotonic() - self._asked_at >= STATS_INTERVAL:
             servers = self.servers(timeout)
-            self._depths = {}
+            self._depths, self.silent = {}, {}
             for nsqd in servers.nsqds:
                 self._depths.update(self._ask(nsqd, servers))
             self._asked_at = time.monotonic()
@@ -293,7 +290,6 @@ class Backlog:
             self.silent[nsqd] = error
             self._reminder.warn(_left_out(nsqd), f"nsqd {nsqd} is left out until it answers: {error}")
             return {}
-        self.silent.pop(nsqd, None)
         self._reminder.over(_left_out(nsqd))
         return found
 

@@ -18,7 +18,7 @@ from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage
 from .plan import Offset, source_of, topic_of
-from .slot import Chain, Head, Stored, Suspects, seals, slots
+from .slot import Chain, Head, Suspects, seals, slots
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -60,6 +60,16 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     is_pattern: bool = False
     unnamed: str = ""
 
+    @classmethod
+    def of(cls, options: SourceOptions) -> About:
+        is_pattern = options.topic_pattern is not None
+        unnamed = "" if options.reads_several else options.topic
+        return cls(options.topic, options.channel, is_pattern=is_pattern, unnamed=unnamed)
+
+    def may_have(self, options: SourceOptions) -> bool:
+        """Whether there may be rows of these topics."""
+        return self.is_pattern or any(map(options.names_topic, [self.topic, *self.topic.split(",")]))
+
     def reads(self, topic: str) -> bool:
         return re.fullmatch(self.topic, topic) is not None if self.is_pattern else topic in self.topic.split(",")
 
@@ -99,6 +109,11 @@ class Usage(NamedTuple):
     size: int
     oldest: float | None
 
+    @property
+    def age(self) -> float | None:
+        """Of the oldest, in seconds."""
+        return None if self.oldest is None else max(time.time() - self.oldest, 0.0)  # two machines' clocks may differ
+
 
 class QueryJournal:
     """The journal of one query.
@@ -109,24 +124,25 @@ class QueryJournal:
     """
 
     def __init__(self, parent: Storage, id: str) -> None:
-        self._parent = parent
+        self.parent = parent
+        self.id = id
         self._storage = parent.below(id)
         self.path: str = self._storage.path
         self.suspects: Suspects = Suspects(self._storage.below("suspects"))
 
     def beside(self, id: str) -> QueryJournal:
-        return QueryJournal(self._parent, id)
+        return QueryJournal(self.parent, id)
 
     def create(self, about: About) -> None:
         """Make it, readable by its owner only; without effect when it is there. Raises ConfigError, JournalError."""
         try:
-            self._parent.make(parents=True)
-            self._parent.check()
+            self.parent.make(parents=True)
+            self.parent.check()
             self._storage.make()
             self.suspects.storage.make()
         except (OSError, JournalStorageFailed) as error:
             reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
-            raise ConfigError(f"journal={self._parent.path!r}: cannot be made or written: {reason}") from error
+            raise ConfigError(f"journal={self.parent.path!r}: cannot be made or written: {reason}") from error
         with contextlib.suppress(JournalTaken):
             self._storage.claim(_ABOUT, [msgspec.json.encode(about)])
         self.check(about)
@@ -156,14 +172,16 @@ class QueryJournal:
     def batch(self, batch: int) -> Storage:
         return self._storage.below(f"b{batch}")
 
-    def open_batch(self, batch: int) -> None:
-        """Make its place. Raises JournalMissing when it was committed before: its rows are gone."""
+    def open_batch(self, batch: int) -> Storage:
+        """Make its place, unless it is there. Raises JournalMissing when it was committed before: its rows are gone."""
         if batch <= self.committed():
             raise JournalMissing(
                 f"batch {batch} of the journal {self.path} has been committed and deleted: an older checkpoint was"
                 " put in place, or another query goes on with the same one"
             )
-        self.batch(batch).make()
+        place = self.batch(batch)
+        place.make()
+        return place
 
     def chain(self, batch: int, slot: int) -> Chain:
         return Chain(self.batch(batch), slot)
@@ -218,11 +236,9 @@ class QueryJournal:
 
     def rows(self, batch: int) -> dict[int, int]:
         """How many rows each slot of a batch has; slots without any are left out."""
-        found = {slot: sum(each.head.rows for each in self._files(batch, slot)) for slot in slots(self.batch(batch))}
+        place = self.batch(batch)
+        found = {slot: sum(each.head.rows for each in Chain(place, slot).read()) for slot in slots(place)}
         return {slot: rows for slot, rows in found.items() if rows}
-
-    def _files(self, batch: int, slot: int) -> list[Stored]:
-        return self.chain(batch, slot).read()
 
     def keep_slots(self, batch: int, names: Sequence[str]) -> None:
         """Keep which slots a batch has: where there are several topics, only their names tell them."""
@@ -248,7 +264,7 @@ class QueryJournal:
         found = {**self.adopted(), **{id: (by, last) for id, last in batches.items()}}
         self._storage.replace(_ADOPTED, msgspec.json.encode(found))
         for id in batches:  # what their dead tasks may not have finished comes to this query
-            self.suspects.add(QueryJournal(self._parent, id).suspects.load())
+            self.suspects.add(self.beside(id).suspects.load())
         return found
 
     def adopted(self) -> Adoptions:
@@ -311,7 +327,7 @@ class Orphan(NamedTuple):
         about: of which topics and channel it is.
         slots: the rows of each slot, by the name that it has in the batch that adopts it.
         last: the last of its batches.
-        oldest: when the oldest file was written, in seconds since the epoch.
+        age: of the oldest file, in seconds.
     """
 
     id: str
@@ -319,7 +335,7 @@ class Orphan(NamedTuple):
     journal: QueryJournal
     slots: Mapping[str, int]
     last: int
-    oldest: float | None
+    age: float | None
 
     @property
     def rows(self) -> int:
@@ -330,7 +346,7 @@ class Orphan(NamedTuple):
         return sorted({found.topic for name in self.slots if (found := parse_adopted(name))})
 
     def __str__(self) -> str:
-        age = "" if self.oldest is None else f", the oldest {max(time.time() - self.oldest, 0.0):.0f} s old"
+        age = "" if self.age is None else f", the oldest {self.age:.0f} s old"
         return f"{self.journal.path} ({counted(self.rows, 'row')}{age})"
 
 
@@ -351,70 +367,97 @@ def parse_adopted(name: str) -> Adopted | None:
     return Adopted(id, int(batch[1:]), int(slot[1:]), topic)
 
 
-def find_orphans(parent: Storage, options: SourceOptions, own: str) -> list[Orphan]:
-    """The folders below ``parent`` with rows of these topics and this channel, but for the query's own.
+class Adoption:
+    """What a query reads of other folders in the first batch of a run, and commits with that batch."""
 
-    Raises JournalError for a file that is damaged.
-    """
-    found = [
-        uncommitted(parent, id, about)
-        for id, about in folders(parent)
-        if id != own and about.channel == options.channel and _may_have(about, options)
-    ]
-    return [each for each in found if each.slots and _is_of(each, options)]
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._orphans: list[Orphan] = []
+        self._begins_at = 0
+        self._adopted: Adoptions | None = None
 
+    def find(self, journal: QueryJournal) -> None:
+        """Look for folders that hold rows of these topics and this channel: a new query is to adopt them.
 
-def find_asked_for(parent: Storage, journal: QueryJournal, batch: int) -> list[Orphan]:
-    """What a query that stands behind ``batch`` was told to adopt (``nsq-fast journal adopt``), and has not yet."""
-    if not (asked := set(journal.asked_to_adopt())):
-        return []
-    done = {id: last for id, (by, last) in journal.adopted().items() if by <= batch}
-    found = [uncommitted(parent, id, about) for id, about in folders(parent) if id in asked]
-    return [each for each in found if each.slots and each.last > done.get(each.id, 0)]
+        Raises JournalError for a file that is damaged, and when the option ``orphans`` refuses them.
+        """
+        options = self._options
+        found = [
+            uncommitted(journal.parent, id, about)
+            for id, about in folders(journal.parent)
+            if id != journal.id and about.channel == options.channel and about.may_have(options)
+        ]
+        self._orphans = self._judged([each for each in found if each.slots and self._is_of(each)])
 
+    def begin(self, journal: QueryJournal, batch: int) -> None:
+        """The run goes on behind ``batch``. What was found is for a new query alone.
 
-def judge(orphans: list[Orphan], options: SourceOptions) -> list[Orphan]:
-    """Those that are to be adopted. Raises JournalError when the option ``orphans`` refuses them."""
-    if not orphans:
-        return []
-    told = (
-        f"journal={options.journal!r}: a query with another checkpoint has acknowledged rows of topic {options.topic},"
-        f" channel {options.channel}, and has not committed them: {', '.join(map(str, orphans))}"
-    )
-    if options.orphans == REFUSE:
-        raise JournalError(
-            f"{told}. Start that query again from its checkpoint; or let this one read them, with orphans=adopt; or"
-            " delete the folders, if nobody needs the rows"
+        Any query adopts what it was told to (``nsq-fast journal adopt``), and has not yet.
+        """
+        self._begins_at = batch
+        self._orphans = [] if batch else self._orphans
+        if asked := set(journal.asked_to_adopt()):
+            done = {id: last for id, (by, last) in journal.adopted().items() if by <= batch}
+            found = [uncommitted(journal.parent, id, about) for id, about in folders(journal.parent) if id in asked]
+            self._orphans += [each for each in found if each.slots and each.last > done.get(each.id, 0)]
+
+    def is_due(self, batch: int) -> bool:
+        """Whether the batch behind this one is to be that of `plan`."""
+        return bool(self._orphans) and batch == self._begins_at
+
+    def plan(self, journal: QueryJournal, offset: Offset) -> Offset:
+        """The first batch of the run: all that is to be adopted, whatever the limit."""
+        found = offset.following({name: rows for each in self._orphans for name, rows in each.slots.items()})
+        self._adopted = journal.adopt(found.batch, {each.id: each.last for each in self._orphans})
+        return found
+
+    def commit(self, journal: QueryJournal, batch: int) -> None:
+        """Commit what was adopted by this batch or one before it, as far as they had got then."""
+        if self._adopted is None:
+            self._adopted = journal.adopted()
+        due = {id: last for id, (by, last) in self._adopted.items() if by <= batch}
+        for id, last in due.items():
+            with contextlib.suppress(FileNotFoundError):  # somebody has deleted the folder
+                journal.beside(id).commit(last)
+            del self._adopted[id]
+
+    def _judged(self, orphans: list[Orphan]) -> list[Orphan]:
+        """Those that are to be adopted, as the option ``orphans`` says."""
+        if not orphans:
+            return []
+        options = self._options
+        told = (
+            f"journal={options.journal!r}: a query with another checkpoint has acknowledged rows of topic"
+            f" {options.topic}, channel {options.channel}, and has not committed them: {', '.join(map(str, orphans))}"
         )
-    if options.orphans == ADOPT:
-        logger.warning(
-            "%s. They are the first batch of this query; those that its sink has already come twice",
-            told,
-            extra=SPARK_ORPHANS,
+        if options.orphans == REFUSE:
+            raise JournalError(
+                f"{told}. Start that query again from its checkpoint; or let this one read them, with orphans=adopt; or"
+                " delete the folders, if nobody needs the rows"
+            )
+        is_adopted = options.orphans == ADOPT
+        then = (
+            "They are the first batch of this query; those that its sink has already come twice"
+            if is_adopted
+            else "Nobody reads them: orphans=adopt does"
         )
-        return orphans
-    logger.warning("%s. Nobody reads them: orphans=adopt does", told, extra=SPARK_ORPHANS)
-    return []
+        logger.warning("%s. %s", told, then, extra=SPARK_ORPHANS)
+        return orphans if is_adopted else []
 
-
-def _may_have(about: About, options: SourceOptions) -> bool:
-    return about.is_pattern or any(map(options.names_topic, [about.topic, *about.topic.split(",")]))
-
-
-def _is_of(orphan: Orphan, options: SourceOptions) -> bool:
-    """Whether all of its rows are of topics that are read. A folder is adopted as a whole, or not at all."""
-    topics = orphan.topics
-    others = [topic for topic in topics if not options.names_topic(topic)]
-    if others and len(others) < len(topics):
-        logger.warning(
-            "%s: has rows of topic %s, too, which topic %s does not name: nobody reads them; nsq-fast journal adopt"
-            " has this query do so",
-            orphan,
-            ", ".join(others),
-            options.topic,
-            extra=SPARK_ORPHANS,
-        )
-    return not others
+    def _is_of(self, orphan: Orphan) -> bool:
+        """Whether all of its rows are of topics that are read. A folder is adopted as a whole, or not at all."""
+        topics = orphan.topics
+        others = [topic for topic in topics if not self._options.names_topic(topic)]
+        if others and len(others) < len(topics):
+            logger.warning(
+                "%s: has rows of topic %s, too, which topic %s does not name: nobody reads them; nsq-fast journal adopt"
+                " has this query do so",
+                orphan,
+                ", ".join(others),
+                self._options.topic,
+                extra=SPARK_ORPHANS,
+            )
+        return not others
 
 
 def uncommitted(parent: Storage, id: str, about: About) -> Orphan:
@@ -424,22 +467,16 @@ def uncommitted(parent: Storage, id: str, about: About) -> Orphan:
     done = journal.committed()
     batches = [batch for batch in journal.batches() if batch > done]
     for batch in batches:
+        kept = journal.kept_slots(batch)
         for slot, rows in journal.rows(batch).items():
-            slots[f"{_MARK}{id}/b{batch}/s{slot}/{_topic(journal, batch, slot, about)}"] = rows
-    return Orphan(id, about, journal, slots, max(batches, default=done), journal.usage().oldest if slots else None)
+            slots[f"{_MARK}{id}/b{batch}/s{slot}/{_topic(kept, slot, about)}"] = rows
+    return Orphan(id, about, journal, slots, max(batches, default=done), journal.usage().age if slots else None)
 
 
-def _topic(journal: QueryJournal, batch: int, slot: int, about: About) -> str:
-    kept = journal.kept_slots(batch)
+def _topic(kept: list[str] | None, slot: int, about: About) -> str:
+    """That of a slot. ``kept``: the names of the slots of its batch, sorted as they are numbered."""
     if kept is None:
         return about.unnamed or about.topic
-    names = {number: name for number, name, _ in Offset("", batch, dict.fromkeys(kept, 0)).numbered()}
-    adopted = parse_adopted(names[slot])
-    return adopted.topic if adopted else topic_of(source_of(names[slot])) or about.unnamed
-
-
-def commit_adopted(parent: Storage, batches: Mapping[str, int]) -> None:
-    """The batch that adopted them is committed: so are they, up to these batches of theirs."""
-    for id, batch in batches.items():
-        with contextlib.suppress(FileNotFoundError):  # somebody has deleted the folder
-            QueryJournal(parent, id).commit(batch)
+    name = kept[slot]
+    adopted = parse_adopted(name)
+    return adopted.topic if adopted else topic_of(source_of(name)) or about.unnamed

@@ -3,91 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import struct
 import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConfigError, JournalError, JournalTaken
+from nsq_fast.errors import JournalError, JournalTaken
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.versions import InputPartition
 
-from .files import NEEDED, FileStorage, Storage
-
-# Where a journal lies: what the option ``journal`` says, and the storage that it means.
-
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_S3 = re.compile(r"s3[an]?://")
-_OBJECTS = "s3://"
-
-
-def check_path(journal: str) -> str:
-    """The folder as an absolute path, or the place in an object store as ``s3://bucket/prefix``.
-
-    Raises ConfigError for what is neither.
-    """
-    if found := _S3.match(journal):
-        return _OBJECTS + _check_objects(journal[found.end() :])
-    path = journal[len("file:") :] if journal.startswith("file:/") else journal
-    if path.startswith("//"):
-        path = "/" + path.lstrip("/")
-    if _URL.match(path):
-        raise ConfigError(f"journal={journal!r}: neither a path nor s3://bucket/prefix; {NEEDED}")
-    if not os.path.isabs(path):
-        raise ConfigError(f"journal={journal!r}: must be an absolute path: executors have other working directories")
-    return os.path.normpath(path)
-
-
-def _check_objects(place: str) -> str:
-    bucket, *parts = place.split("/")
-    if "@" in bucket:  # not shown: there may be a secret in it
-        raise ConfigError("journal: must hold no credentials; boto3 finds them in its environment")
-    if not bucket:
-        raise ConfigError(f"journal='s3://{place}': names no bucket: s3://bucket/prefix")
-    return "/".join([bucket, *filter(None, parts)])
-
-
-def is_object_store(path: str) -> bool:
-    """Whether a path that ``check_path`` has let pass is in an object store."""
-    return path.startswith(_OBJECTS)
-
-
-def check_library(path: str) -> None:
-    """Raise ConfigError when what the storage at ``path`` needs is not installed."""
-    if is_object_store(path):
-        try:
-            import boto3  # noqa: F401
-            import obstore  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"journal={path!r}: needs {error.name}: pip install 'nsq-fast[spark-s3]'") from error
-
-
-def open_storage(path: str, store: ObjectStore) -> Storage:
-    """The storage at a path that ``check_path`` has let pass, or of a place below it.
-
-    Raises ConfigError when a library is missing.
-    """
-    if not is_object_store(path):
-        return FileStorage(path)
-    check_library(path)
-    from .objects import ObjectStorage  # here, as it imports what only an extra brings
-
-    bucket, _, prefix = path[len(_OBJECTS) :].partition("/")
-    return ObjectStorage(bucket, prefix, store)
-
+from .files import Storage
 
 # One file of the journal: rows as columns, or the seal that ends a slot. Written once, never changed.
 #
@@ -318,7 +253,7 @@ def uncertain(segments: list[Stored]) -> list[Stored]:
 
 
 def slots(storage: Storage) -> list[int]:
-    return sorted({int(name[1:].partition("-")[0]) for name in storage.names() if name.startswith("s")})
+    return sorted(_last_indices(storage))
 
 
 def seals(storage: Storage) -> dict[int, Head]:
@@ -337,12 +272,17 @@ def uncertain_elsewhere(storage: Storage, slot: int) -> list[Stored]:
 
 
 def _last_files(storage: Storage) -> dict[int, Stored]:
+    last = _last_indices(storage)
+    return {slot: read(storage, Chain(storage, slot).name(index)) for slot, index in last.items()}
+
+
+def _last_indices(storage: Storage) -> dict[int, int]:
     last: dict[int, int] = {}
     for name in storage.names():
         if name.startswith("s"):
             slot, index = map(int, name[1:].split("-"))
             last[slot] = max(index, last.get(slot, 0))
-    return {slot: read(storage, Chain(storage, slot).name(index)) for slot, index in last.items()}
+    return last
 
 
 # Messages that are in the journal and may be delivered once more; kept until they are, or for a day.
@@ -408,11 +348,11 @@ class Slot(InputPartition):
         path: where the files of the batch lie.
         number: of the slot.
         rows: how many messages at most.
-        address: of the nsqd; None when nobody leads the partition now.
+        object_store: where ``path`` and ``suspects`` are, when they are not files.
         suspects: where the suspects lie; None to let them pass.
-        object_store: where both are, when they are not files.
         max_delay: seconds that it waits for a window of messages to be full.
         run: which run of the query this is.
+        address: of the nsqd; None when nobody leads the partition now.
     """
 
     path: str
@@ -422,13 +362,13 @@ class Slot(InputPartition):
     topic: str
     channel: str
     connection: ConnectionConfig
+    object_store: ObjectStore
+    suspects: str | None
+    max_delay: float
+    run: str
     address: Address | None
     partition: int | None = None
     is_redesigned: bool = False
-    suspects: str | None = None
-    object_store: ObjectStore = field(default_factory=ObjectStore)
-    run: str = ""
-    max_delay: float = 2.0
 
     def head(self) -> Head:
         """What the heads of its segments have in common."""
@@ -443,7 +383,7 @@ def batches(segments: Iterable[Stored], options: SourceOptions, topic: str) -> I
     """The rows of these segments, in order, with the columns that the options say."""
     gathered: list[pa.RecordBatch] = []
     for segment in segments:
-        gathered.append(_batch(segment, options, topic))
+        gathered.append(rows_of(segment.columns(), segment.head, options, topic))
         if sum(batch.num_rows for batch in gathered) >= ROWS:
             yield _join(gathered)
             gathered = []
@@ -451,10 +391,10 @@ def batches(segments: Iterable[Stored], options: SourceOptions, topic: str) -> I
         yield _join(gathered)
 
 
-def _batch(segment: Stored, options: SourceOptions, topic: str) -> pa.RecordBatch:
-    head = segment.head
+def rows_of(columns: Any, head: Head, options: SourceOptions, topic: str) -> pa.RecordBatch:
+    """The rows of ``Columns`` or what is stored of them; ``head`` says where they come from."""
     return to_batch(
-        cast(Any, segment.columns()),
+        columns,
         options.columns,
         options.headers_as,
         topic=topic,

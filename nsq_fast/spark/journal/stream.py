@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -41,14 +41,14 @@ from nsq_fast.spark.versions import (
 )
 
 from .collect import Collector, Peek
-from .files import Storage
+from .files import Storage, check_library, check_path, is_object_store, open_storage
 from .plan import (
     STATS_INTERVAL,
     Backlogs,
     Depth,
     Offset,
     Target,
-    parse_source,
+    find_source,
     plan_rows,
     plan_slots,
     source_of,
@@ -56,18 +56,13 @@ from .plan import (
 )
 from .query import (
     About,
-    Adoptions,
-    Orphan,
+    Adoption,
     QueryJournal,
     Usage,
-    commit_adopted,
-    find_asked_for,
-    find_orphans,
-    judge,
     parse_adopted,
     positions,
 )
-from .slot import Slot, batches, check_library, check_path, is_object_store, open_storage
+from .slot import Slot, batches
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -114,14 +109,11 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self._run = uuid.uuid4().hex
         self._initial: Offset | None = None
         self._target: Target | None = None
-        self._subtracted = 0
         self._last: Offset | None = None
         self._checked: Offset | None = None
-        self._orphans: list[Orphan] = []
-        self._began_at = 0
+        self._adoption = Adoption(options)
         self._opened = 0
         self._knows_topics = False
-        self._adopted: Adoptions | None = None
         self._throughput = Throughput()
         self._counted: int | None = None
         self._used: Usage | None = None
@@ -137,13 +129,12 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self._initial is None:
             offset = self._last or Offset(uuid.uuid4().hex)
-            storage = self._storage()
+            journal = self._journal(offset)
             try:
-                orphans = find_orphans(storage, self.options, offset.journal)
+                self._adoption.find(journal)
             except (OSError, JournalStorageFailed) as error:
-                raise ConfigError(f"journal={storage.path!r}: cannot be read: {error}") from error
-            self._orphans = judge(orphans, self.options)
-            self._journal(offset).create(about(self.options))
+                raise ConfigError(f"journal={self.journal!r}: cannot be read: {error}") from error
+            journal.create(About.of(self.options))
             self._initial = self._last = offset
         return self._initial.encode()
 
@@ -173,7 +164,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
 
     def _kept(self) -> Offset:
         """Where the last query with this journal was; at the beginning of a new one when there was none."""
-        found = positions(self._storage(), about(self.options))
+        found = positions(self._storage(), About.of(self.options))
         if len(found) > 1:
             raise ConfigError(
                 f"journal={self.journal!r}: {len(found)} queries have used it, and this PySpark does not say which of"
@@ -184,18 +175,17 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.decode(start)
         if self._checked != offset:  # once: Spark asks again and again, and a request has its price
-            self._journal(offset).renew(about(self.options))
+            self._journal(offset).renew(About.of(self.options))
             if self._checked is None:
-                self._begin_at(offset)
+                self._adoption.begin(self._journal(offset), offset.batch)
                 self.backlog.create_channels()
             self._checked = offset
         must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
             return start
-        if self._orphans and offset.batch == self._began_at:
-            return self._adopt(offset)
-        self._subtract(offset)
-        self._count(offset)
+        if self._adoption.is_due(offset.batch):
+            return self._adoption.plan(self._journal(offset), offset).encode()
+        self._account(offset)
         available = ready(self._depths())
         if self._target is not None:
             available = self._target.bound(available)
@@ -210,19 +200,6 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             sleep(STATS_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
         return start
 
-    def _adopt(self, offset: Offset) -> dict[str, Any]:
-        """The first batch of this run: all that was acknowledged and not committed, whatever the limit."""
-        orphans = self._orphans
-        found = offset.following({name: rows for orphan in orphans for name, rows in orphan.slots.items()})
-        self._adopted = self._journal(offset).adopt(found.batch, {each.id: each.last for each in orphans})
-        return found.encode()
-
-    def _begin_at(self, offset: Offset) -> None:
-        """This run goes on from here. What `initialOffset` has found is for a new query alone."""
-        found = [] if offset.batch else self._orphans
-        self._orphans = found + find_asked_for(self._storage(), self._journal(offset), offset.batch)
-        self._began_at = offset.batch
-
     def _check_topics(self) -> bool:
         """Of a new query: fail for a topic that nobody knows. Whether somebody has said so."""
         try:
@@ -232,15 +209,6 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             return False
         self._knows_topics = True
         return True
-
-    def _release(self, offset: Offset) -> None:
-        """Commit what was adopted by this batch or one before it."""
-        if self._adopted is None:
-            self._adopted = self._journal(offset).adopted()
-        due = {id: last for id, (by, last) in self._adopted.items() if by <= offset.batch}
-        commit_adopted(self._storage(), due)
-        for id in due:
-            del self._adopted[id]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         depths = self._depths()
@@ -264,18 +232,28 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
                 self._used, self._used_at = self._journal(self._last).usage(), now
             except JournalStorageFailed:  # whoever needs the journal will say so
                 return {}
-        oldest = self._used.oldest
-        age = 0.0 if oldest is None else max(time.time() - oldest, 0.0)  # clocks of two machines may differ
-        return {"journalBytes": self._used.size, "journalAgeSeconds": round(age, 1)}
+        return {"journalBytes": self._used.size, "journalAgeSeconds": round(self._used.age or 0.0, 1)}
 
-    def _count(self, offset: Offset) -> None:
-        """The batch before this offset is done: what the journal holds of it was read."""
-        now = time.monotonic()
+    def _account(self, offset: Offset) -> None:
+        """The batch before this offset is done: what the journal holds of it was read, by this run or one before."""
+        if self._counted == offset.batch:
+            return
         if self._counted is None:
-            self._throughput.begin(now)
-        elif self._counted != offset.batch:
-            self._throughput.add(self._journal(offset).size(offset.batch), now)
+            self._throughput.begin(time.monotonic())
+        else:
+            self._throughput.add(self._journal(offset).size(offset.batch), time.monotonic())
+        if self._target is not None and offset.slots:
+            self._target.subtract(self._taken(offset))
         self._counted = offset.batch
+
+    def _taken(self, offset: Offset) -> dict[str, int]:
+        """What the batch has taken from each source in this run. What it found in the journal does not count."""
+        seals = self._journal(offset).seals(offset.batch)
+        taken: dict[str, int] = {}
+        for number, name, _ in offset.numbered():
+            fresh = seals[number].fresh.get(self._run, 0) if number in seals else 0
+            taken[source_of(name)] = taken.get(source_of(name), 0) + fresh
+        return taken
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -285,7 +263,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             return []
         self._last = offset
         journal = self._journal(offset)
-        unnamed = journal.renew(about(self.options)).unnamed
+        unnamed = journal.renew(About.of(self.options)).unnamed
         journal.open_batch(offset.batch)
         self._opened = offset.batch
         if self.options.reads_several:
@@ -295,11 +273,11 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
         offset = Offset.decode(end)
-        self._subtract(offset)
-        self._count(offset)
+        self._account(offset)
         try:
-            self._release(offset)  # first, as an orphan that stays is adopted once more
-            is_first = self._journal(offset).commit(offset.batch)
+            journal = self._journal(offset)
+            self._adoption.commit(journal, offset.batch)  # first, as an orphan that stays is adopted once more
+            is_first = journal.commit(offset.batch)
         except (OSError, JournalStorageFailed) as error:  # costs space until the next commit
             logger.warning(
                 "journal %s: batch %s not deleted: %s",
@@ -330,19 +308,6 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
 
     def _depths(self) -> Mapping[str, Depth]:
         return self.backlog.depths(PATIENCE)
-
-    def _subtract(self, offset: Offset) -> None:
-        """What the batch has taken from the servers in this run is off the target; what it found in the journal not."""
-        if self._target is None or self._subtracted == offset.batch:
-            return
-        self._subtracted = offset.batch
-        seals = self._journal(offset).seals(offset.batch)
-        taken: dict[str, int] = {}
-        for number, name, _ in offset.numbered():
-            source = source_of(name)
-            fresh = seals[number].fresh.get(self._run, 0) if number in seals else 0
-            taken[source] = taken.get(source, 0) + fresh
-        self._target.subtract(taken)
 
 
 def check_location(options: SourceOptions) -> str:
@@ -405,11 +370,11 @@ class JournalBatchReader(_ReadsSlots, DataSourceReader):
 
     def _consume(self, backlog: Backlogs) -> list[Slot]:
         journal = QueryJournal(open_storage(self.journal, self.options.object_store), FOLDER)
-        journal.create(about(self.options))
+        journal.create(About.of(self.options))
         plan = journal.plan() or self._keep_plan(journal, backlog)
         offset = Offset.decode(msgspec.json.decode(plan))
         journal.open_batch(offset.batch)
-        return make_slots(self.options, journal, offset, backlog, "", journal.renew(about(self.options)).unnamed)
+        return make_slots(self.options, journal, offset, backlog, "", journal.renew(About.of(self.options)).unnamed)
 
     def _keep_plan(self, journal: QueryJournal, backlog: Backlogs) -> bytes:
         slots = plan_batch(self.options, ready(backlog.all_depths()), None)
@@ -419,15 +384,6 @@ class JournalBatchReader(_ReadsSlots, DataSourceReader):
 
 
 # From an offset to the tasks of its batch: which server each slot reads from now. For the driver.
-
-
-_UNKNOWN = TopicServers((), {}, None, False)
-
-
-def about(options: SourceOptions) -> About:
-    is_pattern = options.topic_pattern is not None
-    unnamed = "" if options.reads_several else options.topic
-    return About(options.topic, options.channel, is_pattern=is_pattern, unnamed=unnamed)
 
 
 def plan_batch(options: SourceOptions, depths: Mapping[str, int], limit: int | None) -> dict[str, int]:
@@ -442,18 +398,24 @@ def make_slots(
     options: SourceOptions, journal: QueryJournal, offset: Offset, backlogs: Backlogs, run: str, unnamed: str
 ) -> list[Slot]:
     """The tasks of a batch. A slot whose partition nobody leads has no address. ``unnamed``: see `About`."""
-    common: dict[str, Any] = {
-        "channel": options.channel,
-        "connection": options.connection,
-        "object_store": options.object_store,
-        "suspects": journal.suspects.storage.path if options.suppress_duplicates else None,
-        "max_delay": options.max_slot_delay,
-        "run": run,
-    }
-    if any(map(parse_adopted, offset.slots)):  # such a batch has no others
-        return [_adopted(journal, name, common) for name in offset.slots]
+    slot = partial(
+        Slot,
+        channel=options.channel,
+        connection=options.connection,
+        object_store=options.object_store,
+        suspects=journal.suspects.storage.path if options.suppress_duplicates else None,
+        max_delay=options.max_slot_delay,
+        run=run,
+    )
+    if adopted := list(filter(None, map(parse_adopted, offset.slots))):  # such a batch has no others
+        # They lie in other folders, and ask no server: what their files hold is all of them.
+        places = [journal.beside(each.id).open_batch(each.batch) for each in adopted]
+        return [
+            slot(place.path, each.slot, name, 0, each.topic, address=None)
+            for place, name, each in zip(places, offset.slots, adopted, strict=True)
+        ]
     topics = {topic_of(name) or unnamed for name in offset.slots}
-    servers = dict.fromkeys(topics, _UNKNOWN)
+    servers = dict.fromkeys(topics, TopicServers())
     if len(journal.seals(offset.batch)) < len(offset.slots):
         for topic in topics:
             with contextlib.suppress(*NO_ANSWER):  # what is in the journal needs no server
@@ -461,21 +423,19 @@ def make_slots(
     slots = []
     for number, name, rows in offset.numbered():
         topic = topic_of(name) or unnamed
-        found, place = servers[topic], parse_source(source_of(name))
-        partition = place if isinstance(place, int) else None
-        leader = None if partition is None else found.leaders.get(partition)
-        address = (leader.tcp if leader else None) if isinstance(place, int) else place
-        slot = Slot(journal.batch(offset.batch).path, number, name, rows, topic, address=address, **common)
-        if found.has_ext:
-            slot.connection = slot.connection.replace(extend_support=True)
-        slots.append(replace(slot, partition=partition, is_redesigned=found.is_redesigned))
+        found = servers[topic]
+        partition, address = find_source(source_of(name), found)
+        slots.append(
+            slot(
+                journal.batch(offset.batch).path,
+                number,
+                name,
+                rows,
+                topic,
+                address=address,
+                partition=partition,
+                is_redesigned=found.is_redesigned,
+                connection=options.connection.replace(extend_support=found.has_ext),
+            )
+        )
     return slots
-
-
-def _adopted(journal: QueryJournal, name: str, common: Mapping[str, Any]) -> Slot:
-    """A slot that lies in another folder. It asks no server: what its files hold is all of it."""
-    found = parse_adopted(name)
-    assert found is not None
-    orphan = journal.beside(found.id)
-    orphan.open_batch(found.batch)
-    return Slot(orphan.batch(found.batch).path, found.slot, name, 0, found.topic, address=None, **common)
