@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from support.trace_logs import BAD_LINES, SECOND, Figures, Planted, run
 from nsq_fast.cli import main
 from nsq_fast.client.trace import TraceRecord
 from nsq_fast.spark.trace import TraceSettings, html, local_figures
-from nsq_fast.spark.trace.page import duration
+from nsq_fast.spark.trace.page import Bar, Line, Piece, bars, by_share, duration, over_time
 
 # The report as a browser shows it: its numbers are those of an independent computation on the same logs.
 
@@ -222,6 +224,42 @@ def test_the_page_stands_alone(report: Report, page: Page) -> None:
 )
 def test_durations_have_three_digits_and_a_unit(value: int | None, text: str) -> None:
     assert duration(value) == text
+
+
+def test_charts_are_well_formed_and_to_scale() -> None:
+    rows = [Bar("a<b", [Piece(4, 50, "")], "50"), Bar("b", [Piece(1, 100, "")], "100")]
+    first, second = (float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows, {})))
+    assert second == pytest.approx(2 * first, rel=0.01)
+    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
+        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
+
+
+def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
+    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
+    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
+    shown = over_time("End to end", lines)
+    rings = re.findall(r"<circle [^>]*>", shown)
+    assert all("stroke-dasharray:none" in ring for ring in rings)
+    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
+
+
+@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
+def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
+    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
+    begin = 1_700_000_000.0
+    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
+    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
+    found = re.findall(pattern, shown)
+    assert found
+    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
+        places = []
+        for x, anchor, name, words in found:
+            width = 0.55 * size * len(words)
+            if name not in hidden:
+                left = float(x) - (width if anchor == "end" else width / 2)
+                places.append((left, left + width))
+        places.sort()
+        assert all(before[1] < after[0] for before, after in pairwise(places)), places
 
 
 # `nsq-fast trace-report`, and the end of `nsq-fast demo`: those that need no session of the tests.
