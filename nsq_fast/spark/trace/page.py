@@ -15,7 +15,7 @@ from nsq_fast.page import STYLE as PAGE_STYLE
 from nsq_fast.page import duration as tick_duration
 from nsq_fast.printable import counted
 
-from .schema import FAULTS, SHARES, Channel, Figures, TraceGroup
+from .schema import FAULTS, POINTS, SHARES, Channel, Figures, TraceGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -287,7 +287,6 @@ def _sources(figures: Figures) -> str:
 
 
 _MOST_BARS = 24
-_SERIES_NAMES = ("p50", "p95", "p99", "max")
 _CURVE_NAMES = {"latency": "end to end", "in_queue": "in queue", "handling": "handling"}
 _HANDLING, _QUEUE, _AGAIN, _PAUSE = 1, 2, 3, 4
 _SPAN_NAMES = {
@@ -305,7 +304,7 @@ def channel_charts(channel: Channel) -> Iterator[str]:
     """Latency over time, and the percentile curves."""
     lines = [
         Line(name, [(begin / 1e9, values[number] / 1000 if values else None) for begin, values in channel.times])
-        for number, name in enumerate(_SERIES_NAMES)
+        for number, name in enumerate(POINTS)
     ]
     yield over_time("End to end, by when it was published", lines)
     curves = [
