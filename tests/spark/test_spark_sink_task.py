@@ -494,6 +494,22 @@ def test_what_servers_do_not_take_is_named_and_nothing_is_sent(
     assert topic.bodies() == []
 
 
+@pytest.mark.parametrize("kind", ["topic", "key", "tag", "headers", "map"])
+def test_a_text_that_is_not_utf_8_is_named(redesigned: Callable[..., OnCluster], kind: str) -> None:
+    """Spark hands any bytes on that a string was made of."""
+    topic = redesigned(name=f"not_utf_8_{kind}", ext=True)
+    first = topic.name.encode() if kind == "topic" else b"{}"
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([first, b"\xff"]).buffers())
+    if kind == "map":
+        texts = pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), texts)
+    column = "headers" if kind == "map" else kind
+    if kind == "topic":
+        del topic.options["topic"]
+    with pytest.raises(RowInvalid, match=rf"row 1 of .*: {column}=.*: must be UTF-8; of this task 0 rows are stored"):
+        topic.write(batch(body=numbered(2), **{column: texts}))
+    assert topic.bodies() == []
+
+
 def test_one_bad_topic_stops_the_others_of_the_batch(redesigned: Callable[..., OnCluster]) -> None:
     good, bad = (redesigned(1, name=f"one_bad_topic_{number}", ordered=True) for number in range(2))
     rows = batch(body=numbered(2), topic=[good.name, bad.name], partition=pa.array([0, 1], pa.int8()))

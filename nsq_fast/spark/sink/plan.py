@@ -103,12 +103,13 @@ class Planner:
         records = self._records(topic, rows, layout)
         is_optional = self._traces_all and rows.column("trace_id") is None
         deferred = _deferred(rows)
-        targets = self._targets(rows, layout, [row for row, _ in deferred])
+        targets = self._targets(rows, layout, {row for row, _ in deferred})
         if targets is None:
             return Plan(topic, rows, [Send(rows, records, None, None, is_optional)], deferred)
-        groups = group_rows(number_bytes(targets.codes), targets.in_turn + 2)[: targets.in_turn + 1]
+        codes, in_turn = targets
+        groups = group_rows(number_bytes(codes), in_turn + 2)[: in_turn + 1]
         sends = [
-            Send(rows, records, numbers, None if code == targets.in_turn else code, is_optional)
+            Send(rows, records, numbers, None if code == in_turn else code, is_optional)
             for code, numbers in enumerate(groups)
             if numbers
         ]
@@ -157,43 +158,30 @@ class Planner:
 
     # Where it goes
 
-    def _targets(self, rows: Rows, layout: TopicLayout, deferred: list[int]) -> _Targets | None:
-        """Where each row goes; None: all of them in turn."""
+    def _targets(self, rows: Rows, layout: TopicLayout, late: set[int]) -> tuple[pa.Array, int] | None:
+        """A code for each row, and the one that stands for any partition; None: that is where all of them go.
+
+        A lower code is a partition, the next higher one that of the ``late`` rows, which are deferred.
+        """
         partition, key = rows.column("partition"), rows.column("key")
-        if partition is None and key is None and not deferred:
+        if partition is None and key is None and not late:
             return None
         codes = pa.nulls(len(rows), pa.int32()) if partition is None else partition.cast(pa.int32())
         if key is not None:
-            codes = pc.coalesce(codes, self._partitions_of(rows, key, layout.partition_num))
+            codes = pc.coalesce(codes, self._partitions_of(key, layout.partition_num))
         highest = pc.max(codes).as_py()
         in_turn = layout.partition_num or (0 if highest is None else highest + 1)
         codes = codes.fill_null(in_turn)
-        if deferred:
-            late = set(deferred)
+        if late:
             is_late = pa.array([row in late for row in range(len(rows))])
             codes = pc.if_else(is_late, pa.scalar(in_turn + 1, pa.int32()), codes)
-        return _Targets(codes, in_turn)
+        return codes, in_turn
 
-    def _partitions_of(self, rows: Rows, key: pa.Array, partition_num: int) -> pa.Array:
+    def _partitions_of(self, key: pa.Array, partition_num: int) -> pa.Array:
         """The partition of each key. Equal keys are hashed once."""
         coded = key.dictionary_encode()
-        try:
-            found = [self._partition_of(each, partition_num) for each in coded.dictionary.to_pylist()]
-        except ValueError as error:
-            rows.refuse_where(pc.is_valid(key), f"key: {error}")
-            raise
+        found = [self._partition_of(each, partition_num) for each in coded.dictionary.to_pylist()]
         return pa.array(found, pa.int32()).take(coded.indices)
-
-
-class _Targets(NamedTuple):
-    """Where rows go.
-
-    Attributes:
-        codes: of each row: a partition; ``in_turn`` for any; one more for a row that is deferred.
-    """
-
-    codes: pa.Array
-    in_turn: int
 
 
 def _check_plain(rows: Rows, layout: TopicLayout) -> None:
@@ -314,7 +302,10 @@ class Rows:
 
     def describe(self, row: int) -> str:
         """Which row: its number in the batch, and its key where it has one."""
-        key = self._columns["key"][row].as_py() if "key" in self._columns else None
+        try:
+            key = self._columns["key"][row].as_py() if "key" in self._columns else None
+        except UnicodeDecodeError as error:
+            key = error.object
         named = "" if key is None else f" (key {_shortened(key)})"
         return f"row {row if self._origin is None else self._origin[row]} of Arrow batch {self.number}{named}"
 
@@ -341,8 +332,25 @@ class Rows:
         if (row := records.find_misfit(max_size)) >= 0:
             size = records.size_of(row)
             self.refuse(row, f"body of {size} bytes is above max_msg_size={max_size}" if size else "body is empty")
+        for name in ("key", "headers", "tag"):
+            self._check_text(name)
         self._check_ranges()
         self._check_pairs()
+
+    def _check_text(self, name: str) -> None:
+        """Raise RowInvalid for the first row whose text is not UTF-8: a string of Spark's may hold any bytes."""
+        column = self.column(name)
+        if column is None:
+            return
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            for row in range(len(column)):
+                try:
+                    column[row].as_py()
+                except UnicodeDecodeError as error:  # noqa: PERF203  # no other way tells which row it is
+                    self.refuse(row, f"{name}={_shortened(error.object)}: must be UTF-8")
+            raise
 
     def _check_ranges(self) -> None:
         partition, defer, tag = (self.column(name) for name in ("partition", "defer_ms", "tag"))
@@ -367,6 +375,7 @@ class Rows:
         column = self._columns["topic"]
         if column.null_count:
             self.refuse_where(pc.is_null(column), "topic is null")
+        self._check_text("topic")
         coded = column.dictionary_encode()
         topics = coded.dictionary.to_pylist()
         for number, topic in enumerate(topics):
