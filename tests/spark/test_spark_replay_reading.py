@@ -85,10 +85,6 @@ def read(topic: Topic, **given: str) -> list[bytes]:
     return bodies_of(reader, whole(reader))
 
 
-def leading_node(cluster: ClusterProcess, topic: Topic, partition: int = 0) -> int:
-    return [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(partition)["tcp_port"])
-
-
 def piece_of(topic: Topic, partition: int = 0, **given: str) -> tuple[SourceOptions, Piece]:
     found = options(topic, **given)
     pieces = whole(ReplayStreamReader(found))
@@ -287,7 +283,7 @@ def test_a_leader_moves_within_a_piece(
 def test_a_leader_dies_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(1, 2)
     bodies = topic.fill(6000, [0])
-    node = leading_node(moving_cluster, topic)
+    node = topic.leading_node(moving_cluster)
     reader = Troubled(*piece_of(topic), lambda: moving_cluster.kill_node(node))
     try:
         found = [row for batch in reader.batches() for row in batch.to_pylist()]
@@ -311,7 +307,7 @@ def test_a_leader_moves_or_dies_while_a_batch_by_time_is_planned(
     between = time.time_ns() // 1_000_000
     sleep(0.005)  # sleep: times are in milliseconds
     after = topic.fill(200, [0], label="after")
-    node = leading_node(moving_cluster, topic)
+    node = topic.leading_node(moving_cluster)
     ask, trouble = getattr(TopicLogs, moment), [moving_cluster.kill_node if dies else moving_cluster.move_leader]
 
     def ask_after_trouble(*question: Any) -> Any:
@@ -335,7 +331,7 @@ def test_a_partition_without_a_leader_is_waited_for(
     topic = make_topic(1, 1)
     bodies = topic.fill(500, [0])
     found, piece = piece_of(topic)
-    node = leading_node(moving_cluster, topic)
+    node = topic.leading_node(moving_cluster)
     moving_cluster.kill_node(node)
     job = spawn(lambda: rows(PieceReader(found, piece).batches()))
     holds(lambda: not job.ready(), 0.5)
@@ -384,7 +380,7 @@ def test_a_query_begins_when_all_partitions_can_be_asked(
 ) -> None:
     topic = make_topic(2, 1)
     topic.fill(10)
-    node = leading_node(moving_cluster, topic, 1)
+    node = topic.leading_node(moving_cluster, 1)
     moving_cluster.kill_node(node)
     job = spawn(ReplayStreamReader(options(topic)).initialOffset)
     holds(lambda: not job.ready(), 0.3)
@@ -399,7 +395,7 @@ def test_no_news_while_the_servers_cannot_be_asked(
     topic.fill(10, [0])
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    node = leading_node(moving_cluster, topic)
+    node = topic.leading_node(moving_cluster)
     moving_cluster.kill_node(node)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     moving_cluster.restart_node(node)

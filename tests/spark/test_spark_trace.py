@@ -574,15 +574,11 @@ def test_a_stream_that_is_started_again_writes_what_a_batch_writes(
     tables = run_stream(spark, feed)
     decided = read_table(spark, tables, "lives").count()
     assert 0 < decided < read_table(spark, batch, "lives").count()
-    refuses_tables_of_another_query(spark, feed, tables, tmp_path / "other")
+    other = stream_tables(stream_logs(spark, feed.folder), tables, tmp_path / "other", SETTINGS, availableNow=True)
+    with pytest.raises(Exception, match="not those of this checkpoint"):
+        other.awaitTermination()
     feed.give()
     check(spark, expected, run_stream(spark, feed))
-
-
-def refuses_tables_of_another_query(spark: SparkSession, feed: Feed, tables: Path, checkpoint: Path) -> None:
-    query = stream_tables(stream_logs(spark, feed.folder), tables, checkpoint, SETTINGS, availableNow=True)
-    with pytest.raises(Exception, match="not those of this checkpoint"):
-        query.awaitTermination()
 
 
 def test_a_crash_within_a_micro_batch_changes_nothing(

@@ -286,13 +286,6 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
     assert isinstance(done.exception, SystemExit)  # and not a traceback
 
 
-def test_wrong_arguments_are_said_by_a_process_without_a_traceback(java: None) -> None:
-    done = run("trace-report", "{missing}.log", "--html", "x.html")
-    assert done.returncode == 2
-    assert "names no file" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "bench" / "spark_trace.py"
     arguments = ["--records", "40000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
