@@ -85,7 +85,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def initialOffset(self) -> dict[str, Any]:
         """Where the options let a new query begin."""
         if self._initial is None:
-            begins = {topic: driver.begin(START_TIMEOUT) for topic, driver in self._present().items()}
+            begins = {topic: driver.begin() for topic, driver in self._present().items()}
             self._initial = Position(begins, is_initial=True, identity=self.identity)
         self._last = self._initial.to_json()
         return self._last
@@ -108,7 +108,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         """
         is_told = start is not None
         start = self._last if start is None else start
-        if start is None and not any(driver.has_channel(START_TIMEOUT) for driver in self._present().values()):
+        if start is None and not any(driver.has_channel() for driver in self._present().values()):
             start = self.initialOffset()
         if start is None:
             self._last = Position(self._ends(), identity=self.identity).to_json()
@@ -204,7 +204,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         return position
 
     def _ends(self) -> TopicOffsets:
-        return {topic: driver.ends(START_TIMEOUT) for topic, driver in self._present().items()}
+        return {topic: driver.ends() for topic, driver in self._present().items()}
 
     def _plan(
         self, start: TopicOffsets, limits: Limits, target: TopicOffsets | None, *, must_answer: bool = False
@@ -371,26 +371,23 @@ class TopicDriver:
         self._asked_at = self._released_at = float("-inf")
         self._told: dict[int, int] = {}  # where a query stood when it was told that it had lost something
 
-    def begin(self, timeout: float) -> Offsets:
+    def begin(self) -> Offsets:
         """Where a new query begins. The channel is there then, and stands there. Raises ConfigError, NsqError."""
-        check_redesigned(self._options, timeout)
-        self._check_channel(self._all_logs(timeout))
+        self._check_channel(self._logs_at_start())
         resolver = Resolver(self._options, self._topic_logs)
         # Leaders may move or die between two questions: they are asked for again then.
-        starts = retried(lambda left: resolver.starting(self._all_logs(left), None), timeout)
+        starts = retried(lambda left: resolver.starting(self._all_logs(left), None), START_TIMEOUT)
         for partition, log in self._logs.items():
             self._move_channel(partition, log, starts[partition])
         return starts
 
-    def has_channel(self, timeout: float) -> bool:
+    def has_channel(self) -> bool:
         """Whether the channel is there, on any partition. Raises ConfigError, NsqError."""
-        check_redesigned(self._options, timeout)
-        return any(self._options.channel in log.channels for log in self._all_logs(timeout).values())
+        return any(self._options.channel in log.channels for log in self._logs_at_start().values())
 
-    def ends(self, timeout: float) -> Offsets:
+    def ends(self) -> Offsets:
         """Where all logs end now. Raises ConfigError, NsqError."""
-        check_redesigned(self._options, timeout)
-        return {partition: log.end for partition, log in self._all_logs(timeout).items()}
+        return {partition: log.end for partition, log in self._logs_at_start().items()}
 
     def stretch(self, start: Offsets, target: Offsets | None) -> Stretch:
         """What there is for the next batch. Raises DataLost when the servers have less than ``start``; NsqError."""
@@ -481,6 +478,10 @@ class TopicDriver:
             self._asked_at = now
             self._keep(self._topic_logs.logs())
         return self._logs
+
+    def _logs_at_start(self) -> Mapping[int, Log]:
+        check_redesigned(self._options, START_TIMEOUT)
+        return self._all_logs(START_TIMEOUT)
 
     def _all_logs(self, timeout: float) -> Mapping[int, Log]:
         self._keep(self._topic_logs.all_logs(timeout))
