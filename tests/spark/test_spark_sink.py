@@ -342,7 +342,7 @@ def test_every_column_in_every_type_that_it_may_have() -> None:
         ("body int", "column 'body': is int; must be binary, string"),
         ("body array<binary>", "column 'body': is array<binary>"),
         ("body binary, Body string", "'Body': there twice, as 'body' too"),
-        ("body binary, partition string", "column 'partition': is string; must be byte, short, integer, long"),
+        ("body binary, partition string", "column 'partition': is string; must be tinyint, smallint, int, bigint"),
         (
             "body binary, headers map<string,int>",
             "column 'headers': is map<string,int>; must be string, map<string,string>",

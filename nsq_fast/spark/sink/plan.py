@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from array import array
 from collections.abc import Mapping
@@ -15,19 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
 
 from nsq_fast._codec import Records, group_rows
 from nsq_fast.client.trace import new_trace_id
@@ -99,7 +88,10 @@ class Planner:
         layout = self._producer.layout(topic)
         if self._keys is not None:
             check_headers(topic, layout.is_ext if layout.is_partitioned else False)
-        (_check_partitioned if layout.is_partitioned else _check_plain)(rows, layout)
+        if layout.is_partitioned:
+            _check_partitioned(rows, layout)
+        else:
+            _check_plain(rows)
         records = self._records(topic, rows, layout)
         is_optional = self._traces_all and rows.column("trace_id") is None
         deferred = _deferred(rows)
@@ -184,7 +176,7 @@ class Planner:
         return pa.array(found, pa.int32()).take(coded.indices)
 
 
-def _check_plain(rows: Rows, layout: TopicLayout) -> None:
+def _check_plain(rows: Rows) -> None:
     for name in _PARTITIONED_ONLY:
         column = rows.column(name)
         if column is not None:
@@ -493,27 +485,26 @@ def check_headers(topic: str, is_ext: bool | None) -> None:
 # What a DataFrame may have to be written: the columns, and their types. Checked before a task runs.
 
 
-_WHOLE_NUMBERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
+_TEXT, _BINARY = "string", "binary"
+_WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+_PAIRS = "array<struct<key:string,value:binary>>"
 
-COLUMNS: Mapping[str, tuple[DataType, tuple[type[DataType], ...]]] = {
-    "body": (BODY, (BinaryType, StringType)),
-    "topic": (StringType(), (StringType,)),
-    "partition": (IntegerType(), _WHOLE_NUMBERS),
-    "key": (StringType(), (StringType, BinaryType, *_WHOLE_NUMBERS)),
-    "trace_id": (LongType(), _WHOLE_NUMBERS),
-    "headers": (StringType(), (StringType, MapType, ArrayType)),
-    "tag": (StringType(), (StringType,)),
-    "defer_ms": (LongType(), _WHOLE_NUMBERS),
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "body": (_BINARY, _TEXT),
+    "topic": (_TEXT,),
+    "partition": _WHOLE_NUMBERS,
+    "key": (_TEXT, _BINARY, *_WHOLE_NUMBERS),
+    "trace_id": _WHOLE_NUMBERS,
+    "headers": (_TEXT, "map<string,string>", _PAIRS),
+    "tag": (_TEXT,),
+    "defer_ms": _WHOLE_NUMBERS,
 }
-"""Column -> its type in a table of SQL, and the types that it may have."""
+"""Column -> the types that it may have, as Spark writes them."""
 
-_KEYS_OF: Mapping[str, tuple[type[DataType], ...]] = {
-    "murmur3": (StringType, BinaryType),
-    "hashcode": (StringType, *_WHOLE_NUMBERS),
-}
+_IN_TABLES = {"body": BODY, "partition": IntegerType(), "trace_id": LongType(), "defer_ms": LongType()}
+"""Types in a table of SQL; the others are strings."""
 
-
-_NESTED = {MapType: "map<string,string>", ArrayType: "array<struct<key:string,value:binary>>"}
+_KEYS_OF = {"murmur3": (_TEXT, _BINARY), "hashcode": (_TEXT, *_WHOLE_NUMBERS)}
 
 
 def column_names(schema: StructType, *, topic: str | None, key_strategy: str) -> dict[str, str]:
@@ -530,14 +521,15 @@ def column_names(schema: StructType, *, topic: str | None, key_strategy: str) ->
             raise ConfigError(f"column {field.name!r}: unknown; the columns are {', '.join(COLUMNS)}")
         if name in found:
             raise ConfigError(f"column {field.name!r}: there twice, as {found[name]!r} too")
-        _check_type(field.name, field.dataType, COLUMNS[name][1])
+        if (kind := _spelt(field.dataType)) not in COLUMNS[name]:
+            raise ConfigError(f"column {field.name!r}: is {kind}; must be {', '.join(COLUMNS[name])}")
+        if name == "key" and kind not in (allowed := _KEYS_OF[key_strategy]):
+            raise ConfigError(f"column 'key': is {kind}; key_strategy {key_strategy!r} takes {', '.join(allowed)}")
         found[name] = field.name
     if "body" not in found:
         raise ConfigError("column 'body' is missing: it holds the messages, as binary or string")
     if topic is None and "topic" not in found:
         raise ConfigError("topic: give the option, or a column 'topic'")
-    if "key" in found:
-        _check_key(schema[found["key"]].dataType, key_strategy)
     return found
 
 
@@ -552,29 +544,10 @@ def table_schema(options: SinkOptions) -> StructType:
         raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(COLUMNS)}")
     if "body" not in names or (options.topic is None and "topic" not in names):
         raise ConfigError("columns: the body is required, and the topic unless there is the option topic")
-    return StructType([StructField(name, COLUMNS[name][0]) for name in names])
+    return StructType([StructField(name, _IN_TABLES.get(name, StringType())) for name in names])
 
 
-def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:
-    if not isinstance(kind, allowed) or not _holds_texts(kind):
-        known = ", ".join(dict.fromkeys(map(_shown, allowed)))
-        raise ConfigError(f"column {name!r}: is {kind.simpleString()}; must be {known}")
-
-
-def _holds_texts(kind: DataType) -> bool:
-    """Whether a map is one of texts, and an array one of Kafka's headers; whatever is neither is all right."""
-    if isinstance(kind, ArrayType):
-        fields = kind.elementType.fields if isinstance(kind.elementType, StructType) else []
-        return {each.name: type(each.dataType) for each in fields} == {"key": StringType, "value": BinaryType}
-    return not isinstance(kind, MapType) or all(isinstance(each, StringType) for each in (kind.keyType, kind.valueType))
-
-
-def _check_key(kind: DataType, strategy: str) -> None:
-    allowed = _KEYS_OF[strategy]
-    if not isinstance(kind, allowed):
-        known = ", ".join(map(_shown, allowed))
-        raise ConfigError(f"column 'key': is {kind.simpleString()}; key_strategy {strategy!r} takes {known}")
-
-
-def _shown(kind: Any) -> str:
-    return _NESTED.get(kind) or str(kind.typeName())
+def _spelt(kind: DataType) -> str:
+    """A type as Spark writes it, without what texts are compared by, and the fields of a pair in one order."""
+    text = re.sub(r" collate \w+", "", kind.simpleString())
+    return text.replace("<value:binary,key:string>", "<key:string,value:binary>")
