@@ -706,6 +706,8 @@ AWKWARD = [
     json.dumps({**CONSUME, "internal_id": 15, "timestamp": START + 5 * SECOND}),
     json.dumps({**CONSUME, "internal_id": 16, "event": "receive", "outcome": None}),
     json.dumps({**CONSUME, "internal_id": 17, "topic": "größe", "channel": "a'b\"c"}),
+    json.dumps({**CONSUME, "internal_id": 18, "topic": "half of a pair: \ud800"}),
+    f'{json.dumps({**PUBLISH, "internal_id": 19})[:-1]},"deep":{"[" * 100_000}{"]" * 100_000}}}',
 ]
 
 ID = (1 << 50) + 5  # of partition 1
@@ -725,6 +727,8 @@ SERVER = [
     " from client x(3) at time: 5 cost: 1, attempt: 1",
     f"[TRACE] topic s-{2**31} trace id 9: message 5( 10) put x at offset: {2**63}, x at time {START}",
     f"[TRACE] topic s-1 trace id {2**64}: message 5( 10) put x at offset: 1, x at time {START}",
+    f"[TRACE] topic s-1 trace id {'9' * 5000}: message 5( 10) put x at offset: 1, x at time {START}",
+    f"{STORED} {ID + 2}( 10) put x at offset: {'9' * 5000}, x at time {START}",
     "[TRACE] topic of something else",
 ]
 
@@ -819,6 +823,12 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
         local_figures(logged(tmp_path, AWKWARD[:7]))
     with pytest.raises(ConfigError, match="memory='much': must be a number with k, m, g or t"):
         local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="much")
+
+
+def test_no_line_stops_it(tmp_path: Path) -> None:
+    found = local_figures(logged(tmp_path, [*AWKWARD[-2:], *SERVER[-3:]]))
+    assert (found.lines, found.problems) == (5, 3)
+    assert [group.topic for group in found.groups] == ["half of a pair: ?"]
 
 
 def test_a_report_of_a_publish_alone_and_without_order(tmp_path: Path) -> None:

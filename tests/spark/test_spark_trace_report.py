@@ -193,6 +193,17 @@ def test_slow_messages_are_drawn_on_one_scale(page: Page) -> None:
     assert all(length < longest for length in others)
 
 
+def test_deliveries_that_overlap_are_drawn_within_the_scale(tmp_path: Path) -> None:
+    delivery: Any = trace_logs.good_log(1)["orders", 0, "billing", 100][0]
+    for attempts, outcome, begin, end in ((1, "TIMEOUT", 10, 30), (2, "REQ", 20, 25), (3, "FIN", 28, 40)):
+        times = {"time": delivery.timestamp + end * SECOND, "handling_time": float(end - begin)}
+        record = trace_logs.changed(delivery, attempts=attempts, outcome=outcome, **times)
+        with (tmp_path / "some.log").open("a") as log:
+            log.write(f"{record}\n")
+    (length,) = Page(html(local_figures(tmp_path / "some.log"))).lengths
+    assert length == pytest.approx(100, abs=0.5)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_can_be_read_on_any_screen(report: Report, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:

@@ -350,15 +350,17 @@ def life_chart(slowest: Sequence[dict[str, Any]]) -> str:
 
 
 def _pieces(row: dict[str, Any]) -> Iterator[Piece]:
+    """What happened one after the other. Of deliveries that overlap, the later one has what the earlier one left."""
     begin, end = row["published_ns"], 0
     for event in row["events"]:
         if event["event"] == "consume":
             received = event["received_ns"] if event["received_ns"] is not None else event["at_ns"]
             start, answered = max(0, received - begin), max(0, event["at_ns"] - begin)
             waiting = "waiting to be delivered again" if end else "in queue"
-            yield Piece(_PAUSE if end else _QUEUE, start - end, f"{waiting}: {duration(start - end)}")
+            yield Piece(_PAUSE if end else _QUEUE, max(0, start - end), f"{waiting}: {duration(start - end)}")
             outcome = f"attempt {event['attempts']}, {event['outcome']} after {duration(answered - start)}"
-            yield Piece(_HANDLING if event["outcome"] == "FIN" else _AGAIN, answered - max(start, end), outcome)
+            kind = _HANDLING if event["outcome"] == "FIN" else _AGAIN
+            yield Piece(kind, max(0, answered - max(start, end)), outcome)
             end = max(end, answered)
 
 
