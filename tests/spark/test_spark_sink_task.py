@@ -476,6 +476,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("plain", {"tag": ["x", None]}, "row 0 .*: tag='x': the topic carries no extended headers"),
     ("ext", {"headers": [None, "{"]}, "row 1 .*not JSON"),
     ("ext", {"headers": [None, "[1]"]}, "row 1 .*must be a JSON object"),
+    ("ext", {"headers": [None, f'{{"a":{"[" * 30_000}{"]" * 30_000}}}']}, "row 1 of Arrow batch 0: "),
     ("ext", {"headers": pairs_of(("a", b"1"), ("a", b"2"))}, "row 0 .*a name is there twice"),
     ("ext", {"headers": pairs_of((None, b"1"))}, "row 0 .*a header needs a name"),
     ("ext", {"headers": pairs_of(("a", b"\xff"))}, "row 0 .*can't decode"),

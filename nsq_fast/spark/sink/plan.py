@@ -226,7 +226,7 @@ def _fields(header: Any) -> dict[str, Any]:
         return found
     try:
         fields = msgspec.json.decode(header)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"headers={header[:60]!r}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"headers={header[:60]!r}: must be a JSON object")
