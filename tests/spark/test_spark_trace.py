@@ -809,10 +809,14 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
     (tmp_path / "x.zst").write_bytes(b"x")
     (tmp_path / "torn.gz").write_bytes(gzip.compress(random.Random(1).randbytes(9999))[:-99])
+    (tmp_path / "broken.gz").write_bytes(
+        gzip.compress(b"x")[:10] + b"\x07" + bytes(20)
+    )  # there is no block of such a type
     for name, message in {
         "empty.log": "nothing was traced: the logs are empty",
         "x.zst": "--local reads plain, .gz and .bz2 files",
         "torn.gz": r"torn\.gz: cannot be read",
+        "broken.gz": r"broken\.gz: cannot be read",
         "none.log": "names no file",
     }.items():
         with pytest.raises(ConfigError, match=message):
@@ -823,6 +827,8 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
         local_figures(logged(tmp_path, AWKWARD[:7]))
     with pytest.raises(ConfigError, match="memory='much': must be a number with k, m, g or t"):
         local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="much")
+    with pytest.raises(ConfigError, match=r"memory='1k', temporary folder .*: Out of Memory"):
+        local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="1k")
 
 
 def test_no_line_stops_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -62,8 +63,12 @@ def local_figures(
     paths = [os.fspath(each) for each in ([logs] if isinstance(logs, (str, os.PathLike)) else logs)]
     with tempfile.TemporaryDirectory(prefix="nsq_fast_traces_") as folder:
         limits = {"memory_limit": _bytes(memory), "temp_directory": folder, "preserve_insertion_order": False}
-        with duckdb.connect(str(Path(folder, "traces")), config=limits) as connection:
-            return _Computation(connection, settings or TraceSettings(), tell).figures(paths)
+        try:
+            with duckdb.connect(str(Path(folder, "traces")), config=limits) as connection:
+                return _Computation(connection, settings or TraceSettings(), tell).figures(paths)
+        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            (reason, *_) = str(error).splitlines()
+            raise ConfigError(f"memory={memory!r}, temporary folder {folder}: {reason}") from error
 
 
 def _bytes(memory: str) -> str:
@@ -342,7 +347,7 @@ def _batches(file: Path, raw: IO[bytes]) -> Iterator[pa.RecordBatch]:
             if len(lines) == ROWS:
                 yield _batch(lines, problems, source)
                 lines, problems = [], []
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     if lines:
         yield _batch(lines, problems, source)
