@@ -15,33 +15,19 @@ from nsq_fast.page import STYLE as PAGE_STYLE
 from nsq_fast.page import duration as tick_duration
 from nsq_fast.printable import counted
 
-from .schema import FAULTS, POINTS, SHARES, Channel, Figures, TraceGroup
+from .schema import COUNTS, FAULTS, POINTS, SHARES, Channel, Figures, TraceGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 TITLE = "NSQ traces"
-_LANE_COUNTS = (
-    ("messages", "messages"),
-    ("finished", "finished"),
-    ("pending", "pending"),
-    ("lost", "lost"),
-    ("duplicates", "duplicates"),
-    ("violations", "order"),
-    ("redelivered_req", "REQ"),
-    ("redelivered_timeout", "timeout"),
-    ("redelivered_unknown", "unknown"),
-)
-_LANE_DURATIONS = (
-    ("latency_p50_ns", "p50"),
-    ("latency_p95_ns", "p95"),
-    ("latency_p99_ns", "p99"),
-    ("latency_max_ns", "max"),
-    ("in_queue_p50_ns", "p50"),
-    ("in_queue_p99_ns", "p99"),
-    ("handling_p50_ns", "p50"),
-    ("handling_p99_ns", "p99"),
+_COUNT_TITLES = ("messages", "finished", "pending", "lost", "duplicates", "order", "REQ", "timeout", "unknown")
+_LANE_COUNTS = tuple(zip(COUNTS, _COUNT_TITLES, strict=True))
+_LANE_DURATIONS = tuple(
+    (f"{what}_{point}_ns", point)
+    for what, points in {"latency": POINTS, "in_queue": ("p50", "p99"), "handling": ("p50", "p99")}.items()
+    for point in points
 )
 _GROUPS = (
     ("", 3),
