@@ -108,7 +108,7 @@ class Envelope(Wrapping):
         end = body.find(b"\n", len(MAGIC), MAX_ENVELOPE)
         try:
             carrier = _carrier.decode(body[len(MAGIC) : end]) if end > 0 else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             carrier = None
         return (message, {}) if carrier is None else (OpenedMessage(message, body[end + 1 :], carrier), carrier)
 

@@ -1,18 +1,15 @@
-"""What pages for people are made of: colours, bars, lines; and that what cannot be read is found."""
+"""How pages for people look: colours, durations; and that what cannot be read is found."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
-import xml.etree.ElementTree
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.browser import Browser
 
-from nsq_fast.page import COLOURS, DASHES, Bar, Line, Piece, bars, by_share, duration, over_time
+from nsq_fast.page import COLOURS, DASHES, duration
 
 # Linear RGB as people see it who lack one kind of cone: Machado, Oliveira and Fernandes (2009), severity 1.
 SEEN = {
@@ -32,7 +29,7 @@ def test_what_cannot_be_read_is_found(browser: Browser, tmp_path: Path) -> None:
     page.write_text(
         """<!doctype html><main><p style="color:#bbb;background:#fff">faint</p><p style="width:900px">wide</p>
         <p style="width:50px;overflow:hidden;white-space:nowrap">a line that is longer than its place</p>
-        <div class="bar"><span class="track"><u style="position:absolute;width:200px;height:9px"></u></span>
+        <div class="bar"><span class="track"><i style="position:absolute;width:200px;height:9px"></i></span>
         <b class="value">crossed</b></div>
         <svg class="chart" viewBox="0 0 1000 100" width="300"><text x="5" y="50" font-size="12">tiny</text>
         <text x="8" y="52" font-size="40">over</text><text x="990" y="50" font-size="40">out</text></svg></main>"""
@@ -83,41 +80,5 @@ def test_lines_are_told_apart_without_colour() -> None:
     assert len(set(DASHES)) == len(DASHES)
 
 
-def test_charts_are_well_formed_and_to_scale() -> None:
-    rows = [Bar("a<b", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120, True)]
-    first, second = (float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows)))
-    assert second == pytest.approx(2 * first, rel=0.01)
-    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
-        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
-
-
 def test_durations_of_charts_have_a_unit() -> None:
     assert [duration(value) for value in (0.1, 1, 999, 1000, 1e6)] == ["100 ns", "1 µs", "999 µs", "1 ms", "1 s"]
-
-
-def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
-    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
-    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
-    shown = over_time("End to end", lines)
-    rings = re.findall(r"<circle [^>]*>", shown)
-    assert all("stroke-dasharray:none" in ring for ring in rings)
-    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
-
-
-@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
-def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
-    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
-    begin = 1_700_000_000.0
-    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
-    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
-    found = re.findall(pattern, shown)
-    assert found
-    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
-        places = []
-        for x, anchor, name, words in found:
-            width = 0.55 * size * len(words)
-            if name not in hidden:
-                left = float(x) - (width if anchor == "end" else width / 2)
-                places.append((left, left + width))
-        places.sort()
-        assert all(before[1] < after[0] for before, after in pairwise(places)), places

@@ -303,7 +303,7 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
         if text.strip():
             try:
                 yield decode(text[max(0, text.find(b"{")) :])
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise ValueError(f"line {number} is no trace record: {error}: {text[:100]!r}") from error
 
 

@@ -175,11 +175,11 @@ def _pairs(text: str) -> list[dict[str, Any]] | None:
 
 
 def _entries(text: str) -> list[tuple[str, str | None]] | None:
-    """What a header holds; None when it is no JSON object. A value that is no text is given as its JSON."""
+    """What a header holds; None when it is no JSON object, or nested too deeply. Any value but a text is its JSON."""
     try:
         values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return [(name, _text(bytes(value))) for name, value in values.items()]
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 

@@ -13,7 +13,7 @@ from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, find_source, source_of, topic_of
 from nsq_fast.spark.replay.logs import Resolver, TopicLogs, ends_before, lost_end
 from nsq_fast.spark.replay.position import Offsets, Position, TopicOffsets
-from nsq_fast.spark.replay.stream import Planner, Stretch, stretch_of
+from nsq_fast.spark.replay.stream import stretch_of
 
 from .discovery import TopicServers
 from .options import SourceOptions, normal
@@ -113,21 +113,20 @@ def _of_topic(topic_logs: TopicLogs, options: SourceOptions, done: Offsets | Non
         logger.warning("%s", lost_end(options, partition, done[partition], logs[partition]), extra=SPARK_DATA_LOST)
     done = {partition: offset for partition, offset in done.items() if partition not in lost}
     planned = {each: end for each, end in planned.items() if each not in lost or end <= logs[each].end}
-    planner = Planner(topic_logs)
     whole = stretch_of(done, logs, None)
-    cut = {each: min(max(begin, planned.get(each, begin)), whole.ends[each]) for each, begin in whole.begins.items()}
-    running, left = planner.rows(Stretch(whole.begins, cut, logs)), planner.rows(Stretch(cut, whole.ends, logs))
     for partition, log in logs.items():
+        begin, end = whole.begins[partition], whole.ends[partition]
+        cut = min(max(begin, planned.get(partition, begin)), end)
         yield Lag(
             nsqd=str(log.nsqd.http.address),
             topic=options.topic,
             partition=partition,
             channel=options.channel,
-            depth=left[partition],
+            depth=topic_logs.rows(log, partition, cut, end),
             in_flight=0,
             deferred=0,
-            planned=running[partition],
-            behind_bytes=whole.sizes[partition],
+            planned=topic_logs.rows(log, partition, begin, cut),
+            behind_bytes=end - begin,
         )
 
 

@@ -152,6 +152,8 @@ def test_publishing_over_http(cluster: RedesignedCluster) -> None:
     assert post("/pub?topic=ord&partition=0", b"") == (406, "MSG_EMPTY")
     assert post("/mpub?topic=none") == (404, "E_TOPIC_NOT_EXIST")
     assert post("/pub_ext?topic=ord&partition=0") == (400, "E_INVALID_JSON_HEADER")
+    deep = "%7B%22a%22:" + "%5B" * 3000
+    assert post(f"/pub_ext?topic=ord&partition=0&ext={deep}") == (400, "E_INVALID_JSON_HEADER")
     assert post("/pub_ext?topic=ord&partition=0&ext=%7B%22a%22:1%7D") == (400, "E_EXT_NOT_SUPPORT")
     replica = cluster.node(cluster.partition("ord", 0).replicas[1])
     refused = ask(replica.http_address, "POST", "/pub?topic=ord&partition=0", b"x", **ACCEPT)

@@ -146,8 +146,11 @@ def test_reader_skips_what_a_format_puts_before_the_record() -> None:
     assert len(list(read_records(["\n", f"2026-01-01 INFO nsq_fast.trace: {line}\n", line.encode(), b""]))) == 2
 
 
+DEEP = pytest.param('{"event":"publish","x":' + "[" * 100_000, id="deep")
+
+
 @pytest.mark.parametrize(
-    "line", ["nonsense", "{}", '{"event":"publish"}', '{"event":"other"}', '{"event":"pub', b"{\xff}"]
+    "line", ["nonsense", "{}", '{"event":"publish"}', '{"event":"other"}', '{"event":"pub', b"{\xff}", DEEP]
 )
 def test_reader_names_the_line_that_is_none(line: str | bytes) -> None:
     with pytest.raises(ValueError, match="line 2"):

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from support import spark_replay_program
 from support.spark import LOCAL, ROOT, Driver, spark_environment
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT
+from support.spark_replay import Topic
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer
@@ -150,6 +152,34 @@ def test_the_program_of_the_page_reads_through_spark_connect(connect_server: Con
     assert done.returncode == 0, done.stderr
     rows = parquet.read_table(tmp_path / "orders" / "connect")["text"].to_pylist()
     assert sorted(rows) == [body.decode() for body in BODIES]
+
+
+@pytest.mark.slow
+@pytest.mark.kill
+def test_two_attempts_at_one_task_of_the_replayable_reader(
+    standalone: Any, spark_driver: Drivers, topic: Topic, tmp_path: Path
+) -> None:
+    """On two hosts. Queries whose processes die: see the other files of kills, and test_spark_task_faults."""
+    bodies = topic.fill(spark_replay_program.COUNT)
+    speculative = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.0",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    options = {**topic.options, "maxOffsetsPerTrigger": str(spark_replay_program.BATCH)}
+    given = spark_replay_program.arguments(options, tmp_path, {"reading": "hold"})
+    driver = spark_driver(spark_replay_program.PROGRAM, standalone.url, speculative, **given)
+    driver.start()
+    driver.wait_mark("reading")
+    batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow
+    driver.wait_said("batch", batches)  # the other attempt has done it, while the first still held its channel
+    driver.marks.release("reading")
+    driver.wait()
+    attempts = driver.marks.details("attempt")
+    assert len(attempts) > len(set(attempts))
+    spark_replay_program.check(tmp_path, bodies)
 
 
 # The deployments themselves: tasks are tried again, remote clients are served

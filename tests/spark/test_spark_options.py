@@ -484,6 +484,14 @@ def test_headers_as_a_map(text: bytes, entries: Any) -> None:
     assert as_with_kafka.to_pylist() == [[{"key": "a", "value": b"b"}], pairs, None, pairs]
 
 
+def test_a_header_that_is_nested_deeply_is_null_where_python_cannot_read_it() -> None:
+    deep = "[" * 30_000 + "]" * 30_000
+    message = columns(full(1, f'{{"k":{deep}}}'.encode()))
+    for headers_as, read in (("map", [("k", deep)]), ("array", [{"key": "k", "value": deep.encode()}])):
+        (found,) = to_batch(message, ("headers",), headers_as, **PLACE).column(0).to_pylist()
+        assert found in (None, read)
+
+
 def test_headers_as_a_map_where_no_message_can_have_any() -> None:
     frames = columns(encode_message(T0, 1, ID, b"x"), ext=False, detail=False)
     batch = to_batch(frames, ("headers",), "map", **PLACE)

@@ -29,6 +29,7 @@ from nsq_fast.spark.replay.logs import Log, Record, TopicLogs, first_at
 from nsq_fast.spark.replay.position import Identity, Position, start_of
 from nsq_fast.spark.replay.reading import Assembly, Piece, PieceReader, Route, Run, own_channel, pieces
 from nsq_fast.spark.replay.stream import share_out
+from nsq_fast.spark.versions import ReadAllAvailable, ReadMaxRows
 
 # Pieces of a log of the embedded cluster are read whole, in order and once, while the cluster is not well.
 
@@ -59,8 +60,6 @@ def options(topic: Topic, **given: str) -> SourceOptions:
 
 def whole(reader: ReplayStreamReader) -> list[Any]:
     """The pieces of a batch of all there is."""
-    from nsq_fast.spark.versions import ReadAllAvailable
-
     start = reader.initialOffset()
     return reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
 
@@ -77,9 +76,13 @@ def rows(batches: Iterator[Any], column: str = "body") -> list[Any]:
     return [value for batch in batches for value in batch[column].to_pylist()]
 
 
+def bodies_of(reader: Any, pieces: Iterable[Any]) -> list[bytes]:
+    return [body for piece in pieces for body in rows(reader.read(piece))]
+
+
 def read(topic: Topic, **given: str) -> list[bytes]:
     reader = ReplayStreamReader(options(topic, **given))
-    return [body for piece in whole(reader) for body in rows(reader.read(piece))]
+    return bodies_of(reader, whole(reader))
 
 
 def piece_of(topic: Topic, partition: int = 0, **given: str) -> tuple[SourceOptions, Piece]:
@@ -129,7 +132,7 @@ def test_more_pieces_than_partitions(make_topic: Callable[..., Topic]) -> None:
     reader = ReplayStreamReader(options(topic, minPartitions="7"))
     pieces = whole(reader)
     assert len(pieces) >= 7
-    assert [body for piece in pieces for body in rows(reader.read(piece))] == bodies[::2] + bodies[1::2]
+    assert bodies_of(reader, pieces) == bodies[::2] + bodies[1::2]
 
 
 @pytest.mark.parametrize("least", [None, "12"])
@@ -159,13 +162,6 @@ def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic], name: str
         ReplayBatchReader(options(topic, **{name: "3"})).partitions()
 
 
-def test_nothing_is_left_of_the_channels_of_readers(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.fill(100)
-    read(topic)
-    until(lambda: set(topic.channels(0)) == {"spark"})
-
-
 def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(1)
     found = options(topic)
@@ -177,10 +173,6 @@ def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> 
 
 
 def _route(topic: Topic, leader: dict[str, Any]) -> Route:
-    from nsq_fast.client.http import Endpoint
-    from nsq_fast.names import Address
-    from nsq_fast.spark.discovery import Nsqd
-
     host = leader["broadcast_address"]
     http = Endpoint("http", Address(host, leader["http_port"]))
     return Route(Nsqd(Address(host, leader["tcp_port"]), http), False, False, False)
@@ -191,7 +183,7 @@ def test_a_query_begins_where_its_channel_stands(make_topic: Callable[..., Topic
     bodies = topic.fill(10, [0])
     plain = topic.options
     reader = ReplayStreamReader(SourceOptions.parse(plain))
-    assert [body for piece in whole(reader) for body in rows(reader.read(piece))] == bodies
+    assert bodies_of(reader, whole(reader)) == bodies
     reader.commit({"0": topic.stats(0)["backend_depth"] // 2})
     restarted = ReplayStreamReader(SourceOptions.parse(plain))
     assert begin_of(restarted, topic) == {"0": topic.stats(0)["backend_depth"] // 2}
@@ -228,7 +220,7 @@ def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> Non
 
     def slice(**given: str) -> list[bytes]:
         reader = ReplayBatchReader(SourceOptions.parse({**topic.options, **given}))
-        return sorted(body for piece in reader.partitions() for body in rows(reader.read(piece)))
+        return sorted(bodies_of(reader, reader.partitions()))
 
     at = json.dumps({"0": middle[0], "1": middle[1]})
     assert slice() == sorted(before + after)
@@ -291,7 +283,7 @@ def test_a_leader_moves_within_a_piece(
 def test_a_leader_dies_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(1, 2)
     bodies = topic.fill(6000, [0])
-    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    node = topic.leading_node(moving_cluster)
     reader = Troubled(*piece_of(topic), lambda: moving_cluster.kill_node(node))
     try:
         found = [row for batch in reader.batches() for row in batch.to_pylist()]
@@ -301,9 +293,13 @@ def test_a_leader_dies_within_a_piece(moving_cluster: ClusterProcess, make_topic
     assert len({row["nsqd"] for row in found}) == 2
 
 
-@pytest.mark.parametrize("moment", ["record_at", "record_number"])
-def test_a_leader_moves_while_a_batch_by_time_is_planned(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, moment: str
+@pytest.mark.parametrize(("moment", "dies"), [("record_at", False), ("record_number", False), ("record_at", True)])
+def test_a_leader_moves_or_dies_while_a_batch_by_time_is_planned(
+    moving_cluster: ClusterProcess,
+    make_topic: Callable[..., Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    dies: bool,
 ) -> None:
     topic = make_topic(1, 2)
     topic.fill(300, [0], label="before")
@@ -311,38 +307,22 @@ def test_a_leader_moves_while_a_batch_by_time_is_planned(
     between = time.time_ns() // 1_000_000
     sleep(0.005)  # sleep: times are in milliseconds
     after = topic.fill(200, [0], label="after")
-    ask, to_move = getattr(TopicLogs, moment), [0]
+    node = topic.leading_node(moving_cluster)
+    ask, trouble = getattr(TopicLogs, moment), [moving_cluster.kill_node if dies else moving_cluster.move_leader]
 
-    def move_and_ask(*question: Any) -> Any:
-        if to_move:
-            moving_cluster.move_leader(topic.name, to_move.pop())
+    def ask_after_trouble(*question: Any) -> Any:
+        if trouble:
+            trouble.pop()(*([node] if dies else [topic.name, 0]))
         return ask(*question)
 
-    monkeypatch.setattr(TopicLogs, moment, move_and_ask)
+    monkeypatch.setattr(TopicLogs, moment, ask_after_trouble)
     reader = ReplayBatchReader(SourceOptions.parse({**topic.options, "startingTimestamp": str(between)}))
-    assert [body for piece in reader.partitions() for body in rows(reader.read(piece))] == after
-    assert not to_move
-
-
-def test_a_leader_dies_while_a_batch_by_time_is_planned(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = make_topic(1, 2)
-    bodies = topic.fill(500, [0])
-    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
-    ask, to_kill = TopicLogs.record_at, [node]
-
-    def kill_and_ask(*question: Any) -> Any:
-        if to_kill:
-            moving_cluster.kill_node(to_kill.pop())
-        return ask(*question)
-
-    monkeypatch.setattr(TopicLogs, "record_at", kill_and_ask)
-    reader = ReplayBatchReader(SourceOptions.parse({**topic.options, "startingTimestamp": "1"}))
     try:
-        assert [body for piece in reader.partitions() for body in rows(reader.read(piece))] == bodies
+        assert bodies_of(reader, reader.partitions()) == after
     finally:
-        moving_cluster.restart_node(node)
+        if dies:
+            moving_cluster.restart_node(node)
+    assert not trouble
 
 
 def test_a_partition_without_a_leader_is_waited_for(
@@ -351,7 +331,7 @@ def test_a_partition_without_a_leader_is_waited_for(
     topic = make_topic(1, 1)
     bodies = topic.fill(500, [0])
     found, piece = piece_of(topic)
-    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    node = topic.leading_node(moving_cluster)
     moving_cluster.kill_node(node)
     job = spawn(lambda: rows(PieceReader(found, piece).batches()))
     holds(lambda: not job.ready(), 0.5)
@@ -400,7 +380,7 @@ def test_a_query_begins_when_all_partitions_can_be_asked(
 ) -> None:
     topic = make_topic(2, 1)
     topic.fill(10)
-    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(1)["tcp_port"])
+    node = topic.leading_node(moving_cluster, 1)
     moving_cluster.kill_node(node)
     job = spawn(ReplayStreamReader(options(topic)).initialOffset)
     holds(lambda: not job.ready(), 0.3)
@@ -411,36 +391,27 @@ def test_a_query_begins_when_all_partitions_can_be_asked(
 def test_no_news_while_the_servers_cannot_be_asked(
     moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
 ) -> None:
-    from nsq_fast.spark.versions import ReadAllAvailable
-
     topic = make_topic(1, 1)
     topic.fill(10, [0])
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    node = [nsqd.tcp.port for nsqd in moving_cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    node = topic.leading_node(moving_cluster)
     moving_cluster.kill_node(node)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     moving_cluster.restart_node(node)
     until(lambda: reader.latestOffset(start, ReadAllAvailable()) != start)
 
 
-def test_attempts_do_not_disturb_each_other(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(1)
+@pytest.mark.parametrize(("registered", "attempts"), [(False, 3), (True, 2)])
+def test_attempts_do_not_disturb_each_other(make_topic: Callable[..., Topic], registered: bool, attempts: int) -> None:
+    """Those on a channel that must be registered share it, and read around each other."""
+    topic = make_topic(1, disable_channel_auto_create=registered)
     bodies = topic.fill(4000, [0])
     found, piece = piece_of(topic)
-    jobs = [spawn(lambda: rows(PieceReader(found, piece).batches())) for _ in range(3)]
+    jobs = [spawn(lambda: rows(PieceReader(found, piece).batches())) for _ in range(attempts)]
     joinall(jobs, timeout=30)
-    assert [job.value for job in jobs] == [bodies] * 3
-
-
-def test_attempts_on_a_registered_channel_read_around_each_other(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic(1, disable_channel_auto_create=True)
-    bodies = topic.fill(4000, [0])
-    found, piece = piece_of(topic)
-    jobs = [spawn(lambda: rows(PieceReader(found, piece).batches())) for _ in range(2)]
-    joinall(jobs, timeout=30)
-    assert [job.value for job in jobs] == [bodies] * 2
-    assert set(topic.channels(0)) == {"spark"}
+    assert [job.value for job in jobs] == [bodies] * attempts
+    until(lambda: set(topic.channels(0)) == {"spark"})
 
 
 def test_a_dead_attempt_that_still_holds_a_registered_channel(make_topic: Callable[..., Topic]) -> None:
@@ -477,8 +448,6 @@ def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Call
 def test_retention_that_has_overtaken_a_query_is_told(
     moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
 ) -> None:
-    from nsq_fast.spark.versions import ReadAllAvailable
-
     topic = make_topic(1)
     bodies = topic.fill(100, [0])
     found, piece = piece_of(topic)
@@ -493,7 +462,7 @@ def test_retention_that_has_overtaken_a_query_is_told(
     assert rows(PieceReader(options(topic, failOnDataLoss="false"), piece).batches()) == bodies[25:]
     reader = ReplayStreamReader(options(topic, failOnDataLoss="false"))
     assert reader.latestOffset({"0": 0}, ReadAllAvailable())["offsets"] == {topic.name: {"0": 4 * cut}}
-    assert reader.latestOffset({"0": 0}, _rows(10))["offsets"][topic.name]["0"] == cut + 10 * piece.end // 100
+    assert reader.latestOffset({"0": 0}, ReadMaxRows(10))["offsets"][topic.name]["0"] == cut + 10 * piece.end // 100
     with pytest.raises(DataLost):
         ReplayBatchReader(options(topic, startingOffsets='{"0": 0}')).partitions()
     batch = ReplayBatchReader(options(topic, startingOffsets='{"0": 0}', failOnDataLoss="false"))
@@ -515,8 +484,6 @@ def test_a_topic_made_anew_that_is_shorter_than_what_was_read_is_data_lost(
     caplog: pytest.LogCaptureFixture,
     is_bounded: bool,
 ) -> None:
-    from nsq_fast.spark.versions import ReadAllAvailable
-
     monkeypatch.setattr("nsq_fast.spark.replay.logs.LATE_PATIENCE", 0.0)
     topic = make_topic(1)
     topic.fill(100, [0])
@@ -554,8 +521,6 @@ def test_a_topic_made_anew_that_is_shorter_than_what_was_read_is_data_lost(
 def test_a_log_that_is_short_for_a_moment_is_waited_for(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nsq_fast.spark.versions import ReadAllAvailable
-
     topic = make_topic(1)
     topic.fill(100, [0])
     end = topic.stats(0)["backend_depth"]
@@ -596,12 +561,6 @@ def test_a_log_that_can_be_had_from_a_later_record_on_only_is_told(
     with pytest.raises(DataLost, match=f"offsets 0 up to {first} are lost"):
         ReplayBatchReader(options(topic, **asked)).partitions()
     assert read(topic) == bodies[40:]  # from the earliest on
-
-
-def _rows(limit: int) -> Any:
-    from nsq_fast.spark.versions import ReadMaxRows
-
-    return ReadMaxRows(limit)
 
 
 def test_retention_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
@@ -659,14 +618,12 @@ def test_nsqds_without_lookup(moving_cluster: ClusterProcess, make_topic: Callab
     reader = ReplayStreamReader(SourceOptions.parse(given))
     pieces = whole(reader)
     moving_cluster.move_leader(topic.name, 0)
-    assert sorted(body for piece in pieces for body in rows(reader.read(piece))) == bodies
+    assert sorted(bodies_of(reader, pieces)) == bodies
 
 
 def test_servers_are_asked_for_news_now_and_then(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nsq_fast.spark.versions import ReadAllAvailable
-
     topic = make_topic(1)
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()

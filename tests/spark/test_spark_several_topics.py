@@ -112,11 +112,10 @@ def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
     bodies = topic.fill(20)
     stream = Stream(cluster, topic="dies_counted", maxOffsetsPerTrigger="8")
     taken = stream.batch()
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    node = topic.leading_node(cluster)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "nsq_fast.spark.replay.stream.POLL_INTERVAL", 3600.0
-        )  # who leads is known, and about to be wrong
+        # Who leads is known, and about to be wrong.
+        patched.setattr("nsq_fast.spark.replay.stream.POLL_INTERVAL", 3600.0)
         cluster.kill_node(node)
         try:
             assert stream.batch() == []

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -37,7 +37,7 @@ from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.sink.plan import RowKeys, keys_of_batch, keys_of_stream
-from nsq_fast.spark.sink.task import RECEIPTS, TaskWriter, WriteReport
+from nsq_fast.spark.sink.task import RECEIPTS, TaskReport, TaskWriter, WriteReport
 
 # One task of a write, without Spark: where rows go, what is refused before it is sent, what is said of failures.
 
@@ -57,20 +57,72 @@ def own_cluster() -> Iterator[RedesignedCluster]:
         yield running
 
 
-@pytest.fixture
-def own_topic(request: pytest.FixtureRequest) -> str:
-    return request.node.originalname[:60]
+class OnBroker:
+    """A topic of the embedded nsqd, named like its test."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.name = name
+        self.address = broker.nsqd.tcp_address
+        self.options = {"topic": name, "nsqd_tcp_addresses": str(self.address)}
+
+    def write(self, *batches: pa.RecordBatch, **options: str) -> TaskReport:
+        return write(batches, **{**self.options, **options})
+
+    def taken(self, count: int, name: str | None = None) -> list[bytes]:
+        return taken(self.address, name or self.name, count)
+
+
+class OnCluster:
+    """A topic of the embedded cluster."""
+
+    def __init__(self, cluster: RedesignedCluster, name: str, partitions: int) -> None:
+        self.name = name
+        self._cluster, self._partitions = cluster, partitions
+        lookupds = ",".join(str(lookupd.http_address) for lookupd in cluster.lookupds)
+        self.options = {"topic": name, "lookupd_http_addresses": lookupds, "nsq.lookupd_refresh_interval": "0.05"}
+
+    def write(self, *batches: pa.RecordBatch, **options: str) -> TaskReport:
+        return write(batches, **{**self.options, **options})
+
+    def attempt(self, *batches: pa.RecordBatch, of: str = "w", task: int = 0) -> int:
+        """Write rows with idempotence keys, as a task of a write; how many."""
+        names = {name: name for name in batches[0].schema.names}
+        return TaskWriter(SinkOptions.parse(self.options), names, RowKeys(of, task)).write(iter(batches)).rows
+
+    def records(self) -> dict[int, list[Any]]:
+        """What each partition has."""
+        return {
+            number: self._cluster.partition(self.name, number).log.read(0, 1_000_000)
+            for number in range(self._partitions)
+        }
+
+    def bodies(self) -> list[bytes]:
+        return [record.body for log in self.records().values() for record in log]
+
+    def keys(self) -> dict[bytes, list[str]]:
+        """Body -> the idempotence keys of the messages that have it, in the order of the log."""
+        found: dict[bytes, list[str]] = defaultdict(list)
+        for log in self.records().values():
+            for record in log:
+                found[record.body].append(json.loads(record.ext[3:])[IDEMPOTENCE_HEADER])
+        return found
 
 
 @pytest.fixture
-def original(own_broker: Broker) -> dict[str, str]:
-    return {"nsqd_tcp_addresses": str(own_broker.nsqd.tcp_address)}
+def original(own_broker: Broker, request: pytest.FixtureRequest) -> OnBroker:
+    return OnBroker(own_broker, request.node.originalname[:60])
 
 
 @pytest.fixture
-def redesigned(own_cluster: RedesignedCluster) -> dict[str, str]:
-    lookupds = ",".join(str(lookupd.http_address) for lookupd in own_cluster.lookupds)
-    return {"lookupd_http_addresses": lookupds, "nsq.lookupd_refresh_interval": "0.05"}
+def redesigned(own_cluster: RedesignedCluster, request: pytest.FixtureRequest) -> Callable[..., OnCluster]:
+    """Makes a topic, named like the test unless a name is given."""
+
+    def make(partitions: int = PARTITIONS, replicas: int = 1, *, name: str = "", **flags: Any) -> OnCluster:
+        name = name or request.node.originalname[:60]
+        own_cluster.create_topic(name, partitions, replicas, channels=["check"], **flags)
+        return OnCluster(own_cluster, name, partitions)
+
+    return make
 
 
 @pytest.fixture
@@ -86,32 +138,20 @@ def scripted() -> Iterator[Callable[..., PublishNsqd]]:
         server.stop()
 
 
-def records(own_cluster: RedesignedCluster, own_topic: str, partitions: int = PARTITIONS) -> dict[int, list[Any]]:
-    return {number: own_cluster.partition(own_topic, number).log.read(0, 1_000_000) for number in range(partitions)}
-
-
-def all_bodies(own_cluster: RedesignedCluster, own_topic: str, partitions: int = PARTITIONS) -> list[bytes]:
-    return [record.body for log in records(own_cluster, own_topic, partitions).values() for record in log]
-
-
-def test_every_row_of_every_batch_once(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
+def test_every_row_of_every_batch_once(original: OnBroker) -> None:
     bodies = numbered(5000)
     batches = [batch(body=bodies[start : start + 700]) for start in range(0, 5000, 700)]
-    report = write([*batches, batch(body=pa.array([], pa.binary()))], topic=own_topic, **original)
-    assert (report.rows, report.places) == (5000, {(own_topic, None): 5000})
-    account(bodies, taken(own_broker.nsqd.tcp_address, own_topic, 5000)).check()
+    report = original.write(*batches, batch(body=pa.array([], pa.binary())))
+    assert (report.rows, report.places) == (5000, {(original.name, None): 5000})
+    account(bodies, original.taken(5000)).check()
 
 
-def test_a_slice_of_a_batch_and_text_and_large_types(
-    own_broker: Broker, original: dict[str, str], own_topic: str
-) -> None:
+def test_a_slice_of_a_batch_and_text_and_large_types(original: OnBroker) -> None:
     whole = batch(body=numbered(100), key=pa.nulls(100, pa.string()))
-    texts = pa.array(["ä", "b"])
-    batches = [whole.slice(10, 20), batch(body=pa.array(["c"], pa.large_string()), key=pa.nulls(1, pa.string()))]
-    batches.append(batch(body=texts, key=pa.nulls(2, pa.string())))
-    assert write(batches, topic=own_topic, **original).rows == 23
-    expected = [*numbered(20, 10), b"c", "ä".encode(), b"b"]
-    account(expected, taken(own_broker.nsqd.tcp_address, own_topic, 23)).check()
+    texts = batch(body=pa.array(["ä", "b"]), key=pa.nulls(2, pa.string()))
+    large = batch(body=pa.array(["c"], pa.large_string()), key=pa.nulls(1, pa.string()))
+    assert original.write(whole.slice(10, 20), large, texts).rows == 23
+    account([*numbered(20, 10), b"c", "ä".encode(), b"b"], original.taken(23)).check()
 
 
 def test_no_rows_need_no_server() -> None:
@@ -119,30 +159,29 @@ def test_no_rows_need_no_server() -> None:
     assert write([nothing], topic="t", nsqd_tcp_addresses="127.0.0.1:1").rows == 0
 
 
-def test_a_column_names_the_topics_unless_the_option_does(
-    own_broker: Broker, original: dict[str, str], own_topic: str
-) -> None:
-    names = [f"{own_topic}{number % 3}" for number in range(30)]
-    rows = batch(body=numbered(30), topic=names)
-    assert write([rows], **original).places == {(f"{own_topic}{number}", None): 10 for number in range(3)}
-    assert write([rows], topic=own_topic, **original).places == {(own_topic, None): 30}
-    for number in range(3):
-        assert sorted(taken(own_broker.nsqd.tcp_address, f"{own_topic}{number}", 10)) == sorted(numbered(30)[number::3])
+def test_a_column_names_the_topics_unless_the_option_does(original: OnBroker) -> None:
+    names = [f"{original.name}{number}" for number in range(3)]
+    rows = batch(body=numbered(30), topic=names * 10)
+    servers = {name: value for name, value in original.options.items() if name != "topic"}
+    assert write([rows], **servers).places == {(name, None): 10 for name in names}
+    assert original.write(rows).places == {(original.name, None): 30}
+    for number, name in enumerate(names):
+        assert sorted(original.taken(10, name)) == sorted(numbered(30)[number::3])
 
 
-def test_large_batches_are_cut(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
+def test_large_batches_are_cut(original: OnBroker) -> None:
     bodies = [b"%05d" % number + bytes(1000) for number in range(3000)]
     limits = {"nsq.max_body_size": "50000", "nsq.linger_max_messages": "100", "nsq.max_pending": "500"}
-    assert write([batch(body=bodies)], topic=own_topic, **limits, **original).rows == 3000
-    account(bodies, taken(own_broker.nsqd.tcp_address, own_topic, 3000)).check()
+    assert original.write(batch(body=bodies), **limits).rows == 3000
+    account(bodies, original.taken(3000)).check()
 
 
-def test_deferred_rows_come_later(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
+def test_deferred_rows_come_later(original: OnBroker) -> None:
     rows = batch(body=numbered(6), defer_ms=pa.array([None, 0, 600, 600, None, 600], pa.int32()))
     began = time.monotonic()
-    assert write([rows], topic=own_topic, **original).rows == 6
-    assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == [b"0", b"1", b"4"]
-    assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == [b"2", b"3", b"5"]
+    assert original.write(rows).rows == 6
+    assert sorted(original.taken(3)) == [b"0", b"1", b"4"]
+    assert sorted(original.taken(3)) == [b"2", b"3", b"5"]
     assert time.monotonic() - began > 0.6
 
 
@@ -157,60 +196,52 @@ def test_deferred_rows_come_later(own_broker: Broker, original: dict[str, str], 
     ids=["text", "bytes", "Java text", "Java long"],
 )
 def test_keys_go_where_a_producer_sends_them_in_order(
-    own_cluster: RedesignedCluster,
-    redesigned: dict[str, str],
+    redesigned: Callable[..., OnCluster],
     request: pytest.FixtureRequest,
     strategy: str,
     hashed: Callable[[Any, int], int],
     keys: list[Any],
 ) -> None:
-    own_topic = f"keys{abs(hash(request.node.name))}"
-    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    topic = redesigned(name=f"keys{abs(hash(request.node.name))}", ordered=True)
     bodies = numbered(2000)
     batches = [batch(body=bodies[at : at + 300], key=keys[at : at + 300]) for at in range(0, 2000, 300)]
-    report = write(
-        batches, topic=own_topic, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"}, **redesigned
-    )
+    report = topic.write(*batches, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"})
     assert report.rows == 2000
-    for number, log in records(own_cluster, own_topic).items():
+    for number, log in topic.records().items():
         assert [record.body for record in log] == [
             body for body, key in zip(bodies, keys, strict=True) if hashed(key, PARTITIONS) == number
         ]
-        assert report.places.get((own_topic, number), 0) == len(log)
+        assert report.places.get((topic.name, number), 0) == len(log)
 
 
-def test_partitions_keys_and_neither_side_by_side(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
+def test_partitions_keys_and_neither_side_by_side(redesigned: Callable[..., OnCluster]) -> None:
+    topic = redesigned(ordered=True)
     rows = batch(
         body=numbered(600),
         partition=pa.array([number % 3 if number % 6 < 3 else None for number in range(600)], pa.int32()),
         key=[None if number % 6 < 4 else "key" for number in range(600)],
     )
-    assert write([rows], topic=own_topic, **redesigned).rows == 600
-    log = records(own_cluster, own_topic)
+    assert topic.write(rows).rows == 600
+    log = topic.records()
     for number in range(3):
         ours = [body for body in numbered(600) if int(body) % 6 < 3 and int(body) % 3 == number]
         assert [record.body for record in log[number] if int(record.body) % 6 < 3] == ours
     keyed = [record.body for record in log[murmur3_partition("key", 3)] if int(record.body) % 6 > 3]
     assert keyed == [body for body in numbered(600) if int(body) % 6 > 3]
-    account(numbered(600), all_bodies(own_cluster, own_topic)).check()
+    account(numbered(600), topic.bodies()).check()
 
 
-def test_rows_without_a_key_take_turns(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
-    report = write([batch(body=numbered(3000))], topic=own_topic, **{"nsq.linger_max_messages": "100"}, **redesigned)
-    assert all(500 < report.places[own_topic, number] < 1500 for number in range(PARTITIONS))
-    account(numbered(3000), all_bodies(own_cluster, own_topic)).check()
+def test_rows_without_a_key_take_turns(redesigned: Callable[..., OnCluster]) -> None:
+    topic = redesigned(ordered=True)
+    report = topic.write(batch(body=numbered(3000)), **{"nsq.linger_max_messages": "100"})
+    assert all(500 < report.places[topic.name, number] < 1500 for number in range(PARTITIONS))
+    account(numbered(3000), topic.bodies()).check()
 
 
 def test_leaders_move_while_rows_are_written(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
+    own_cluster: RedesignedCluster, redesigned: Callable[..., OnCluster]
 ) -> None:
-    own_cluster.create_topic(own_topic, PARTITIONS, 2, ordered=True, channels=["check"])
+    topic = redesigned(replicas=2, ordered=True)
     chance = random.Random(7)
     keys = [f"key-{chance.randrange(40)}" for _ in range(6000)]
     moved = gevent.event.Event()
@@ -222,21 +253,21 @@ def test_leaders_move_while_rows_are_written(
 
     def trouble() -> None:
         for number in range(PARTITIONS):
-            own_cluster.move_leader(own_topic, number)
+            own_cluster.move_leader(topic.name, number)
             gevent.sleep(0.04)  # sleep: trouble that is spread over the rows
-        node = own_cluster.leader_of(own_topic, 0)
+        node = own_cluster.leader_of(topic.name, 0)
         own_cluster.kill_node(node)
         gevent.sleep(0.1)  # sleep: a node that is away for a time
         own_cluster.restart_node(node)
         moved.set()
 
     mover = gevent.spawn(trouble)
-    options = SinkOptions.parse({"topic": own_topic, "nsq.linger_max_messages": "25", **redesigned})
+    options = SinkOptions.parse({**topic.options, "nsq.linger_max_messages": "25"})
     report = TaskWriter(options, {"body": "body", "key": "key"}).write(batches())
     mover.get(timeout=10)
     assert moved.is_set()
     assert report.rows == 6000
-    stored = records(own_cluster, own_topic)
+    stored = topic.records()
     assert {record.body for log in stored.values() for record in log} == set(numbered(6000))
     for number, log in stored.items():
         firsts = list(dict.fromkeys(record.body for record in log))  # a retry may store some twice
@@ -245,50 +276,42 @@ def test_leaders_move_while_rows_are_written(
         ]
 
 
-def test_receipts_name_the_stored_records(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    own_cluster.create_topic(own_topic, PARTITIONS, 1, ordered=True, channels=["check"])
+def test_receipts_name_the_stored_records(redesigned: Callable[..., OnCluster]) -> None:
+    topic = redesigned(ordered=True)
     trace_ids = pa.array([None if number % 4 == 0 else number - 500 for number in range(1000)], pa.int64())
-    report = write([batch(body=numbered(1000), trace_id=trace_ids)], topic=own_topic, **redesigned)
-    table = report.receipt_table()
+    table = topic.write(batch(body=numbered(1000), trace_id=trace_ids)).receipt_table()
     found = {
         (row["internal_id"], row["trace_id"] % 2**64, row["partition"], row["offset"], row["size"])
         for row in table.to_pylist()
     }
     assert found == {
         (record.internal_id, record.trace_id, number, record.offset, record.size)
-        for number, log in records(own_cluster, own_topic).items()
+        for number, log in topic.records().items()
         for record in log
         if record.trace_id
     }
     assert len(found) == sum(1 for number in range(1000) if number % 4 and number != 500)  # 0 means untraced
-    stored = {int(record.body): record.trace_id for log in records(own_cluster, own_topic).values() for record in log}
+    stored = {int(record.body): record.trace_id for log in topic.records().values() for record in log}
     assert all(stored[number] == ((number - 500) % 2**64 if number % 4 else 0) for number in range(1000))
 
 
-def test_a_trace_log_has_a_line_for_every_row(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str, tmp_path: Path
-) -> None:
-    own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
-    folder = tmp_path / "traces"
-    report = write([batch(body=numbered(50))], topic=own_topic, traceLog=str(folder), **redesigned)
+def test_a_trace_log_has_a_line_for_every_row(redesigned: Callable[..., OnCluster], tmp_path: Path) -> None:
+    topic, folder = redesigned(1), tmp_path / "traces"
+    report = topic.write(batch(body=numbered(50)), traceLog=str(folder))
     [file] = folder.iterdir()
     assert file.name.startswith("publish-")
     assert file.suffix == ".jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    log = records(own_cluster, own_topic, 1)[0]
+    log = topic.records()[0]
     assert [(line["topic"], line["internal_id"], line["trace_id"]) for line in lines] == [
-        (own_topic, record.internal_id, record.trace_id) for record in log
+        (topic.name, record.internal_id, record.trace_id) for record in log
     ]
     assert len({record.trace_id for record in log} - {0}) == 50
     assert report.receipt_table().num_rows == 50
 
 
-def test_original_servers_take_untraced_what_nobody_asked_to_trace(
-    own_broker: Broker, original: dict[str, str], own_topic: str, tmp_path: Path
-) -> None:
-    report = write([batch(body=numbered(5))], topic=own_topic, traceLog=str(tmp_path), **original)
+def test_original_servers_take_untraced_what_nobody_asked_to_trace(original: OnBroker, tmp_path: Path) -> None:
+    report = original.write(batch(body=numbered(5)), traceLog=str(tmp_path))
     assert (report.rows, report.receipt_table()) == (5, RECEIPTS.empty_table())
     assert list(tmp_path.iterdir()) == []
 
@@ -301,23 +324,21 @@ def pairs_of(*pairs: tuple[str | None, bytes]) -> pa.Array:
 HEADER_PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def test_headers_as_json_as_a_map_as_with_kafka_and_tags(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
+def test_headers_as_json_as_a_map_as_with_kafka_and_tags(redesigned: Callable[..., OnCluster]) -> None:
+    topic = redesigned(1, ext=True)
     texts = batch(
         body=numbered(4),
         headers=['{"a": {"b": 1}}', None, "{}", None],
         tag=[None, "red", None, None],
         trace_id=pa.array([None, 7, None, None], pa.int64()),
     )
-    assert write([texts], topic=own_topic, **redesigned).rows == 4
     maps = pa.array([[("x", "y")], None], pa.map_(pa.string(), pa.string()))
-    assert write([batch(body=numbered(2, 4), headers=maps)], topic=own_topic, **redesigned).rows == 2
     pairs = pa.array([[{"key": "x", "value": b"y"}, {"key": "z", "value": None}], None], HEADER_PAIRS)
-    assert write([batch(body=numbered(2, 6), headers=pairs)], topic=own_topic, **redesigned).rows == 2
-    assert write([batch(body=numbered(1, 8))], topic=own_topic, **redesigned).rows == 1
-    log = records(own_cluster, own_topic, 1)[0]
+    assert topic.write(texts).rows == 4
+    assert topic.write(batch(body=numbered(2, 4), headers=maps)).rows == 2
+    assert topic.write(batch(body=numbered(2, 6), headers=pairs)).rows == 2
+    assert topic.write(batch(body=numbered(1, 8))).rows == 1
+    log = topic.records()[0]
     assert [record.body for record in log] == numbered(9)
     headers = [json.loads(record.ext[3:]) if len(record.ext) > 1 else None for record in log]
     assert headers[:8] == [
@@ -332,89 +353,57 @@ def test_headers_as_json_as_a_map_as_with_kafka_and_tags(
     ]
 
 
-def keys_of(own_cluster: RedesignedCluster, own_topic: str, partitions: int = 1) -> dict[bytes, list[str]]:
-    """Body -> the keys of the messages that have it, in the order of the log."""
-    found: dict[bytes, list[str]] = defaultdict(list)
-    for log in records(own_cluster, own_topic, partitions).values():
-        for record in log:
-            found[record.body].append(json.loads(record.ext[3:])[IDEMPOTENCE_HEADER])
-    return found
-
-
-def attempt(batches: list[pa.RecordBatch], write: str, task: int = 0, **options: str) -> int:
-    names = {name: name for name in batches[0].schema.names}
-    return TaskWriter(SinkOptions.parse(options), names, RowKeys(write, task)).write(iter(batches)).rows
-
-
-def test_each_attempt_gives_a_row_its_key_and_every_other_row_another(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
-    rows = [batch(body=[b"a", b"b", b"c"]), batch(body=[b"d", b"e"])]
-    for batches in (rows, [batch(body=[b"a", b"b"]), batch(body=[b"c", b"d", b"e"])]):  # cut in another way
-        assert attempt(batches, "first", topic=own_topic, **redesigned) == 5
-    found = keys_of(own_cluster, own_topic)
-    assert all(keys[0] == keys[1] for keys in found.values())
-    assert len({keys[0] for keys in found.values()}) == 5
-    assert attempt(rows, "second", topic=own_topic, **redesigned) == 5
-    assert attempt(rows, "first", task=1, topic=own_topic, **redesigned) == 5
-    assert all(len(set(keys)) == 3 for keys in keys_of(own_cluster, own_topic).values())
-
-
-def test_equal_rows_of_a_write_have_keys_of_their_own(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
-    assert attempt([batch(body=[b"a", b"a"]), batch(body=[b"a"])], "w", topic=own_topic, **redesigned) == 3
-    assert len(set(keys_of(own_cluster, own_topic)[b"a"])) == 3
+def test_each_attempt_gives_a_row_its_key_and_every_other_row_another(redesigned: Callable[..., OnCluster]) -> None:
+    topic = redesigned(1, ext=True)
+    rows = [batch(body=[b"a", b"b", b"a"]), batch(body=[b"d", b"a"])]
+    for batches in (rows, [batch(body=[b"a", b"b"]), batch(body=[b"a", b"d", b"a"])]):  # cut in another way
+        assert topic.attempt(*batches, of="first") == 5
+    found = Counter((body, key) for body, keys in topic.keys().items() for key in keys)
+    assert list(found.values()) == [2] * 5
+    assert len({key for _, key in found}) == 5  # equal rows have keys of their own
+    assert topic.attempt(*rows, of="second") == 5
+    assert topic.attempt(*rows, of="first", task=1) == 5
+    assert len({key for keys in topic.keys().values() for key in keys}) == 15
 
 
 @pytest.mark.parametrize("column", ["body", "headers", "tag"])
-def test_another_row_in_the_same_place_has_another_key(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str, column: str
-) -> None:
+def test_another_row_in_the_same_place_has_another_key(redesigned: Callable[..., OnCluster], column: str) -> None:
     """The second attempt of a task that is not deterministic: what it publishes is new, and no copy."""
-    name = f"{own_topic}-{column}"
-    own_cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+    topic = redesigned(1, name=f"another_row_{column}", ext=True)
     row = {"body": [b"same"], "headers": ['{"n": 1}'], "tag": ["red"]}
     other = {**row, column: {"body": [b"other"], "headers": ['{"n": 2}'], "tag": ["blue"]}[column]}
     for columns in (row, other):
-        assert attempt([batch(**columns)], "w", topic=name, **redesigned) == 1
-    keys = [key for each in keys_of(own_cluster, name).values() for key in each]
+        assert topic.attempt(batch(**columns)) == 1
+    keys = [key for each in topic.keys().values() for key in each]
     assert len(set(keys)) == len(keys) == 2
 
 
 def test_rows_of_topics_are_numbered_as_in_the_task_and_lose_a_key_that_they_had(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
+    redesigned: Callable[..., OnCluster],
 ) -> None:
-    names = [f"{own_topic}-{number}"[-60:] for number in range(2)]
-    for name in names:
-        own_cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+    topics = [redesigned(1, name=f"numbered_rows_{number}", ext=True) for number in range(2)]
     given = json.dumps({IDEMPOTENCE_HEADER: "of what was read"})
-    rows = batch(
-        body=[b"0", b"1", b"2", b"3"], topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
-    )
-    assert (
-        attempt([batch(body=[b"-"], topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned)
-        == 5
-    )
-    found = {body: key for name in names for body, [key] in keys_of(own_cluster, name).items()}
+    first = batch(body=[b"-"], topic=[topics[0].name], headers=pa.array([None], pa.string()))
+    second = batch(body=numbered(4), topic=[each.name for each in topics] * 2, headers=[None] * 3 + [given])
+    del topics[0].options["topic"]
+    assert topics[0].attempt(first, second) == 5
+    found = {body: key for topic in topics for body, [key] in topic.keys().items()}
     assert {body: key.split("-")[:3] for body, key in found.items()} == {
-        body: ["w", "0", f"{number}"] for number, body in enumerate([b"-", b"0", b"1", b"2", b"3"])
+        body: ["w", "0", f"{number}"] for number, body in enumerate([b"-", *numbered(4)])
     }
 
 
 @pytest.mark.parametrize("family", ["original", "redesigned"])
 def test_messages_without_headers_can_have_no_key(
-    own_cluster: RedesignedCluster, original: dict[str, str], redesigned: dict[str, str], own_topic: str, family: str
+    original: OnBroker, redesigned: Callable[..., OnCluster], family: str
 ) -> None:
-    own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
-    servers = original if family == "original" else redesigned
-    with pytest.raises(
-        ConfigError, match=rf"idempotenceKey=true: messages of topic {own_topic} have no extended headers"
-    ):
-        attempt([batch(body=[b"a"])], "w", topic=own_topic, **servers)
-    assert all_bodies(own_cluster, own_topic, 1) == []
+    topic = redesigned(1)
+    servers = original if family == "original" else topic
+    task = TaskWriter(SinkOptions.parse(servers.options), {"body": "body"}, RowKeys("w", 0))
+    why = rf"idempotenceKey=true: messages of topic {topic.name} have no extended headers"
+    with pytest.raises(ConfigError, match=why):
+        task.write(iter([batch(body=[b"a"])]))
+    assert topic.bodies() == []
 
 
 def test_outside_of_spark_there_is_no_task_to_name() -> None:
@@ -459,32 +448,20 @@ def as_typed(columns: dict[str, Any]) -> pa.RecordBatch:
 @pytest.mark.parametrize("name", BAD_ROWS)
 @pytest.mark.parametrize("family", ["original", "redesigned"])
 def test_bad_rows_are_named_and_nothing_of_their_batch_is_sent(
-    own_broker: Broker,
-    own_cluster: RedesignedCluster,
-    original: dict[str, str],
-    redesigned: dict[str, str],
-    name: str,
-    family: str,
+    own_broker: Broker, redesigned: Callable[..., OnCluster], name: str, family: str
 ) -> None:
     columns, match = BAD_ROWS[name]
     own_topic = f"bad-{family}-{name.replace(' ', '-')}"
-    servers = original
-    if family == "redesigned":
-        own_cluster.create_topic(own_topic, 1, 1, ext=True, channels=["check"])
-        servers = redesigned
+    topic: Any = OnBroker(own_broker, own_topic) if family == "original" else redesigned(1, name=own_topic, ext=True)
     fine: dict[str, Any] = {each: [None] * 3 for each in columns} | {"body": numbered(3)}
     if "topic" in columns:
         fine["topic"] = [own_topic] * 3
         columns = {**columns, "topic": [each and each.replace("t", own_topic) for each in columns["topic"]]}
-    good, bad = as_typed(fine), as_typed(columns)
-    chosen = {} if "topic" in columns else {"topic": own_topic}
+        del topic.options["topic"]
     with pytest.raises(RowInvalid, match=match.replace("'t t'", ".*")) as caught:
-        write([good, bad], **chosen, **{"nsq.max_msg_size": "1000"}, **servers)
+        topic.write(as_typed(fine), as_typed(columns), **{"nsq.max_msg_size": "1000"})
     assert str(caught.value).endswith("of this task 3 rows are stored")
-    if family == "redesigned":
-        assert all_bodies(own_cluster, own_topic, 1) == numbered(3)
-    else:
-        assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == numbered(3)
+    assert sorted(topic.bodies() if family == "redesigned" else topic.taken(3)) == numbered(3)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -499,6 +476,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("plain", {"tag": ["x", None]}, "row 0 .*: tag='x': the topic carries no extended headers"),
     ("ext", {"headers": [None, "{"]}, "row 1 .*not JSON"),
     ("ext", {"headers": [None, "[1]"]}, "row 1 .*must be a JSON object"),
+    ("ext", {"headers": [None, f'{{"a":{"[" * 30_000}{"]" * 30_000}}}']}, "row 1 of Arrow batch 0: "),
     ("ext", {"headers": pairs_of(("a", b"1"), ("a", b"2"))}, "row 0 .*a name is there twice"),
     ("ext", {"headers": pairs_of((None, b"1"))}, "row 0 .*a header needs a name"),
     ("ext", {"headers": pairs_of(("a", b"\xff"))}, "row 0 .*can't decode"),
@@ -508,34 +486,38 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "columns", "match"), REFUSED)
 def test_what_servers_do_not_take_is_named_and_nothing_is_sent(
-    own_cluster: RedesignedCluster,
-    original: dict[str, str],
-    redesigned: dict[str, str],
-    kind: str,
-    columns: dict[str, Any],
-    match: str,
+    original: OnBroker, redesigned: Callable[..., OnCluster], kind: str, columns: dict[str, Any], match: str
 ) -> None:
-    own_topic, rows = f"refused-{kind}", [batch(body=numbered(2), **columns)]
-    if kind == "original":
-        with pytest.raises(RowInvalid, match=match):
-            write(rows, topic=own_topic, **original)
-        return
     flags = {"ext": True} if kind == "ext" else {"ordered": True}
-    own_cluster.create_topic(own_topic, PARTITIONS, 1, channels=["check"], **flags)
+    topic = redesigned(name=f"refused-{kind}", **flags)
     with pytest.raises(RowInvalid, match=match):
-        write(rows, topic=own_topic, **redesigned)
-    assert all_bodies(own_cluster, own_topic) == []
+        (original if kind == "original" else topic).write(batch(body=numbered(2), **columns))
+    assert topic.bodies() == []
 
 
-def test_one_bad_topic_stops_the_others_of_the_batch(
-    own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str
-) -> None:
-    for number in range(2):
-        own_cluster.create_topic(f"{own_topic}{number}", 1, 1, ordered=True, channels=["check"])
-    rows = batch(body=numbered(2), topic=[f"{own_topic}0", f"{own_topic}1"], partition=pa.array([0, 1], pa.int8()))
+@pytest.mark.parametrize("kind", ["topic", "key", "tag", "headers", "map"])
+def test_a_text_that_is_not_utf_8_is_named(redesigned: Callable[..., OnCluster], kind: str) -> None:
+    """Spark hands any bytes on that a string was made of."""
+    topic = redesigned(name=f"not_utf_8_{kind}", ext=True)
+    first = topic.name.encode() if kind == "topic" else b"{}"
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([first, b"\xff"]).buffers())
+    if kind == "map":
+        texts = pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), texts)
+    column = "headers" if kind == "map" else kind
+    if kind == "topic":
+        del topic.options["topic"]
+    with pytest.raises(RowInvalid, match=rf"row 1 of .*: {column}=.*: must be UTF-8; of this task 0 rows are stored"):
+        topic.write(batch(body=numbered(2), **{column: texts}))
+    assert topic.bodies() == []
+
+
+def test_one_bad_topic_stops_the_others_of_the_batch(redesigned: Callable[..., OnCluster]) -> None:
+    good, bad = (redesigned(1, name=f"one_bad_topic_{number}", ordered=True) for number in range(2))
+    rows = batch(body=numbered(2), topic=[good.name, bad.name], partition=pa.array([0, 1], pa.int8()))
+    del good.options["topic"]
     with pytest.raises(RowInvalid, match="row 1 of Arrow batch 0: partition=1: the topic has 1 partition"):
-        write([rows], **redesigned)
-    assert all_bodies(own_cluster, f"{own_topic}0", 1) == []
+        good.write(rows)
+    assert good.bodies() == []
 
 
 def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishNsqd]) -> None:
@@ -578,12 +560,13 @@ def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
     assert isinstance(caught.value.__cause__, NoNsqd)
 
 
-def test_a_topic_that_nobody_knows_or_creates_is_told_at_once(redesigned: dict[str, str], own_topic: str) -> None:
-    with pytest.raises(WriteFailed, match=f"topic '{own_topic}' does not exist .* of this task 0 rows are stored"):
-        write([batch(body=[b"a"])], topic=own_topic, **redesigned, **{"nsq.publish_timeout": "3600"})
+def test_a_topic_that_nobody_knows_or_creates_is_told_at_once(own_cluster: RedesignedCluster) -> None:
+    nowhere = OnCluster(own_cluster, "nowhere", 0)
+    with pytest.raises(WriteFailed, match=r"topic 'nowhere' does not exist .* of this task 0 rows are stored"):
+        nowhere.write(batch(body=[b"a"]), **{"nsq.publish_timeout": "3600"})
 
 
-def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., PublishNsqd]) -> None:
+def test_heartbeats_are_answered_while_spark_is_slow() -> None:
     with Broker(client_timeout=2000, max_heartbeat_interval=60000) as own_broker:
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -597,24 +580,24 @@ def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., Pub
         account(numbered(20), taken(own_broker.nsqd.tcp_address, "t", 20)).check()
 
 
-def test_an_error_of_spark_passes_through(own_broker: Broker, original: dict[str, str], own_topic: str) -> None:
+def test_an_error_of_spark_passes_through(original: OnBroker) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield batch(body=numbered(3))
         raise EOFError("the JVM is gone")
 
     with pytest.raises(EOFError, match="gone"):
-        TaskWriter(SinkOptions.parse({"topic": own_topic, **original}), {"body": "body"}).write(batches())
-    assert sorted(taken(own_broker.nsqd.tcp_address, own_topic, 3)) == numbered(3)
+        TaskWriter(SinkOptions.parse(original.options), {"body": "body"}).write(batches())
+    assert sorted(original.taken(3)) == numbered(3)
 
 
-def test_reports_add_up(own_cluster: RedesignedCluster, redesigned: dict[str, str], own_topic: str) -> None:
-    own_cluster.create_topic(own_topic, 1, 1, channels=["check"])
-    reports = [write([batch(body=numbered(5))], topic=own_topic, tracereceipts="true", **redesigned) for _ in range(2)]
+def test_reports_add_up(redesigned: Callable[..., OnCluster]) -> None:
+    topic = redesigned(1)
+    reports = [topic.write(batch(body=numbered(5)), tracereceipts="true") for _ in range(2)]
     total = WriteReport.of([reports[0], None, reports[1]])
-    assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(own_topic, 0): 10})
+    assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(topic.name, 0): 10})
     assert total.receipts.num_rows == 10
-    assert total.as_json()["places"] == [{"topic": own_topic, "partition": 0, "rows": 10}]
-    assert str(total) == f"10 rows by 2 tasks ({own_topic}: 10)"
+    assert total.as_json()["places"] == [{"topic": topic.name, "partition": 0, "rows": 10}]
+    assert str(total) == f"10 rows by 2 tasks ({topic.name}: 10)"
     assert str(WriteReport.of([None])) == "0 rows by 0 tasks"
 
 

@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 from pyspark.errors import AnalysisException
+from pyspark.sql.datasource import DataSourceReader
 from support.journal import CHANNEL, TOPIC, Server
 from support.spark import ROOT, Driver
-from support.spark_made_up import MadeUp
 from support.spark_marks import LIMIT
 from support.spark_program import run_to_end
 from support.spark_replay import Topic
@@ -29,11 +29,14 @@ from support.spark_sink import numbered, taken
 from support.waiting import PROCESS, until
 
 import nsq_fast.spark
+from nsq_fast._codec import encode_message
+from nsq_fast._frame import ColumnReader
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.cli import main
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import ConfigError, DataLost
 from nsq_fast.spark import MetricsListener, NsqDataSource
+from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.lag import SourceState, read_checkpoint
 from nsq_fast.spark.schema import spark_schema
 from nsq_fast.spark.versions import TELLS_START
@@ -59,9 +62,37 @@ OPTIONS = {
 }
 
 
+def made_up_source() -> type[NsqDataSource]:
+    """The source without a server: four rows of three messages, one without its partition."""
+
+    class Reader(DataSourceReader):
+        def __init__(self, options: Any) -> None:
+            self.options = options
+
+        def read(self, partition: Any) -> Iterator[Any]:
+            head: Any = {"ext_version": 4, "ext": b'{"k":"v"}', "offset": 700, "raw_size": 40}
+            at = 1_700_000_000_123_456_789
+            frames = [encode_message(at, 65535, b"\xff" * 16, b"%d" % number, **head) for number in range(3)]
+            columns = ColumnReader(ext=True, detail=True).feed(b"".join(frames))
+            place: Any = {"topic": self.options.topic, "partition": 5, "nsqd": "h:1", "is_redesigned": True}
+            yield to_batch(columns, self.options.columns, self.options.headers_as, **place)
+            place = {**place, "partition": None, "first": 1, "count": 1}
+            yield to_batch(columns, self.options.columns, self.options.headers_as, **place)
+
+    class MadeUp(NsqDataSource):  # within a function, so that workers get it itself: they cannot import this file
+        @classmethod
+        def name(cls) -> str:
+            return "nsq-made-up"
+
+        def make_batch_reader(self, kind: str, options: Any) -> Any:
+            return Reader(options)
+
+    return MadeUp
+
+
 def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
-    spark.dataSource.register(MadeUp)
-    source = spark.read.format(MadeUp.name()).options(
+    spark.dataSource.register(made_up_source())
+    source = spark.read.format("nsq-made-up").options(
         **OPTIONS, reader="replayable", includeHeaders="true", columns="*"
     )
     frame = source.load()

@@ -574,15 +574,11 @@ def test_a_stream_that_is_started_again_writes_what_a_batch_writes(
     tables = run_stream(spark, feed)
     decided = read_table(spark, tables, "lives").count()
     assert 0 < decided < read_table(spark, batch, "lives").count()
-    refuses_tables_of_another_query(spark, feed, tables, tmp_path / "other")
+    other = stream_tables(stream_logs(spark, feed.folder), tables, tmp_path / "other", SETTINGS, availableNow=True)
+    with pytest.raises(Exception, match="not those of this checkpoint"):
+        other.awaitTermination()
     feed.give()
     check(spark, expected, run_stream(spark, feed))
-
-
-def refuses_tables_of_another_query(spark: SparkSession, feed: Feed, tables: Path, checkpoint: Path) -> None:
-    query = stream_tables(stream_logs(spark, feed.folder), tables, checkpoint, SETTINGS, availableNow=True)
-    with pytest.raises(Exception, match="not those of this checkpoint"):
-        query.awaitTermination()
 
 
 def test_a_crash_within_a_micro_batch_changes_nothing(
@@ -710,6 +706,8 @@ AWKWARD = [
     json.dumps({**CONSUME, "internal_id": 15, "timestamp": START + 5 * SECOND}),
     json.dumps({**CONSUME, "internal_id": 16, "event": "receive", "outcome": None}),
     json.dumps({**CONSUME, "internal_id": 17, "topic": "größe", "channel": "a'b\"c"}),
+    json.dumps({**CONSUME, "internal_id": 18, "topic": "half of a pair: \ud800"}),
+    f'{json.dumps({**PUBLISH, "internal_id": 19})[:-1]},"deep":{"[" * 100_000}{"]" * 100_000}}}',
 ]
 
 ID = (1 << 50) + 5  # of partition 1
@@ -729,6 +727,8 @@ SERVER = [
     " from client x(3) at time: 5 cost: 1, attempt: 1",
     f"[TRACE] topic s-{2**31} trace id 9: message 5( 10) put x at offset: {2**63}, x at time {START}",
     f"[TRACE] topic s-1 trace id {2**64}: message 5( 10) put x at offset: 1, x at time {START}",
+    f"[TRACE] topic s-1 trace id {'9' * 5000}: message 5( 10) put x at offset: 1, x at time {START}",
+    f"{STORED} {ID + 2}( 10) put x at offset: {'9' * 5000}, x at time {START}",
     "[TRACE] topic of something else",
 ]
 
@@ -809,10 +809,14 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
     (tmp_path / "x.zst").write_bytes(b"x")
     (tmp_path / "torn.gz").write_bytes(gzip.compress(random.Random(1).randbytes(9999))[:-99])
+    (tmp_path / "broken.gz").write_bytes(
+        gzip.compress(b"x")[:10] + b"\x07" + bytes(20)
+    )  # there is no block of such a type
     for name, message in {
         "empty.log": "nothing was traced: the logs are empty",
         "x.zst": "--local reads plain, .gz and .bz2 files",
         "torn.gz": r"torn\.gz: cannot be read",
+        "broken.gz": r"broken\.gz: cannot be read",
         "none.log": "names no file",
     }.items():
         with pytest.raises(ConfigError, match=message):
@@ -823,6 +827,14 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
         local_figures(logged(tmp_path, AWKWARD[:7]))
     with pytest.raises(ConfigError, match="memory='much': must be a number with k, m, g or t"):
         local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="much")
+    with pytest.raises(ConfigError, match=r"memory='1k', temporary folder .*: Out of Memory"):
+        local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="1k")
+
+
+def test_no_line_stops_it(tmp_path: Path) -> None:
+    found = local_figures(logged(tmp_path, [*AWKWARD[-2:], *SERVER[-3:]]))
+    assert (found.lines, found.problems) == (5, 3)
+    assert [group.topic for group in found.groups] == ["half of a pair: ?"]
 
 
 def test_a_report_of_a_publish_alone_and_without_order(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from support.trace_logs import BAD_LINES, SECOND, Figures, Planted, run
 from nsq_fast.cli import main
 from nsq_fast.client.trace import TraceRecord
 from nsq_fast.spark.trace import TraceSettings, html, local_figures
-from nsq_fast.spark.trace.page import duration
+from nsq_fast.spark.trace.page import Bar, Line, Piece, bars, by_share, duration, over_time
 
 # The report as a browser shows it: its numbers are those of an independent computation on the same logs.
 
@@ -191,6 +193,17 @@ def test_slow_messages_are_drawn_on_one_scale(page: Page) -> None:
     assert all(length < longest for length in others)
 
 
+def test_deliveries_that_overlap_are_drawn_within_the_scale(tmp_path: Path) -> None:
+    delivery: Any = trace_logs.good_log(1)["orders", 0, "billing", 100][0]
+    for attempts, outcome, begin, end in ((1, "TIMEOUT", 10, 30), (2, "REQ", 20, 25), (3, "FIN", 28, 40)):
+        times = {"time": delivery.timestamp + end * SECOND, "handling_time": float(end - begin)}
+        record = trace_logs.changed(delivery, attempts=attempts, outcome=outcome, **times)
+        with (tmp_path / "some.log").open("a") as log:
+            log.write(f"{record}\n")
+    (length,) = Page(html(local_figures(tmp_path / "some.log"))).lengths
+    assert length == pytest.approx(100, abs=0.5)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_can_be_read_on_any_screen(report: Report, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
@@ -224,6 +237,42 @@ def test_durations_have_three_digits_and_a_unit(value: int | None, text: str) ->
     assert duration(value) == text
 
 
+def test_charts_are_well_formed_and_to_scale() -> None:
+    rows = [Bar("a<b", [Piece(4, 50, "")], "50"), Bar("b", [Piece(1, 100, "")], "100")]
+    first, second = (float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows, {})))
+    assert second == pytest.approx(2 * first, rel=0.01)
+    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
+        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
+
+
+def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
+    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
+    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
+    shown = over_time("End to end", lines)
+    rings = re.findall(r"<circle [^>]*>", shown)
+    assert all("stroke-dasharray:none" in ring for ring in rings)
+    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
+
+
+@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
+def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
+    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
+    begin = 1_700_000_000.0
+    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
+    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
+    found = re.findall(pattern, shown)
+    assert found
+    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
+        places = []
+        for x, anchor, name, words in found:
+            width = 0.55 * size * len(words)
+            if name not in hidden:
+                left = float(x) - (width if anchor == "end" else width / 2)
+                places.append((left, left + width))
+        places.sort()
+        assert all(before[1] < after[0] for before, after in pairwise(places)), places
+
+
 # `nsq-fast trace-report`, and the end of `nsq-fast demo`: those that need no session of the tests.
 
 
@@ -246,13 +295,6 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
     assert done.exit_code == 2
     assert message in done.stderr
     assert isinstance(done.exception, SystemExit)  # and not a traceback
-
-
-def test_wrong_arguments_are_said_by_a_process_without_a_traceback(java: None) -> None:
-    done = run("trace-report", "{missing}.log", "--html", "x.html")
-    assert done.returncode == 2
-    assert "names no file" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: Path) -> None:

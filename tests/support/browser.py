@@ -44,7 +44,7 @@ if (page.documentElement.scrollWidth > view.innerWidth) {
 for (const each of page.querySelectorAll("h1,h2,h3,p,figcaption,.legend,.bar,.bar > *,.tiles div,table.words td"))
   if (each.scrollWidth > each.clientWidth + 4 && each.clientWidth) found.push(`cut off: ${name(each)}`);
 for (const bar of page.querySelectorAll(".bar"))
-  for (const mark of bar.querySelectorAll("u,i"))
+  for (const mark of bar.querySelectorAll("i"))
     for (const words of bar.querySelectorAll(".label,.value"))
       if (meet(box(mark), box(words))) found.push(`a mark crosses ${name(words)}`);
 for (const svg of page.querySelectorAll("svg.chart")) {

@@ -14,20 +14,19 @@ OF_MODULE = {
     "test_runtime_flat": ("flat",),
     "test_spark_cluster_kills": ("kill",),
     "test_spark_driver_kills": ("kill",),
-    "test_spark_replay_kills": ("kill",),
     "test_spark_task_faults": ("kill",),
 }
 SHARING = {
     "spark": {
         "test_spark_replay_stream", "test_spark_sink", "test_spark_source", "test_spark_trace", "test_spark_versions",
     },
-    "standalone": {"test_spark_replay_kills", "test_spark_deployments"},
+    "standalone": {"test_spark_deployments"},
 }  # fmt: skip
 """Fixtures of a whole run that take long to make, and the files that use them: see ``conftest``."""
 
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
-    "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_report",
+    "test_spark_deployments", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_report",
     "test_spark_bench", "test_soak", "test_sim", "test_packaging", "test_docs", "test_worker_run", "test_cli_bench",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at

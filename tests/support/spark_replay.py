@@ -7,9 +7,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import mpub_body
+
+if TYPE_CHECKING:
+    from nsq_fast.broker import ClusterProcess
 
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 HTTP_TIMEOUT = 10.0
@@ -60,6 +63,10 @@ class Topic:
         """The leader of a partition, as lookup shows it."""
         found: dict[str, Any] = ask(f"{self.lookupd}/lookup?topic={self.name}&access=r")["partitions"][str(partition)]
         return found
+
+    def leading_node(self, cluster: ClusterProcess, partition: int = 0) -> int:
+        """Which node of a cluster leads a partition."""
+        return [nsqd.tcp.port for nsqd in cluster.nsqds].index(self.leader(partition)["tcp_port"])
 
 
 def ask(target: str, method: str = "GET", body: bytes | None = None) -> Any:

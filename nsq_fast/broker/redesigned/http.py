@@ -186,7 +186,7 @@ class NodeRoutes(HostRoutes):
             text = unquote_plus(request.get("ext") or "")
             # A null is a header without keys.
             header: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any] | None) or {}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             raise request.refuse(400, "E_INVALID_JSON_HEADER") from None
         header |= request.headers_with_prefix(_HEADER_PREFIX)
         with _refusing(request):

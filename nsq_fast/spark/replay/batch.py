@@ -45,11 +45,8 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         starts = {topic: each.starts for topic, each in slices.items()}
         ends = {topic: each.ends for topic, each in slices.items()}
         routes = {topic: each.routes for topic, each in slices.items()}
-        found: list[InputPartition] = []
-        found += pieces(
-            starts, ends, routes, self.options.min_partitions, lambda topic, each, *_: slices[topic].cuts[each]
-        )
-        return found
+        least = self.options.min_partitions
+        return [*pieces(starts, ends, routes, least, lambda topic, each, *_: slices[topic].cuts[each])]
 
     def _slice(self, topic: str) -> _Slice:
         options = self.options.for_topic(topic)

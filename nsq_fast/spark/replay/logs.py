@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from gevent import sleep
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, RemoteProtocolError
+from nsq_fast.log_events import SPARK_WAITS
 from nsq_fast.spark.discovery import Nsqd, discover, nsqd_client, retried
 from nsq_fast.spark.options import (
     EARLIEST,
@@ -25,6 +27,9 @@ from nsq_fast.spark.options import (
 )
 
 from .position import Offsets
+
+logger: logging.Logger = logging.getLogger(__name__)
+
 
 # The logs of a topic's partitions, as the leading nsqds report them over HTTP.
 #
@@ -41,6 +46,7 @@ LATE_PATIENCE = 10.0
 """How long a log that ends before what was read of it may be the answer of a replica that is behind, in seconds."""
 
 _LOOKUP_PAUSE = 0.5
+_MAX_KNOWN = 4096
 _NOT_FOUND = (400, 404, 500)  # what nsqd answers to an offset behind the end of its log
 
 
@@ -97,6 +103,7 @@ class TopicLogs:
         self._partition_count = 0
         self._looked_up_at = float("-inf")
         self._firsts: dict[int, tuple[float, int]] = {}  # when it was asked for, and what it was
+        self._counts: dict[tuple[int, int], int] = {}  # (partition, offset) -> how many records lie before it
 
     def logs(self) -> dict[int, Log]:
         """The partitions whose leaders answer, now."""
@@ -166,6 +173,45 @@ class TopicLogs:
             raise
         except (KeyError, TypeError, ValueError):
             raise RemoteProtocolError(f"{client.address}: the reply to /message/get is no message") from None
+
+    def rows(self, log: Log, partition: int, begin: int, end: int) -> int:
+        """How many records begin there; a few too many while they are being published."""
+        if begin >= end:
+            return 0
+        return max(0, self._count_before(log, partition, end) - self._count_before(log, partition, begin))
+
+    def behind_rows(self, log: Log, partition: int, begin: int, rows: int) -> int:
+        """The offset so many records behind ``begin``; that itself while nsqd cannot tell."""
+        if not rows:
+            return begin
+        number = self._count_before(log, partition, begin) + rows + 1
+        record = self.record_number(log, partition, number)
+        if record is None or record.number != number:
+            logger.info("%s-%d: record %d is not there yet", log.nsqd, partition, number, extra=SPARK_WAITS)
+            return begin
+        self._remember(partition, record.offset, record.number - 1)
+        return record.offset
+
+    def forget_counts(self) -> None:
+        """Count records anew: a log is another one than it was."""
+        self._counts.clear()
+
+    def _count_before(self, log: Log, partition: int, offset: int) -> int:
+        if offset >= log.end:
+            return log.messages
+        known = self._counts.get((partition, offset))
+        if known is None:
+            record = self.record_at(log, partition, offset)
+            if record is None:
+                return log.messages
+            known = record.number - 1
+            self._remember(partition, offset, known)
+        return known
+
+    def _remember(self, partition: int, offset: int, count: int) -> None:
+        if len(self._counts) > _MAX_KNOWN:  # only those of the last batch are asked for again
+            self._counts.clear()
+        self._counts[partition, offset] = count
 
     def cuts(self, log: Log, partition: int, begin: int, end: int) -> list[int]:
         """Offsets that cut a stretch into parts of ``maxRecordsPerPartition`` records; none where nsqd cannot tell."""
@@ -325,25 +371,14 @@ class Resolver:
     def starting(self, logs: Mapping[int, Log], default: str | None) -> Offsets:
         """Where to begin; without an option for it at ``default``, or where the channel stands."""
         options = self._options
-        if options.starting_timestamp is not None:
-            return self._at_time("startingTimestamp", logs, dict.fromkeys(logs, options.starting_timestamp))
-        if options.starting_times is not None:
-            name = "startingOffsetsByTimestamp"
-            return self._at_time(name, logs, of_topic(name, options.starting_times, options.topic))
         wanted = options.starting_offsets or default
-        if wanted is None:
-            return {partition: self._where_channel_stands(partition, log) for partition, log in logs.items()}
-        return self._positions("startingOffsets", logs, wanted)
+        return self._resolved("starting", logs, options.starting_timestamp, options.starting_times, wanted)
 
     def ending(self, logs: Mapping[int, Log]) -> Offsets:
         """Where a batch ends: without an option at what is there now."""
         options = self._options
-        if options.ending_timestamp is not None:
-            return self._at_time("endingTimestamp", logs, dict.fromkeys(logs, options.ending_timestamp))
-        if options.ending_times is not None:
-            name = "endingOffsetsByTimestamp"
-            return self._at_time(name, logs, of_topic(name, options.ending_times, options.topic))
-        return self._positions("endingOffsets", logs, options.ending_offsets or LATEST)
+        wanted = options.ending_offsets or LATEST
+        return self._resolved("ending", logs, options.ending_timestamp, options.ending_times, wanted)
 
     def first_at(self, partition: int, log: Log, timestamp: int) -> Record | None:
         """The first record of that time, in nanoseconds, or later; None when there is none, or nsqd cannot tell."""
@@ -365,6 +400,24 @@ class Resolver:
             return True
         last = self._topic_logs.record_number(log, partition, log.messages)
         return last is not None and last.timestamp < timestamp
+
+    def _resolved(
+        self,
+        which: str,
+        logs: Mapping[int, Log],
+        timestamp: int | None,
+        times: ByPartition | ByTopic | None,
+        offsets: str | ByPartition | ByTopic | None,
+    ) -> Offsets:
+        """Of the options whose names begin with ``which``, that which is given; where the channel stands without."""
+        if timestamp is not None:
+            return self._at_time(f"{which}Timestamp", logs, dict.fromkeys(logs, timestamp))
+        if times is not None:
+            option = f"{which}OffsetsByTimestamp"
+            return self._at_time(option, logs, of_topic(option, times, self._options.topic))
+        if offsets is not None:
+            return self._positions(f"{which}Offsets", logs, offsets)
+        return {partition: self._where_channel_stands(partition, log) for partition, log in logs.items()}
 
     def _positions(self, option: str, logs: Mapping[int, Log], given: str | ByPartition | ByTopic) -> Offsets:
         if isinstance(given, str):

@@ -165,9 +165,4 @@ def distance(start: TopicOffsets, end: TopicOffsets) -> int:
 
 def by_topic(offsets: TopicOffsets) -> dict[str, dict[str, int]]:
     """With topics and partitions as keys of JSON, in their order."""
-    return {topic: keyed_by_text(offsets[topic]) for topic in sorted(offsets)}
-
-
-def keyed_by_text(offsets: Offsets) -> dict[str, int]:
-    """With partitions as keys of JSON, in their order."""
-    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+    return {topic: {str(each): own[each] for each in sorted(own)} for topic, own in sorted(offsets.items())}

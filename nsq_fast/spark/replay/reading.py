@@ -285,10 +285,6 @@ def own_channel(channel: str) -> str:
 # A piece of work for one task: a range of one partition's log, and how a batch is cut into pieces.
 
 
-Place = tuple[str, int, int]
-"""A topic, a partition, and an offset of it."""
-
-
 @dataclass(frozen=True)
 class Route:
     """How a partition was to be read when the batch was planned; a task that finds it out of date asks for itself."""
@@ -333,31 +329,22 @@ def pieces(
     Args:
         cuts: offsets at which a topic's partition is cut in any case, between two offsets.
     """
-    sizes: dict[Place, int] = {}
-    for topic in sorted(ends):
-        for partition, end in sorted(ends[topic].items()):
-            begin = starts.get(topic, {}).get(partition, 0)
-            if end > begin:
-                for first, stop in pairwise([begin, *cuts(topic, partition, begin, end), end]):
-                    sizes[topic, partition, first] = stop - first
-    counts = _shares(sizes, minimum or 0)
-    return [
-        Piece(topic, partition, first + begin, first + end, routes.get(topic, {}).get(partition))
-        for (topic, partition, first), size in sizes.items()
-        for begin, end in _cuts(size, counts[topic, partition, first])
+    ranges = [
+        (topic, partition, first, stop)
+        for topic in sorted(ends)
+        for partition, end in sorted(ends[topic].items())
+        if end > (begin := starts.get(topic, {}).get(partition, 0))
+        for first, stop in pairwise([begin, *cuts(topic, partition, begin, end), end])
     ]
-
-
-def _shares(sizes: Mapping[Place, int], minimum: int) -> dict[Place, int]:
-    if len(sizes) >= minimum:
-        return dict.fromkeys(sizes, 1)
-    total = sum(sizes.values())
-    return {place: max(1, -(-minimum * size // total)) for place, size in sizes.items()}
-
-
-def _cuts(size: int, count: int) -> list[tuple[int, int]]:
-    cuts = [size * number // count for number in range(count + 1)]
-    return [(begin, end) for begin, end in pairwise(cuts) if end > begin]
+    total = sum(stop - first for _, _, first, stop in ranges)
+    least = minimum if minimum is not None and minimum > len(ranges) else 0
+    found: list[Piece] = []
+    for topic, partition, first, stop in ranges:
+        count = max(1, -(-least * (stop - first) // total))
+        bounds = [first + (stop - first) * number // count for number in range(count + 1)]
+        route = routes.get(topic, {}).get(partition)
+        found += [Piece(topic, partition, begin, end, route) for begin, end in pairwise(bounds) if end > begin]
+    return found
 
 
 # Puts a range of a partition's log together from the records that arrive.

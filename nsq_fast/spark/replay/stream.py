@@ -85,7 +85,8 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def initialOffset(self) -> dict[str, Any]:
         """Where the options let a new query begin."""
         if self._initial is None:
-            self._initial = Position(self._begin(START_TIMEOUT), is_initial=True, identity=self.identity)
+            begins = {topic: driver.begin() for topic, driver in self._present().items()}
+            self._initial = Position(begins, is_initial=True, identity=self.identity)
         self._last = self._initial.to_json()
         return self._last
 
@@ -95,7 +96,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on there is nothing but what is there now."""
-        self._target = self._ends(START_TIMEOUT)
+        self._target = self._ends()
 
     @plain_errors
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
@@ -107,10 +108,10 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         """
         is_told = start is not None
         start = self._last if start is None else start
-        if start is None and self._is_new(START_TIMEOUT):
+        if start is None and not any(driver.has_channel() for driver in self._present().values()):
             start = self.initialOffset()
         if start is None:
-            self._last = Position(self._ends(START_TIMEOUT), identity=self.identity).to_json()
+            self._last = Position(self._ends(), identity=self.identity).to_json()
         else:
             self._last = self._latest(start, limit or self.getDefaultReadLimit())
             if not is_told and self._last is not start:
@@ -121,12 +122,9 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         position = self._position(start)
         self._has_read(position.offsets)
         self._planned = position.offsets
-        end = self._next_end(position.offsets, self._limits(limit))
-        self._planned = end
-        return start if by_topic(end) == by_topic(position.offsets) else self._behind(position, end).to_json()
-
-    def _behind(self, position: Position, end: TopicOffsets) -> Position:
-        return position._replace(identity=self.identity).until(end)
+        self._planned = self._next_end(position.offsets, self._limits(limit))
+        end = position.until(self._planned)
+        return start if end is position else end._replace(identity=self.identity).to_json()
 
     def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadMaxRows):
@@ -181,15 +179,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             topic: drivers[topic].begins(offsets, last.offsets.get(topic, {})) if topic in drivers else offsets
             for topic, offsets in start_of(first, last).items()
         }
-        found: list[InputPartition] = []
-        found += pieces(
-            begins,
-            last.offsets,
-            routes,
-            self.options.min_partitions,
-            self._cuts,
-        )
-        return found
+        return [*pieces(begins, last.offsets, routes, self.options.min_partitions, self._cuts)]
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
@@ -213,16 +203,8 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         position.check(self.identity, self.options)
         return position
 
-    def _begin(self, timeout: float) -> TopicOffsets:
-        """Where a new query begins. Its channel is there then, and stands there. Raises ConfigError, NsqError."""
-        return {topic: driver.begin(timeout) for topic, driver in self._present(timeout).items()}
-
-    def _is_new(self, timeout: float) -> bool:
-        """Whether nobody has used the channel yet. Raises ConfigError, NsqError."""
-        return not any(driver.has_channel(timeout) for driver in self._present(timeout).values())
-
-    def _ends(self, timeout: float) -> TopicOffsets:
-        return {topic: driver.ends(timeout) for topic, driver in self._present(timeout).items()}
+    def _ends(self) -> TopicOffsets:
+        return {topic: driver.ends() for topic, driver in self._present().items()}
 
     def _plan(
         self, start: TopicOffsets, limits: Limits, target: TopicOffsets | None, *, must_answer: bool = False
@@ -291,11 +273,11 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
                 self.topics[topic] = TopicDriver(self.options.for_topic(topic))
         return self.topics
 
-    def _present(self, timeout: float) -> Mapping[str, TopicDriver]:
+    def _present(self) -> Mapping[str, TopicDriver]:
         """When a query begins, the topics that there are. Raises LookupFailed for one that nobody knows."""
         if self._missing is None:
-            self._missing = check_replayable(self.options, timeout)
-        return {topic: driver for topic, driver in self._found(timeout).items() if topic not in self._missing}
+            self._missing = check_replayable(self.options, START_TIMEOUT)
+        return {topic: driver for topic, driver in self._found(START_TIMEOUT).items() if topic not in self._missing}
 
     def _asked(self, topics: Iterable[str], ask: Callable[[str], T], must_answer: bool) -> dict[str, T]:
         """What is found of each topic whose servers answer; of the others it is noted that they do not.
@@ -315,7 +297,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         return found
 
     def _rows(self, stretches: Mapping[str, Stretch], must_answer: bool) -> dict[str, dict[int, int]]:
-        return self._asked(stretches, lambda topic: self.topics[topic].planner.rows(stretches[topic]), must_answer)
+        return self._asked(stretches, lambda topic: self.topics[topic].rows(stretches[topic]), must_answer)
 
     def _is_due(self, stretches: Mapping[str, Stretch], must_answer: bool) -> bool:
         if not self._pace.is_needed:
@@ -324,21 +306,19 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def _limited(self, stretches: dict[str, Stretch], limits: Limits, must_answer: bool) -> dict[str, Stretch]:
         if limits.bytes is not None:
-            sizes = {(topic, each): size for topic, one in stretches.items() for each, size in one.sizes.items()}
-            shares = _by_topic(share_out(sizes, limits.bytes))
-            stretches = {topic: cut_bytes(stretch, shares.get(topic, {})) for topic, stretch in stretches.items()}
+            shares = _shared_out({topic: stretch.sizes for topic, stretch in stretches.items()}, limits.bytes)
+            stretches = {topic: cut_bytes(stretch, shares[topic]) for topic, stretch in stretches.items()}
         if limits.rows is not None:
             stretches = self._limited_in_rows(stretches, limits.rows, must_answer)
         return stretches
 
     def _limited_in_rows(self, stretches: dict[str, Stretch], limit: int, must_answer: bool) -> dict[str, Stretch]:
         rows = self._rows(stretches, must_answer)
-        flat = {(topic, each): count for topic, counts in rows.items() for each, count in counts.items()}
-        shares = _by_topic(share_out(flat, limit))
-        self._left = max(0, sum(flat.values()) - limit)
+        shares = _shared_out(rows, limit)
+        self._left = max(0, sum(sum(counts.values()) for counts in rows.values()) - limit)
         return self._asked(
             rows,
-            lambda topic: self.topics[topic].planner.cut_rows(stretches[topic], rows[topic], shares.get(topic, {})),
+            lambda topic: self.topics[topic].cut_rows(stretches[topic], rows[topic], shares[topic]),
             must_answer,
         )
 
@@ -354,11 +334,10 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         }
 
 
-def _by_topic(shares: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
-    for (topic, partition), share in shares.items():
-        found.setdefault(topic, {})[partition] = share
-    return found
+def _shared_out(sizes: TopicOffsets, limit: int) -> dict[str, dict[int, int]]:
+    """``share_out`` among the partitions of all topics."""
+    shares = share_out({(topic, each): size for topic, own in sizes.items() for each, size in own.items()}, limit)
+    return {topic: {each: shares[topic, each] for each in own} for topic, own in sizes.items()}
 
 
 def _waiting(planned: int, log: Log) -> int:
@@ -379,7 +358,6 @@ class TopicDriver:
     """The driver's view of one topic; ``options`` are for it alone.
 
     Attributes:
-        planner: counts its records.
         answered_at: when its servers were last asked with success (monotonic); None: never.
         begun_at: when it was first asked for.
     """
@@ -387,33 +365,29 @@ class TopicDriver:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._topic_logs = TopicLogs(options)
-        self.planner: Planner = Planner(self._topic_logs)
         self.answered_at: float | None = None
         self.begun_at: float = time.monotonic()
         self._logs: dict[int, Log] = {}
         self._asked_at = self._released_at = float("-inf")
         self._told: dict[int, int] = {}  # where a query stood when it was told that it had lost something
 
-    def begin(self, timeout: float) -> Offsets:
+    def begin(self) -> Offsets:
         """Where a new query begins. The channel is there then, and stands there. Raises ConfigError, NsqError."""
-        check_redesigned(self._options, timeout)
-        self._check_channel(self._all_logs(timeout))
+        self._check_channel(self._logs_at_start())
         resolver = Resolver(self._options, self._topic_logs)
         # Leaders may move or die between two questions: they are asked for again then.
-        starts = retried(lambda left: resolver.starting(self._all_logs(left), None), timeout)
+        starts = retried(lambda left: resolver.starting(self._all_logs(left), None), START_TIMEOUT)
         for partition, log in self._logs.items():
             self._move_channel(partition, log, starts[partition])
         return starts
 
-    def has_channel(self, timeout: float) -> bool:
+    def has_channel(self) -> bool:
         """Whether the channel is there, on any partition. Raises ConfigError, NsqError."""
-        check_redesigned(self._options, timeout)
-        return any(self._options.channel in log.channels for log in self._all_logs(timeout).values())
+        return any(self._options.channel in log.channels for log in self._logs_at_start().values())
 
-    def ends(self, timeout: float) -> Offsets:
+    def ends(self) -> Offsets:
         """Where all logs end now. Raises ConfigError, NsqError."""
-        check_redesigned(self._options, timeout)
-        return {partition: log.end for partition, log in self._all_logs(timeout).items()}
+        return {partition: log.end for partition, log in self._logs_at_start().items()}
 
     def stretch(self, start: Offsets, target: Offsets | None) -> Stretch:
         """What there is for the next batch. Raises DataLost when the servers have less than ``start``; NsqError."""
@@ -428,8 +402,24 @@ class TopicDriver:
                 self._tell(partition, offset, checked_loss(self._options, partition, (offset, log.start), reason))
             elif offset > log.end:
                 self._tell(partition, offset, lost_end(self._options, partition, offset, log))
-                self.planner.forget()
+                self._topic_logs.forget_counts()  # the log is another one now
         return stretch_of(start, logs, target)
+
+    def rows(self, stretch: Stretch) -> dict[int, int]:
+        """How many records begin in it, by partition; a few too many while they are being published."""
+        return {
+            partition: self._topic_logs.rows(log, partition, stretch.begins[partition], stretch.ends[partition])
+            for partition, log in stretch.logs.items()
+        }
+
+    def cut_rows(self, stretch: Stretch, rows: Mapping[int, int], shares: Mapping[int, int]) -> Stretch:
+        """Its first ``shares`` records, of the ``rows`` that it has."""
+        ends = dict(stretch.ends)
+        for partition, log in stretch.logs.items():
+            if shares[partition] < rows[partition]:
+                found = self._topic_logs.behind_rows(log, partition, stretch.begins[partition], shares[partition])
+                ends[partition] = min(found, ends[partition])
+        return stretch._replace(ends=ends)
 
     def begins(self, start: Offsets, end: Offsets) -> Offsets:
         """Where the parts of a batch begin: at the beginning of the log where it ends before it began.
@@ -489,6 +479,10 @@ class TopicDriver:
             self._keep(self._topic_logs.logs())
         return self._logs
 
+    def _logs_at_start(self) -> Mapping[int, Log]:
+        check_redesigned(self._options, START_TIMEOUT)
+        return self._all_logs(START_TIMEOUT)
+
     def _all_logs(self, timeout: float) -> Mapping[int, Log]:
         self._keep(self._topic_logs.all_logs(timeout))
         return self._logs
@@ -541,7 +535,6 @@ class TopicDriver:
 # many rows, whatever their size.
 
 
-_MAX_KNOWN = 4096
 Key = TypeVar("Key", bound=Any)
 
 
@@ -559,68 +552,6 @@ class Stretch(NamedTuple):
     def goes_back(self, start: Offsets) -> bool:
         """Whether a partition begins before where the query is."""
         return any(begin < start.get(partition, 0) for partition, begin in self.begins.items())
-
-
-class Planner:
-    """Plans batches of one topic; remembers how many records lie before the offsets it has planned.
-
-    Raises HttpError, RemoteProtocolError.
-    """
-
-    def __init__(self, topic_logs: TopicLogs) -> None:
-        self._topic_logs = topic_logs
-        self._counts: dict[tuple[int, int], int] = {}
-
-    def rows(self, stretch: Stretch) -> dict[int, int]:
-        """How many records begin in it, by partition; a few too many while they are being published."""
-        return {partition: self._rows(partition, stretch) for partition in stretch.logs}
-
-    def cut_rows(self, stretch: Stretch, rows: Mapping[int, int], shares: Mapping[int, int]) -> Stretch:
-        """Its first ``shares`` records, of the ``rows`` that it has."""
-        ends = {
-            partition: end if shares[partition] == rows[partition] else self._cut(partition, stretch, shares[partition])
-            for partition, end in stretch.ends.items()
-        }
-        return stretch._replace(ends=ends)
-
-    def forget(self) -> None:
-        """The logs are others now."""
-        self._counts.clear()
-
-    def _rows(self, partition: int, stretch: Stretch) -> int:
-        begin, end, log = stretch.begins[partition], stretch.ends[partition], stretch.logs[partition]
-        if begin >= end:
-            return 0
-        return max(0, self._count(partition, end, log) - self._count(partition, begin, log))
-
-    def _count(self, partition: int, offset: int, log: Log) -> int:
-        if offset >= log.end:
-            return log.messages
-        known = self._counts.get((partition, offset))
-        if known is None:
-            record = self._topic_logs.record_at(log, partition, offset)
-            known = log.messages if record is None else record.number - 1
-            if record is not None:
-                self._remember(partition, offset, known)
-        return known
-
-    def _cut(self, partition: int, stretch: Stretch, rows: int) -> int:
-        """The offset so many records behind the begin; the begin while nsqd cannot tell."""
-        begin, log = stretch.begins[partition], stretch.logs[partition]
-        if not rows:
-            return begin
-        number = self._count(partition, begin, log) + rows + 1
-        record = self._topic_logs.record_number(log, partition, number)
-        if record is None or record.number != number:
-            logger.info("%s-%d: record %d is not there yet", log.nsqd, partition, number, extra=SPARK_WAITS)
-            return begin
-        self._remember(partition, record.offset, record.number - 1)
-        return min(record.offset, stretch.ends[partition])
-
-    def _remember(self, partition: int, offset: int, count: int) -> None:
-        if len(self._counts) > _MAX_KNOWN:  # only those of the last batch are asked for again
-            self._counts.clear()
-        self._counts[partition, offset] = count
 
 
 def stretch_of(start: Offsets, logs: Mapping[int, Log], target: Offsets | None) -> Stretch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from array import array
 from collections.abc import Mapping
@@ -15,19 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
 
 from nsq_fast._codec import Records, group_rows
 from nsq_fast.client.trace import new_trace_id
@@ -99,16 +88,20 @@ class Planner:
         layout = self._producer.layout(topic)
         if self._keys is not None:
             check_headers(topic, layout.is_ext if layout.is_partitioned else False)
-        (_check_partitioned if layout.is_partitioned else _check_plain)(rows, layout)
+        if layout.is_partitioned:
+            _check_partitioned(rows, layout)
+        else:
+            _check_plain(rows)
         records = self._records(topic, rows, layout)
         is_optional = self._traces_all and rows.column("trace_id") is None
         deferred = _deferred(rows)
-        targets = self._targets(rows, layout, [row for row, _ in deferred])
+        targets = self._targets(rows, layout, {row for row, _ in deferred})
         if targets is None:
             return Plan(topic, rows, [Send(rows, records, None, None, is_optional)], deferred)
-        groups = group_rows(number_bytes(targets.codes), targets.in_turn + 2)[: targets.in_turn + 1]
+        codes, in_turn = targets
+        groups = group_rows(number_bytes(codes), in_turn + 2)[: in_turn + 1]
         sends = [
-            Send(rows, records, numbers, None if code == targets.in_turn else code, is_optional)
+            Send(rows, records, numbers, None if code == in_turn else code, is_optional)
             for code, numbers in enumerate(groups)
             if numbers
         ]
@@ -157,46 +150,33 @@ class Planner:
 
     # Where it goes
 
-    def _targets(self, rows: Rows, layout: TopicLayout, deferred: list[int]) -> _Targets | None:
-        """Where each row goes; None: all of them in turn."""
+    def _targets(self, rows: Rows, layout: TopicLayout, late: set[int]) -> tuple[pa.Array, int] | None:
+        """A code for each row, and the one that stands for any partition; None: that is where all of them go.
+
+        A lower code is a partition, the next higher one that of the ``late`` rows, which are deferred.
+        """
         partition, key = rows.column("partition"), rows.column("key")
-        if partition is None and key is None and not deferred:
+        if partition is None and key is None and not late:
             return None
         codes = pa.nulls(len(rows), pa.int32()) if partition is None else partition.cast(pa.int32())
         if key is not None:
-            codes = pc.coalesce(codes, self._partitions_of(rows, key, layout.partition_num))
+            codes = pc.coalesce(codes, self._partitions_of(key, layout.partition_num))
         highest = pc.max(codes).as_py()
         in_turn = layout.partition_num or (0 if highest is None else highest + 1)
         codes = codes.fill_null(in_turn)
-        if deferred:
-            late = set(deferred)
+        if late:
             is_late = pa.array([row in late for row in range(len(rows))])
             codes = pc.if_else(is_late, pa.scalar(in_turn + 1, pa.int32()), codes)
-        return _Targets(codes, in_turn)
+        return codes, in_turn
 
-    def _partitions_of(self, rows: Rows, key: pa.Array, partition_num: int) -> pa.Array:
+    def _partitions_of(self, key: pa.Array, partition_num: int) -> pa.Array:
         """The partition of each key. Equal keys are hashed once."""
         coded = key.dictionary_encode()
-        try:
-            found = [self._partition_of(each, partition_num) for each in coded.dictionary.to_pylist()]
-        except ValueError as error:
-            rows.refuse_where(pc.is_valid(key), f"key: {error}")
-            raise
+        found = [self._partition_of(each, partition_num) for each in coded.dictionary.to_pylist()]
         return pa.array(found, pa.int32()).take(coded.indices)
 
 
-class _Targets(NamedTuple):
-    """Where rows go.
-
-    Attributes:
-        codes: of each row: a partition; ``in_turn`` for any; one more for a row that is deferred.
-    """
-
-    codes: pa.Array
-    in_turn: int
-
-
-def _check_plain(rows: Rows, layout: TopicLayout) -> None:
+def _check_plain(rows: Rows) -> None:
     for name in _PARTITIONED_ONLY:
         column = rows.column(name)
         if column is not None:
@@ -246,7 +226,7 @@ def _fields(header: Any) -> dict[str, Any]:
         return found
     try:
         fields = msgspec.json.decode(header)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"headers={header[:60]!r}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"headers={header[:60]!r}: must be a JSON object")
@@ -314,7 +294,10 @@ class Rows:
 
     def describe(self, row: int) -> str:
         """Which row: its number in the batch, and its key where it has one."""
-        key = self._columns["key"][row].as_py() if "key" in self._columns else None
+        try:
+            key = self._columns["key"][row].as_py() if "key" in self._columns else None
+        except UnicodeDecodeError as error:
+            key = error.object
         named = "" if key is None else f" (key {_shortened(key)})"
         return f"row {row if self._origin is None else self._origin[row]} of Arrow batch {self.number}{named}"
 
@@ -341,8 +324,25 @@ class Rows:
         if (row := records.find_misfit(max_size)) >= 0:
             size = records.size_of(row)
             self.refuse(row, f"body of {size} bytes is above max_msg_size={max_size}" if size else "body is empty")
+        for name in ("key", "headers", "tag"):
+            self._check_text(name)
         self._check_ranges()
         self._check_pairs()
+
+    def _check_text(self, name: str) -> None:
+        """Raise RowInvalid for the first row whose text is not UTF-8: a string of Spark's may hold any bytes."""
+        column = self.column(name)
+        if column is None:
+            return
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            for row in range(len(column)):
+                try:
+                    column[row].as_py()
+                except UnicodeDecodeError as error:  # noqa: PERF203  # no other way tells which row it is
+                    self.refuse(row, f"{name}={_shortened(error.object)}: must be UTF-8")
+            raise
 
     def _check_ranges(self) -> None:
         partition, defer, tag = (self.column(name) for name in ("partition", "defer_ms", "tag"))
@@ -367,6 +367,7 @@ class Rows:
         column = self._columns["topic"]
         if column.null_count:
             self.refuse_where(pc.is_null(column), "topic is null")
+        self._check_text("topic")
         coded = column.dictionary_encode()
         topics = coded.dictionary.to_pylist()
         for number, topic in enumerate(topics):
@@ -484,27 +485,26 @@ def check_headers(topic: str, is_ext: bool | None) -> None:
 # What a DataFrame may have to be written: the columns, and their types. Checked before a task runs.
 
 
-_WHOLE_NUMBERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
+_TEXT, _BINARY = "string", "binary"
+_WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+_PAIRS = "array<struct<key:string,value:binary>>"
 
-COLUMNS: Mapping[str, tuple[DataType, tuple[type[DataType], ...]]] = {
-    "body": (BODY, (BinaryType, StringType)),
-    "topic": (StringType(), (StringType,)),
-    "partition": (IntegerType(), _WHOLE_NUMBERS),
-    "key": (StringType(), (StringType, BinaryType, *_WHOLE_NUMBERS)),
-    "trace_id": (LongType(), _WHOLE_NUMBERS),
-    "headers": (StringType(), (StringType, MapType, ArrayType)),
-    "tag": (StringType(), (StringType,)),
-    "defer_ms": (LongType(), _WHOLE_NUMBERS),
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "body": (_BINARY, _TEXT),
+    "topic": (_TEXT,),
+    "partition": _WHOLE_NUMBERS,
+    "key": (_TEXT, _BINARY, *_WHOLE_NUMBERS),
+    "trace_id": _WHOLE_NUMBERS,
+    "headers": (_TEXT, "map<string,string>", _PAIRS),
+    "tag": (_TEXT,),
+    "defer_ms": _WHOLE_NUMBERS,
 }
-"""Column -> its type in a table of SQL, and the types that it may have."""
+"""Column -> the types that it may have, as Spark writes them."""
 
-_KEYS_OF: Mapping[str, tuple[type[DataType], ...]] = {
-    "murmur3": (StringType, BinaryType),
-    "hashcode": (StringType, *_WHOLE_NUMBERS),
-}
+_IN_TABLES = {"body": BODY, "partition": IntegerType(), "trace_id": LongType(), "defer_ms": LongType()}
+"""Types in a table of SQL; the others are strings."""
 
-
-_NESTED = {MapType: "map<string,string>", ArrayType: "array<struct<key:string,value:binary>>"}
+_KEYS_OF = {"murmur3": (_TEXT, _BINARY), "hashcode": (_TEXT, *_WHOLE_NUMBERS)}
 
 
 def column_names(schema: StructType, *, topic: str | None, key_strategy: str) -> dict[str, str]:
@@ -521,14 +521,15 @@ def column_names(schema: StructType, *, topic: str | None, key_strategy: str) ->
             raise ConfigError(f"column {field.name!r}: unknown; the columns are {', '.join(COLUMNS)}")
         if name in found:
             raise ConfigError(f"column {field.name!r}: there twice, as {found[name]!r} too")
-        _check_type(field.name, field.dataType, COLUMNS[name][1])
+        if (kind := _spelt(field.dataType)) not in COLUMNS[name]:
+            raise ConfigError(f"column {field.name!r}: is {kind}; must be {', '.join(COLUMNS[name])}")
+        if name == "key" and kind not in (allowed := _KEYS_OF[key_strategy]):
+            raise ConfigError(f"column 'key': is {kind}; key_strategy {key_strategy!r} takes {', '.join(allowed)}")
         found[name] = field.name
     if "body" not in found:
         raise ConfigError("column 'body' is missing: it holds the messages, as binary or string")
     if topic is None and "topic" not in found:
         raise ConfigError("topic: give the option, or a column 'topic'")
-    if "key" in found:
-        _check_key(schema[found["key"]].dataType, key_strategy)
     return found
 
 
@@ -543,29 +544,10 @@ def table_schema(options: SinkOptions) -> StructType:
         raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(COLUMNS)}")
     if "body" not in names or (options.topic is None and "topic" not in names):
         raise ConfigError("columns: the body is required, and the topic unless there is the option topic")
-    return StructType([StructField(name, COLUMNS[name][0]) for name in names])
+    return StructType([StructField(name, _IN_TABLES.get(name, StringType())) for name in names])
 
 
-def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:
-    if not isinstance(kind, allowed) or not _holds_texts(kind):
-        known = ", ".join(dict.fromkeys(map(_shown, allowed)))
-        raise ConfigError(f"column {name!r}: is {kind.simpleString()}; must be {known}")
-
-
-def _holds_texts(kind: DataType) -> bool:
-    """Whether a map is one of texts, and an array one of Kafka's headers; whatever is neither is all right."""
-    if isinstance(kind, ArrayType):
-        fields = kind.elementType.fields if isinstance(kind.elementType, StructType) else []
-        return {each.name: type(each.dataType) for each in fields} == {"key": StringType, "value": BinaryType}
-    return not isinstance(kind, MapType) or all(isinstance(each, StringType) for each in (kind.keyType, kind.valueType))
-
-
-def _check_key(kind: DataType, strategy: str) -> None:
-    allowed = _KEYS_OF[strategy]
-    if not isinstance(kind, allowed):
-        known = ", ".join(map(_shown, allowed))
-        raise ConfigError(f"column 'key': is {kind.simpleString()}; key_strategy {strategy!r} takes {known}")
-
-
-def _shown(kind: Any) -> str:
-    return _NESTED.get(kind) or str(kind.typeName())
+def _spelt(kind: DataType) -> str:
+    """A type as Spark writes it, without what texts are compared by, and the fields of a pair in one order."""
+    text = re.sub(r" collate \w+", "", kind.simpleString())
+    return text.replace("<value:binary,key:string>", "<key:string,value:binary>")

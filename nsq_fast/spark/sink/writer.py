@@ -15,17 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN, SPARK_WRITE_ABORTED
@@ -38,17 +29,6 @@ from .task import TaskReport, TaskWriter, WriteReport
 logger: logging.Logger = logging.getLogger(__name__)
 
 ROWS = 10_000
-_ARROW = {
-    BinaryType: pa.binary(),
-    StringType: pa.string(),
-    ByteType: pa.int8(),
-    ShortType: pa.int16(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    MapType: pa.map_(pa.string(), pa.string()),
-    ArrayType: pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-}
-"""The Arrow types of those that the columns of the sink may have."""
 
 
 class _Writer:
@@ -161,9 +141,7 @@ def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> 
 
 def as_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Rows, which are tuples, as Arrow batches of up to ``ROWS``."""
-    names = schema.fieldNames()
-    arrow = pa.schema([(field.name, _ARROW[type(field.dataType)]) for field in schema.fields])
+    arrow = to_arrow_schema(schema)
     while part := list(islice(rows, ROWS)):
-        values = zip(*part, strict=True)
-        columns = [pa.array(each, arrow.field(name).type) for name, each in zip(names, values, strict=True)]
-        yield pa.record_batch(columns, schema=arrow)
+        columns = zip(arrow.types, zip(*part, strict=True), strict=True)
+        yield pa.record_batch([pa.array(values, kind) for kind, values in columns], schema=arrow)

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -62,8 +63,12 @@ def local_figures(
     paths = [os.fspath(each) for each in ([logs] if isinstance(logs, (str, os.PathLike)) else logs)]
     with tempfile.TemporaryDirectory(prefix="nsq_fast_traces_") as folder:
         limits = {"memory_limit": _bytes(memory), "temp_directory": folder, "preserve_insertion_order": False}
-        with duckdb.connect(str(Path(folder, "traces")), config=limits) as connection:
-            return _Computation(connection, settings or TraceSettings(), tell).figures(paths)
+        try:
+            with duckdb.connect(str(Path(folder, "traces")), config=limits) as connection:
+                return _Computation(connection, settings or TraceSettings(), tell).figures(paths)
+        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            (reason, *_) = str(error).splitlines()
+            raise ConfigError(f"memory={memory!r}, temporary folder {folder}: {reason}") from error
 
 
 def _bytes(memory: str) -> str:
@@ -192,7 +197,7 @@ def record_of(text: bytes) -> Line | None:
         begin = max(text.find(b"{"), 0)
     try:
         line = _decode(text[begin:])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         lenient = _leniently(text[begin:])
         if lenient is None:
             return None
@@ -257,8 +262,8 @@ def _server_record(text: str) -> Line | None:
             partition=None if internal_id is None else internal_id >> PARTITION_SHIFT,
             channel=found[2],
             local=found[8] if ":" in found[8] else None,
-            internal_id=int(found[4]),
-            trace_id=int(found[3]),
+            internal_id=_number(found[4], MAX_ID),
+            trace_id=_number(found[3], MAX_ID),
             offset=_number(found[6], _MOST_LONG),
             timestamp=_number(found[5], _MOST_LONG),
             attempts=_number(found[10], _MOST_INT),
@@ -272,15 +277,18 @@ def _server_record(text: str) -> Line | None:
         time=_number(found[7], LATEST_NS),
         topic=found[1],
         partition=_number(found[2], _MOST_INT),
-        internal_id=int(found[4]),
-        trace_id=int(found[3]),
+        internal_id=_number(found[4], MAX_ID),
+        trace_id=_number(found[3], MAX_ID),
         offset=_number(found[6], _MOST_LONG),
         outcome="PUB_CLIENT" if found[5].startswith(" put success") else "PUB",
     )
 
 
 def _number(text: str, most: int) -> int | None:
-    found = int(text)
+    digits = text.lstrip("0") or "0"
+    if len(digits) > len(str(most)):  # Python reads none of thousands of digits
+        return None
+    found = int(digits)
     return found if found <= most else None
 
 
@@ -339,7 +347,7 @@ def _batches(file: Path, raw: IO[bytes]) -> Iterator[pa.RecordBatch]:
             if len(lines) == ROWS:
                 yield _batch(lines, problems, source)
                 lines, problems = [], []
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     if lines:
         yield _batch(lines, problems, source)
@@ -357,5 +365,12 @@ def _split(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _batch(lines: list[Line], problems: list[str | None], source: str) -> pa.RecordBatch:
     columns = [*([field(line) for line in lines] for field in _FIELDS), [source] * len(lines), problems]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    arrays = [_array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold: Java writes a question mark for it
+        return pa.array([text and text.encode(errors="replace").decode() for text in values], kind)

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsq_fast.page import DASHES
 from nsq_fast.page import STYLE as PAGE_STYLE
-from nsq_fast.page import WORST, Bar, Line, Piece, bars, by_share, document, element, over_time, table
+from nsq_fast.page import duration as tick_duration
 from nsq_fast.printable import counted
 
-from .schema import FAULTS, SHARES, Channel, Figures, TraceGroup
+from .schema import COUNTS, FAULTS, POINTS, SHARES, Channel, Figures, TraceGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 TITLE = "NSQ traces"
-_LANE_COUNTS = (
-    ("messages", "messages"),
-    ("finished", "finished"),
-    ("pending", "pending"),
-    ("lost", "lost"),
-    ("duplicates", "duplicates"),
-    ("violations", "order"),
-    ("redelivered_req", "REQ"),
-    ("redelivered_timeout", "timeout"),
-    ("redelivered_unknown", "unknown"),
-)
-_LANE_DURATIONS = (
-    ("latency_p50_ns", "p50"),
-    ("latency_p95_ns", "p95"),
-    ("latency_p99_ns", "p99"),
-    ("latency_max_ns", "max"),
-    ("in_queue_p50_ns", "p50"),
-    ("in_queue_p99_ns", "p99"),
-    ("handling_p50_ns", "p50"),
-    ("handling_p99_ns", "p99"),
+_COUNT_TITLES = ("messages", "finished", "pending", "lost", "duplicates", "order", "REQ", "timeout", "unknown")
+_LANE_COUNTS = tuple(zip(COUNTS, _COUNT_TITLES, strict=True))
+_LANE_DURATIONS = tuple(
+    (f"{what}_{point}_ns", point)
+    for what, points in {"latency": POINTS, "in_queue": ("p50", "p99"), "handling": ("p50", "p99")}.items()
+    for point in points
 )
 _GROUPS = (
     ("", 3),
@@ -84,7 +72,12 @@ def html(figures: Figures) -> str:
         "<h2>What is counted how</h2>",
         DEFINITIONS,
     ]
-    return document(TITLE, PAGE_STYLE + STYLE, ["<main>", *parts, "</main>"])
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{TITLE}</title>\n<style>{PAGE_STYLE}{STYLE}</style>"
+    )
+    body = "\n".join(["<main>", *parts, "</main>"])
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
 def _about(figures: Figures) -> str:
@@ -114,10 +107,9 @@ def _conclusion(figures: Figures) -> str:
     judged = [group for group in figures.groups if group.durations["latency_p99_ns"] is not None]
     if judged:
         worst = max(judged, key=lambda group: group.durations["latency_p99_ns"] or 0)
-        partition = "" if worst.partition is None else f"/{worst.partition}"
         lines.append(
-            f"Slowest is {worst.topic}{partition} {worst.channel}: 99 % of its messages were finished within"
-            f" {duration(worst.durations['latency_p99_ns'])} of their publish, half of them within"
+            f"Slowest is {_lane(worst.topic, worst.partition, worst.channel)}: 99 % of its messages were finished"
+            f" within {duration(worst.durations['latency_p99_ns'])} of their publish, half of them within"
             f" {duration(worst.durations['latency_p50_ns'])}."
         )
     kind = "conclusion bad" if found else "conclusion"
@@ -281,7 +273,6 @@ def _sources(figures: Figures) -> str:
 
 
 _MOST_BARS = 24
-_SERIES_NAMES = ("p50", "p95", "p99", "max")
 _CURVE_NAMES = {"latency": "end to end", "in_queue": "in queue", "handling": "handling"}
 _HANDLING, _QUEUE, _AGAIN, _PAUSE = 1, 2, 3, 4
 _SPAN_NAMES = {
@@ -290,6 +281,7 @@ _SPAN_NAMES = {
     _AGAIN: "handled, not finished",
     _PAUSE: "between deliveries",
 }
+WORST = 5
 _FAULT_KINDS = {"lost": WORST, "duplicates": 2, "violations": 3}
 _FAULT_NAMES = {"lost": "lost", "duplicates": "duplicated", "violations": "out of order"}
 
@@ -298,7 +290,7 @@ def channel_charts(channel: Channel) -> Iterator[str]:
     """Latency over time, and the percentile curves."""
     lines = [
         Line(name, [(begin / 1e9, values[number] / 1000 if values else None) for begin, values in channel.times])
-        for number, name in enumerate(_SERIES_NAMES)
+        for number, name in enumerate(POINTS)
     ]
     yield over_time("End to end, by when it was published", lines)
     curves = [
@@ -314,11 +306,12 @@ def fault_chart(groups: Sequence[TraceGroup]) -> str:
     faulty = sorted((group for group in groups if _faults(group)), key=_faults, reverse=True)[:_MOST_BARS]
     if not faulty:
         return ""
-    return bars(
-        "Faults by topic, partition and channel",
-        [Bar(_group_name(group), _fault_pieces(group), _fault_text(group)) for group in faulty],
-        {_FAULT_KINDS[kind]: _FAULT_NAMES[kind] for kind in FAULTS},
-    )
+    rows = [
+        Bar(_lane(group.topic, group.partition, group.channel), _fault_pieces(group), _fault_text(group))
+        for group in faulty
+    ]
+    names = {_FAULT_KINDS[kind]: _FAULT_NAMES[kind] for kind in FAULTS}
+    return bars("Faults by topic, partition and channel", rows, names)
 
 
 def _fault_pieces(group: TraceGroup) -> list[Piece]:
@@ -332,11 +325,6 @@ def _faults(group: TraceGroup) -> int:
     return sum(group.counts[kind] for kind in FAULTS)
 
 
-def _group_name(group: TraceGroup) -> str:
-    partition = "" if group.partition is None else f"/{group.partition}"
-    return f"{group.topic}{partition} {group.channel}"
-
-
 def _fault_text(group: TraceGroup) -> str:
     return ", ".join(f"{count(group.counts[kind])} {_FAULT_NAMES[kind]}" for kind in FAULTS if group.counts[kind])
 
@@ -348,16 +336,221 @@ def life_chart(slowest: Sequence[dict[str, Any]]) -> str:
 
 
 def _pieces(row: dict[str, Any]) -> Iterator[Piece]:
+    """What happened one after the other. Of deliveries that overlap, the later one has what the earlier one left."""
     begin, end = row["published_ns"], 0
     for event in row["events"]:
         if event["event"] == "consume":
             received = event["received_ns"] if event["received_ns"] is not None else event["at_ns"]
             start, answered = max(0, received - begin), max(0, event["at_ns"] - begin)
             waiting = "waiting to be delivered again" if end else "in queue"
-            yield Piece(_PAUSE if end else _QUEUE, start - end, f"{waiting}: {duration(start - end)}")
+            yield Piece(_PAUSE if end else _QUEUE, max(0, start - end), f"{waiting}: {duration(start - end)}")
             outcome = f"attempt {event['attempts']}, {event['outcome']} after {duration(answered - start)}"
-            yield Piece(_HANDLING if event["outcome"] == "FIN" else _AGAIN, answered - max(start, end), outcome)
+            kind = _HANDLING if event["outcome"] == "FIN" else _AGAIN
+            yield Piece(kind, max(0, answered - max(start, end)), outcome)
             end = max(end, answered)
+
+
+# What the page is made of: elements, tables, bars of HTML, and charts of SVG in the colours of ``nsq_fast.page``.
+
+
+def element(name: str, content: str, attributes: Mapping[str, str] | None = None) -> str:
+    """An element around content that is HTML already."""
+    given = "".join(f' {key}="{escape(value)}"' for key, value in (attributes or {}).items())
+    return f"<{name}{given}>{content}</{name}>"
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table of texts in a box that scrolls where it is too narrow; the first column stays in view."""
+    rows = [("th", head), *(("td", row) for row in body)]
+    lines = ("".join(element(kind, escape(cell)) for cell in row) for kind, row in rows)
+    inner = element("table", "".join(f"\n<tr>{line}</tr>" for line in lines), {"class": "named"})
+    return element("div", inner, {"class": "wide"})
+
+
+def figure(title: str, content: str, name: str = "") -> str:
+    """Content that is HTML already, under its title."""
+    return element("figure", element("figcaption", escape(title)) + content, {"class": name} if name else None)
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Pairs of a mark, HTML already, and what it means."""
+    items = "".join(f"<li>{mark}{escape(words)}</li>" for mark, words in entries)
+    return element("ul", items, {"class": "legend"})
+
+
+class Piece(NamedTuple):
+    """A part of a bar. ``kind`` is 1 to 4, each with its colour and pattern; or WORST for what must not be."""
+
+    kind: int
+    size: float
+    about: str
+
+
+class Bar(NamedTuple):
+    """A row: what it is of, its pieces one after the other, its figure as text."""
+
+    label: str
+    pieces: Sequence[Piece]
+    text: str
+
+
+def bars(title: str, rows: Sequence[Bar], kinds: Mapping[int, str]) -> str:
+    """A figure of bars on one scale from 0. ``kinds`` says what each kind of piece is."""
+    longest = max((sum(piece.size for piece in row.pieces) for row in rows), default=0.0) or 1.0
+    marks = legend((f'<i class="kind{kind}"></i>', name) for kind, name in kinds.items())
+    return figure(title, marks + "".join(_bar(row, 100 / longest) for row in rows), "bars")
+
+
+def _bar(row: Bar, scale: float) -> str:
+    pieces = "".join(
+        element("i", "", {"class": f"kind{kind}", "style": f"width:max(2px,{size * scale:.2f}%)", "title": about})
+        for kind, size, about in row.pieces
+        if size > 0
+    )
+    parts = (("label", escape(row.label)), ("track", pieces), ("value", escape(row.text)))
+    return element("div", "".join(element("span", each, {"class": name}) for name, each in parts), {"class": "bar"})
+
+
+_WIDTH = 440
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, _WIDTH - 16, 16, 230
+_HEIGHT = _BOTTOM + 32
+_TICKS = 5
+_FONT_SIZES = (11, 15)  # of the words below: on a wide screen and on a narrow one, see ``STYLE``
+_LETTER = 0.6  # width of a letter at most, in its size: digits have less
+_UNBROKEN = 'style="stroke-dasharray:none"'
+_SHARES = (50.0, 90.0, 99.0, 99.9)
+_Place = Callable[[float], float]
+
+
+class Line(NamedTuple):
+    """A named line through points of (x, microseconds); a gap where the value is None."""
+
+    label: str
+    points: Sequence[tuple[float, float | None]]
+
+
+def over_time(title: str, lines: Sequence[Line]) -> str:
+    """Lines over the time of day (UTC); x is in seconds since the epoch."""
+    times = [time for line in lines for time, _ in line.points]
+    begin, end = min(times, default=0.0), max(times, default=0.0)
+    span = max(end - begin, 1e-3)
+    ticks = {_time_of_day(begin + span * n / (_TICKS - 1), span): n / (_TICKS - 1) for n in reversed(range(_TICKS))}
+    return _chart(title, lines, lambda time: (time - begin) / span, ticks)
+
+
+def by_share(title: str, lines: Sequence[Line]) -> str:
+    """Lines over the share of messages that were as fast, in percent, logarithmic to 100 %."""
+    ticks = {f"{share:g} %": _nines(share) for share in _SHARES}
+    return _chart(title, lines, _nines, {**ticks, "max": 1.0})
+
+
+def _nines(share: float) -> float:
+    return -math.log10(max(1 - share / 100, 1e-4)) / 4
+
+
+def _time_of_day(time: float, span: float) -> str:
+    words = datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S" if span < 86_400 else "%d %b %H:%M")
+    return words if span >= _TICKS else f"{words}.{int(time * 10) % 10}"
+
+
+def _chart(title: str, lines: Sequence[Line], place: _Place, ticks: dict[str, float]) -> str:
+    values = [value for line in lines for _, value in line.points if value is not None and value > 0]
+    if not values:
+        return figure(title, "<p>nothing was measured</p>")
+    low = math.floor(math.log10(min(values)))
+    axes = _Axes(low, max(math.ceil(math.log10(max(values))), low + 1), place)
+    parts = [*axes.grid(ticks)]
+    for number, line in enumerate(lines):
+        parts += _line(line, axes, number)
+    svg = "\n".join(
+        [
+            f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}"'
+            f' height="{_HEIGHT}" font-size="11" role="img">',
+            f"<title>{escape(title)}</title>",
+            *parts,
+            "</svg>",
+        ]
+    )
+    return figure(title, legend((_sample(number), line.label) for number, line in enumerate(lines)) + svg)
+
+
+def _look(number: int) -> str:
+    """The stroke of a line: its colour and its dashes, both its own as far as there are any."""
+    return (
+        f'fill="none" stroke="var(--colour{number % 4 + 1})" stroke-width="2"'
+        f' stroke-dasharray="{DASHES[number % len(DASHES)]}"'
+    )
+
+
+def _sample(number: int) -> str:
+    return (
+        f'<svg width="34" height="10" viewBox="0 0 34 10" aria-hidden="true"><path d="M0 5H34" {_look(number)}/></svg>'
+    )
+
+
+class _Axes:
+    """Where the points are."""
+
+    def __init__(self, low: int, high: int, place: _Place) -> None:
+        self._low, self._high, self._place = low, high, place
+
+    def x(self, value: float) -> float:
+        return self._across(self._place(value))
+
+    def y(self, value: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * (math.log10(value) - self._low) / (self._high - self._low)
+
+    def grid(self, ticks: dict[str, float]) -> Iterator[str]:
+        for exponent in range(self._low, self._high + 1):
+            y = self.y(10.0**exponent)
+            yield f'<path d="M{_LEFT} {y:.1f}H{_RIGHT}" stroke="var(--grid)"/>'
+            yield _text(_LEFT - 8, y + 4, tick_duration(10.0**exponent), "end")
+        last = max(ticks.values())
+        left = {size: float(_WIDTH) for size in _FONT_SIZES}
+        # From the last on: those before it have their words where there is room, in each size of the letters.
+        for words, share in sorted(ticks.items(), key=lambda tick: -tick[1]):
+            x = self._across(share)
+            yield f'<path d="M{x:.1f} {_TOP}V{_BOTTOM}" stroke="var(--grid)"/>'
+            anchor = "end" if share == last and len(ticks) > 1 else "middle"
+            x = x if anchor == "middle" else _RIGHT
+            fits = [self._has_room(words, x, anchor, size, left) for size in _FONT_SIZES]
+            if fits[0]:
+                yield _text(x, _BOTTOM + 24, words, anchor, "" if fits[1] else ' class="every-other"')
+
+    @staticmethod
+    def _has_room(words: str, x: float, anchor: str, size: int, left: dict[int, float]) -> bool:
+        """Whether words end before the next ones begin; then those before them have to end before these."""
+        width = _LETTER * size * len(words)
+        end = x if anchor == "end" else x + width / 2
+        if end + size / 2 > left[size] and anchor != "end":
+            return False
+        left[size] = end - width
+        return True
+
+    @staticmethod
+    def _across(share: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * share
+
+
+def _text(x: float, y: float, words: str, anchor: str, named: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(words)}</text>'
+
+
+def _line(line: Line, axes: _Axes, number: int) -> Iterator[str]:
+    """A path for each run of points; a ring for a point that stands alone, one around the other where several meet."""
+    look = _look(number)
+    piece: list[str] = []
+    for x, value in [*line.points, (0.0, None)]:
+        if value is not None and value > 0:
+            piece.append(f"{axes.x(x):.1f} {axes.y(value):.1f}")
+        elif piece:
+            about = f"<title>{escape(line.label)}</title>"
+            if len(piece) > 1:
+                yield f'<path d="M{"L".join(piece)}" {look}>{about}</path>'
+            else:
+                cx, cy = piece[0].split()
+                yield f'<circle cx="{cx}" cy="{cy}" r="{3 + 2 * number}" {look} {_UNBROKEN}>{about}</circle>'
+            piece = []
 
 
 # The texts and the style of the report, and how its figures are written.
@@ -394,11 +587,41 @@ def duration(value_ns: int | None) -> str:
 
 def place(row: dict[str, Any]) -> str:
     """Where a message is, and its internal id."""
-    partition = "" if row["partition"] is None else f"/{row['partition']}"
-    return f"{row['topic']}{partition} {row['channel']} {row['internal_id']}"
+    return f"{_lane(row['topic'], row['partition'], row['channel'])} {row['internal_id']}"
+
+
+def _lane(topic: str, partition: int | None, channel: str) -> str:
+    return f"{topic}{'' if partition is None else f'/{partition}'} {channel}"
 
 
 STYLE = """
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(138px,1fr));gap:10px}
+.tiles div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px}
+.tiles span,.tiles small{display:block;color:var(--soft);font-size:12.5px}
+.tiles b{font-size:22px;font-variant-numeric:tabular-nums}
+.tiles .bad{background:var(--badpaper);border-color:var(--bad)}.tiles .bad b{color:var(--bad)}
+.tiles .fine b{color:var(--fine)}
+.note{border-left:3px solid var(--colour2);padding:2px 10px;margin:12px 0 0;color:var(--soft)}
+td.zero{color:var(--soft)}
+figcaption{font-weight:600;font-size:13.5px;margin-bottom:6px}
+.legend{display:flex;flex-wrap:wrap;gap:2px 16px;list-style:none;margin:0 0 6px;padding:0;font-size:12.5px}
+.legend li{display:flex;align-items:center;gap:6px}.legend svg{flex:none}.legend i{width:14px;height:14px;flex:none}
+.bar{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr) minmax(0,13em);gap:2px 12px;align-items:center;
+margin:5px 0;font-size:13px}
+.bar .value{font-variant-numeric:tabular-nums}
+.track{display:flex;height:16px}
+.track i{height:100%;flex:none}
+.kind1{background:var(--colour1)}
+.kind2{background:repeating-linear-gradient(45deg,var(--colour2) 0 5px,var(--card) 5px 7px)}
+.kind3{background:repeating-linear-gradient(-45deg,var(--colour3) 0 3px,var(--card) 3px 6px)}
+.kind4{background:repeating-linear-gradient(90deg,var(--colour4) 0 2px,var(--card) 2px 5px)}
+.kind5{background:var(--bad)}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 16px;font-size:14px}dt{font-weight:600}
+dd{margin:0;color:var(--soft)}
+@media(max-width:640px){dl{display:block}dd{margin-bottom:8px}
+.bar{grid-template-columns:minmax(0,1fr) auto}.bar .label,.bar .track{grid-column:1/-1}.bar .track{order:2}
+.bar .label{grid-column:1/2}.bar .value{grid-column:2/3;text-align:right;max-width:55vw}
+svg.chart text{font-size:15px}svg.chart .every-other{display:none}}
 #groups td,#groups th{padding:4px 4.5px;font-size:11.5px}
 thead tr:first-child th{text-align:center;border-bottom:0;padding-bottom:0}
 td.name,#groups thead tr:last-child th:nth-child(-n+3),#slowest td:last-child,#slowest th:last-child,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from .schema import (
     MAX_ID,
     NOTHING_TRACED,
     PARTITION_SHIFT,
+    POINTS,
     PROBLEM_LENGTH,
     SECOND,
     STORED,
@@ -102,25 +103,33 @@ def parse_lines(lines: DataFrame, column: str = "value") -> DataFrame:
     return rows.selectExpr(*_record())
 
 
+def _put(group: int, kind: str = "string") -> str:
+    return f"try_cast(regexp_extract(text, r'{STORED}', {group}) AS {kind})"
+
+
+def _sent(group: int, kind: str = "string") -> str:
+    return f"try_cast(regexp_extract(text, r'{DELIVERED}', {group}) AS {kind})"
+
+
+_OF_SERVER = {  # of a message that was stored, and of one that was delivered
+    "event": ("'server'", "'server'"),
+    "time": (_put(7, "bigint"), _sent(9, "bigint")),
+    "topic": (_put(1), _sent(1)),
+    "partition": (_put(2, "int"), f"CAST(shiftright({_sent(4, 'bigint')}, {PARTITION_SHIFT}) AS int)"),
+    "channel": ("CAST(NULL AS string)", _sent(2)),
+    "local": ("CAST(NULL AS string)", f"CASE WHEN contains({_sent(8)}, ':') THEN {_sent(8)} END"),
+    "internal_id": (_put(4, ID), _sent(4, ID)),
+    "trace_id": (_put(3, ID), _sent(3, ID)),
+    "offset": (_put(6, "bigint"), _sent(6, "bigint")),
+    "timestamp": ("CAST(NULL AS bigint)", _sent(5, "bigint")),
+    "attempts": ("CAST(NULL AS int)", _sent(10, "int")),
+    "outcome": (f"CASE WHEN startswith({_put(5)}, ' put success') THEN 'PUB_CLIENT' ELSE 'PUB' END", _sent(7)),
+}
+
+
 def _server_record() -> str:
-    put, sent = _groups(STORED), _groups(DELIVERED)
-    fields = {  # of a message that was stored, and of one that was delivered
-        "event": ("'server'", "'server'"),
-        "time": (put(7, "bigint"), sent(9, "bigint")),
-        "topic": (put(1), sent(1)),
-        "partition": (put(2, "int"), f"CAST(shiftright({sent(4, 'bigint')}, {PARTITION_SHIFT}) AS int)"),
-        "channel": ("CAST(NULL AS string)", sent(2)),
-        "local": ("CAST(NULL AS string)", f"CASE WHEN contains({sent(8)}, ':') THEN {sent(8)} END"),
-        "internal_id": (put(4, ID), sent(4, ID)),
-        "trace_id": (put(3, ID), sent(3, ID)),
-        "offset": (put(6, "bigint"), sent(6, "bigint")),
-        "timestamp": ("CAST(NULL AS bigint)", sent(5, "bigint")),
-        "attempts": ("CAST(NULL AS int)", sent(10, "int")),
-        "outcome": (f"CASE WHEN startswith({put(5)}, ' put success') THEN 'PUB_CLIENT' ELSE 'PUB' END", sent(7)),
-    }
-    assert {*fields} == _FROM_SERVER
     stored, delivered = (
-        "named_struct(" + ", ".join(f"'{name}', {ways[which]}" for name, ways in fields.items()) + ")"
+        "named_struct(" + ", ".join(f"'{name}', {ways[which]}" for name, ways in _OF_SERVER.items()) + ")"
         for which in (0, 1)
     )
     return (
@@ -129,20 +138,10 @@ def _server_record() -> str:
     )
 
 
-_FROM_SERVER = {"event", "outcome", "partition", "offset", *_NEEDED, *_NEEDED_OF_CONSUME}
-
-
-def _groups(pattern: str) -> Callable[..., str]:
-    def group(number: int, kind: str = "string") -> str:
-        return f"try_cast(regexp_extract(text, r'{pattern}', {number}) AS {kind})"
-
-    return group
-
-
 def _field(name: str) -> str:
     """A field of a line: of its JSON, unless it is a server's."""
     of_json = f"CASE WHEN server IS NULL THEN json.`{name}` END"
-    return f"{f'coalesce(server.`{name}`, {of_json})' if name in _FROM_SERVER else of_json} AS `{name}`"
+    return f"{f'coalesce(server.`{name}`, {of_json})' if name in _OF_SERVER else of_json} AS `{name}`"
 
 
 def _is_record() -> str:
@@ -230,11 +229,7 @@ def write_derived(
     """
     spark = writer.spark
     counted = run(spark, sql.statistics(sql.SPARK, "window_ns"), lives=lives, violations=violations)
-    spread = [
-        f"{each}[{number}] AS {each}_{point}_ns"
-        for each in DURATIONS
-        for number, point in enumerate(("p50", "p95", "p99", "max"))
-    ]
+    spread = [f"{each}[{number}] AS {each}_{point}_ns" for each in DURATIONS for number, point in enumerate(POINTS)]
     writer.write("windows", counted.selectExpr("*", *spread))
     writer.write("lost", run(spark, sql.LOST, lives=lives))
     writer.write("duplicates", run(spark, sql.DUPLICATES, lives=lives))

@@ -43,7 +43,7 @@ LINE = (
 KEY = ("internal_id", "trace_id", "partition", "topic")  # of a message: what its records have in common
 GROUP = ("topic", "partition", "channel")  # where messages are counted, and where their order is judged
 
-POINTS = (0.5, 0.95, 0.99, 1.0)
+POINTS = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}  # percentiles that tables and charts have
 COUNTS = (
     "messages",
     "finished",
@@ -78,21 +78,9 @@ _LIFE = (
     "is_ordered boolean",  # delivered with its offset: an ordered or advanced subscription
     "is_first_delivery boolean",  # finished by its first delivery, and no record before that
 )
-_MESSAGE = (
-    "topic string",
-    "partition int",
-    "channel string",
-    f"internal_id {ID}",
-    f"trace_id {ID}",
-    "nsqd string",
-    "offset bigint",
-    "size bigint",
-)
-_PERCENTILES = tuple(
-    f"{what}_{point}_ns bigint"
-    for what in ("latency", "in_queue", "handling")
-    for point in ("p50", "p95", "p99", "max")
-)
+_GROUP = ("topic string", "partition int", "channel string")
+_IDS = (*_GROUP, f"internal_id {ID}", f"trace_id {ID}")
+_MESSAGE = (*_IDS, "nsqd string", "offset bigint", "size bigint")
 _EVENT = "event:string, at_ns:bigint, received_ns:bigint, attempts:int, outcome:string, nsqd:string, consumer:string"
 
 TABLES: dict[str, tuple[str, ...]] = {
@@ -113,30 +101,16 @@ TABLES: dict[str, tuple[str, ...]] = {
     "lives": (*_MESSAGE, *_LIFE),
     # One row for each topic, partition, channel and window of time.
     "windows": (
-        "topic string",
-        "partition int",
-        "channel string",
+        *_GROUP,
         "window_ns bigint",
-        "messages bigint",
-        "finished bigint",
-        "pending bigint",
-        "lost bigint",
-        "duplicates bigint",
-        "violations bigint",
-        "redelivered_req bigint",
-        "redelivered_timeout bigint",
-        "redelivered_unknown bigint",
-        *_PERCENTILES,
+        *(f"{name} bigint" for name in COUNTS),
+        *(f"{what}_{point}_ns bigint" for what in DURATIONS for point in POINTS),
     ),
     "lost": (*_MESSAGE, *_LIFE),
     "duplicates": (*_MESSAGE, *_LIFE),
     # Messages finished after one that lies behind them in the partition.
     "violations": (
-        "topic string",
-        "partition int",
-        "channel string",
-        f"internal_id {ID}",
-        f"trace_id {ID}",
+        *_IDS,
         "offset bigint",
         "window_ns bigint",
         "finished_ns bigint",
@@ -224,7 +198,6 @@ MOST_EXAMPLES = 20
 MOST_SOURCES = 30
 SHARES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.7, 99.9, 99.97, 100)
 FAULTS = ("lost", "duplicates", "violations")
-SERIES = (0.5, 0.95, 0.99, 1.0)
 
 
 class TraceGroup(msgspec.Struct, frozen=True):
@@ -242,7 +215,7 @@ class Channel(msgspec.Struct, frozen=True):
 
     Attributes:
         curves: by kind of duration, a percentile in nanoseconds for each of `SHARES`.
-        times: begin of a bucket of time, and the percentiles `SERIES` of the latency of what was published in it.
+        times: begin of a bucket of time, and `POINTS` of the latency of what was published in it.
     """
 
     topic: str

@@ -6,7 +6,7 @@ the order of nulls is written out wherever one can be. What the two spell differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from .schema import (
@@ -20,7 +20,6 @@ from .schema import (
     MOST_GROUPS,
     MOST_SOURCES,
     POINTS,
-    SERIES,
     SHARES,
     Channel,
     Figures,
@@ -47,7 +46,7 @@ class Dialect(NamedTuple):
     """
 
     struct: Callable[[str], str]
-    percentiles: Callable[[str, Sequence[float]], str]
+    percentiles: Callable[[str, Iterable[float]], str]
     gathered: str
 
 
@@ -67,7 +66,7 @@ NULLS_FIRST = ", ".join(f"{name} NULLS FIRST" for name in GROUP)
 _ORDER = f"{NULLS_FIRST}, internal_id, trace_id"
 
 
-def _listed(points: Sequence[float]) -> str:
+def _listed(points: Iterable[float]) -> str:
     return ", ".join(map(str, points))
 
 
@@ -227,7 +226,7 @@ def statistics(dialect: Dialect, *more: str) -> str:
     return f"""
 SELECT {names}, count(state) AS messages, {states}, count(*) FILTER (WHERE finishes > 1) AS duplicates,
     sum(violation) AS violations, {", ".join(f"sum({name}) AS {name}" for name in COUNTS[-3:])},
-    {", ".join(f"{dialect.percentiles(f'{each}_ns', POINTS)} AS {each}" for each in DURATIONS)}
+    {", ".join(f"{dialect.percentiles(f'{each}_ns', POINTS.values())} AS {each}" for each in DURATIONS)}
 FROM (
     SELECT {names}, state, finishes, {counted}, {durations}, 0 AS violation FROM {{lives}}
     UNION ALL
@@ -366,7 +365,7 @@ def _channels(engine: Engine, window_ns: int) -> list[Channel]:
     series: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
     for row in engine.rows(
         f"SELECT topic, channel, published_ns - published_ns % {bucket_ns} AS since,"
-        f" {engine.dialect.percentiles('latency_ns', SERIES)} AS points FROM {{lives}}"
+        f" {engine.dialect.percentiles('latency_ns', POINTS.values())} AS points FROM {{lives}}"
         f" WHERE (topic, channel) IN (SELECT topic, channel {largest})"
         f" GROUP BY topic, channel, published_ns - published_ns % {bucket_ns} ORDER BY since"
     ):
