@@ -272,6 +272,21 @@ def test_after_the_pause_one_message_shows_whether_things_are_better(servers, co
     assert all(each.backoff_level == 0 for each in consumer.stats().connections)
 
 
+def test_a_connection_that_was_lost_is_tried_with_one_message_first(servers, consume):
+    lost, good = servers(), servers()
+    steps = {"backoff_strategy": Steps(0.1), "max_backoff_duration": 60, "max_reconnect_delay": 0.01}
+    consumer = consume(ignore, lost, good, backoff_scope="connection", **steps)
+    lost.connection().wait_rdy(5)
+    lost.connection().close()
+    again = lost.connection(1)
+    again.wait_rdy(1)
+    assert {each.address: each.backoff_level for each in consumer.stats().connections} == {
+        lost.address: 1, good.address: 0,
+    }  # fmt: skip
+    again.push(1)
+    again.wait_rdy(5)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
