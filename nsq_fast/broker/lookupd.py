@@ -16,7 +16,7 @@ from gevent.queue import Empty, Queue
 
 from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.go import Int64, decode_json
-from nsq_fast.broker.http import Request, Router, required, style_text, topic_and_channel
+from nsq_fast.broker.http import Request, Router, style_text, style_v1
 from nsq_fast.broker.net import FaultySocket
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, HttpError, Invalid, RemoteProtocolError, ServerError
 from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED, BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
@@ -299,26 +299,24 @@ class LookupdRoutes:
         self._version = version
 
     def router(self) -> Router:
-        db, router = self._db, Router()
-        router.add("GET", "/ping", lambda request: "OK", style_text)
-        for method, path, handler in (
+        db = self._db
+        rows = (
             ("GET", "/info", lambda request: {"version": self._version}),
             ("GET", "/lookup", self._lookup),
             ("GET", "/topics", lambda request: {"topics": db.topics()}),
-            ("GET", "/channels", lambda request: {"channels": db.channels(required(request, "topic"))}),
+            ("GET", "/channels", lambda request: {"channels": db.channels(request.required("topic"))}),
             ("GET", "/nodes", self._nodes),
             ("GET", "/debug", self._debug),
-            ("POST", "/topic/create", self._create_topic),
-            ("POST", "/topic/delete", lambda request: db.remove_topic(required(request, "topic"))),
+            ("POST", "/topic/create", lambda request: db.add(request.valid("topic"))),
+            ("POST", "/topic/delete", lambda request: db.remove_topic(request.required("topic"))),
             ("POST", "/topic/tombstone", self._tombstone),
-            ("POST", "/channel/create", lambda request: db.add(*topic_and_channel(request))),
+            ("POST", "/channel/create", lambda request: db.add(request.valid("topic"), request.valid("channel"))),
             ("POST", "/channel/delete", self._delete_channel),
-        ):
-            router.add(method, path, handler)
-        return router
+        )
+        return Router((style_text, [("GET", "/ping", lambda request: "OK")]), (style_v1, rows))
 
     def _lookup(self, request: Request) -> dict[str, Any]:
-        topic = required(request, "topic")
+        topic = request.required("topic")
         if not self._db.has_topic(topic):
             raise request.refuse(404, "TOPIC_NOT_FOUND")
         producers = [peer.public() for peer in self._db.producers(topic, time.time())]
@@ -332,17 +330,11 @@ class LookupdRoutes:
     def _debug(self, request: Request) -> dict[str, Any]:
         return {name: [*map(_debug_producer, each)] for name, each in self._db.registrations() if each}
 
-    def _create_topic(self, request: Request) -> None:
-        topic = required(request, "topic")
-        if not is_valid_name(topic):
-            raise request.refuse(400, "INVALID_ARG_TOPIC")
-        self._db.add(topic)
-
     def _tombstone(self, request: Request) -> None:
-        self._db.tombstone(required(request, "topic"), required(request, "node"))
+        self._db.tombstone(request.required("topic"), request.required("node"))
 
     def _delete_channel(self, request: Request) -> None:
-        if not self._db.remove_channel(*topic_and_channel(request)):
+        if not self._db.remove_channel(request.valid("topic"), request.valid("channel")):
             raise request.refuse(404, "CHANNEL_NOT_FOUND")
 
 

@@ -25,6 +25,10 @@ class NotOwner(NsqError):
     """The message is not in flight, or not with this client."""
 
 
+class ClusterError(NsqError):
+    """The cluster refuses what an administrator asks for; the text is what the server would answer."""
+
+
 class DataPathError(NsqError, OSError):
     """The data path cannot be used, or what is in it cannot be read."""
 

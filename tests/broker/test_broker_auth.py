@@ -21,7 +21,7 @@ from support.wire import WireClient
 
 from nsq_fast.broker import Faults, LookupdServer, NsqdServer
 from nsq_fast.broker.auth import AuthState, query_auth
-from nsq_fast.broker.http import HttpFace, Request, Router
+from nsq_fast.broker.http import HttpFace, Request, Router, style_v1
 from nsq_fast.broker.net import FaultyLink, bind, reset
 from nsq_fast.errors import AuthFailed, ConfigError
 from nsq_fast.names import Address
@@ -41,10 +41,8 @@ class AuthServer:
         self.asked: list[tuple[str, dict[str, list[str]], str]] = []
         self.faults = Faults()
         self.answer = answer
-        router = Router()
-        for method in ("GET", "POST"):
-            router.add(method, "/auth", self._auth)
-            router.add(method, "/elsewhere", self._auth)
+        routes = [(method, path, self._auth) for method in ("GET", "POST") for path in ("/auth", "/elsewhere")]
+        router = Router((style_v1, routes))
         self.face = HttpFace("auth", bind("127.0.0.1:0"), router, self.faults)
         self.face.start()
         self.address = str(self.face.address)

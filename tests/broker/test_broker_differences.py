@@ -313,7 +313,11 @@ def test_messages_come_in_the_order_of_their_publishes_after_a_restart_here(
     server.stop()
     server.start()
     assert channel(server)["backend_depth"] == 5
-    assert consume(server, 5) == ([b"0", b"1", b"2", b"3", b"4"] if is_ours(server) else [b"2", b"3", b"4", b"0", b"1"])
+    got = consume(server, 5)
+    if is_ours(server):
+        assert got == [b"0", b"1", b"2", b"3", b"4"]
+    else:  # those on disk went there by the topic's queues, too, in any order
+        assert (sorted(got[:3]), got[3:]) == ([b"2", b"3", b"4"], [b"0", b"1"])
 
 
 def test_a_deferred_message_that_a_topic_has_no_room_for_stays_deferred_here(start_nsqd: Callable[..., Any]) -> None:

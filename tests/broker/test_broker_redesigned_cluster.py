@@ -19,8 +19,8 @@ from support.waiting import WAIT, holds, until
 from support.wire import Consumer, WireClient, detail, headed, publish, sized
 
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import TIMINGS
-from nsq_fast.broker.redesigned.coordinator import ClusterError
 from nsq_fast.cli.broker import command
 from nsq_fast.errors import ConfigError
 

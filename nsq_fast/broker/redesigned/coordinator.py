@@ -21,9 +21,9 @@ import mmh3
 from gevent import Greenlet, sleep, spawn, spawn_later
 from gevent.lock import Semaphore
 
+from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.partition import MAX_PARTITIONS, MAX_SYNC_EVERY, ClusterState, Partition, TopicMeta
-from nsq_fast.errors import NsqError
 from nsq_fast.log_events import BROKER_NODE_STAYS, BROKER_REPLICA_FAILED, BROKER_REPLICA_RECOVERED
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.coordinator")
@@ -41,10 +41,6 @@ LEAST_READINESS, LEAST_WRITABLE = 55 / 115, 96 / 117
 _POLL = 0.005
 _PAUSE = 0.1
 """Seconds after a move that failed, and between two looks at a node that cannot be emptied: others may be possible."""
-
-
-class ClusterError(NsqError):
-    """The cluster refuses what an administrator asks for; the text is what the server would answer."""
 
 
 def ring(topic: str, number: int, replicas: int, nodes: Sequence[str]) -> tuple[str, ...]:
