@@ -257,12 +257,18 @@ def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     return at
 
 
+def uint64(digits: bytes) -> int:
+    """What Go's uint64 is after these digits; 0 where there are none."""
+    # The last 64 of them say it, as 10**64 is a multiple of 2**64; more than 4300 are no number for Python.
+    return int(digits[-64:] or 0) % _UINT64
+
+
 def go_delay(digits: bytes) -> tuple[int, float]:
     """A delay in milliseconds, and in seconds: both overflow as Go's uint64 and time.Duration do.
 
     nsqio/nsq: internal/protocol/byte_base10.go, ByteToBase10.
     """
-    delay_ms = int(digits or 0) % _UINT64
+    delay_ms = uint64(digits)
     delay_ns = (delay_ms * 1_000_000 + _UINT64 // 2) % _UINT64 - _UINT64 // 2
     return delay_ms, delay_ns / 1e9
 
@@ -322,7 +328,7 @@ def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if len(params) > 1:
         if not _DIGITS.match(params[1]):
             raise FatalError("E_INVALID", f"RDY could not parse count {text(params[1])}")
-        count = int(params[1] or 0) % _UINT64
+        count = uint64(params[1])
         count -= _UINT64 if count >= _UINT64 // 2 else 0
     if not 0 <= count <= conn.nsqd.options.max_rdy_count:
         raise FatalError("E_INVALID", f"RDY count {count} out of range 0-{conn.nsqd.options.max_rdy_count}")

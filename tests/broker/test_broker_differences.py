@@ -73,6 +73,20 @@ def test_numbers_overflow_as_those_of_go(address: Any, milliseconds: int) -> Non
         assert client.frame().data == b"E_INVALID DPUB timeout %d out of range 0-3600000" % shown
 
 
+@pytest.mark.parametrize("number", [b"1" + b"0" * 5000, b"0" * 5000 + b"1"], ids=["large", "zeros"])
+def test_a_number_may_have_thousands_of_digits(start_nsqd: Callable[..., Any], number: bytes) -> None:
+    server = start_nsqd()
+    client = WireClient(server.tcp_address)
+    assert client.command(b"DPUB t %b\n" % number + body(b"a")) == b"OK"
+    assert client.command(b"SUB t c\n") == b"OK"
+    client.send(b"RDY %b\nREQ 0123456789abcdef %b\n" % (number, number))
+    assert client.frame().data == b"E_REQ_FAILED REQ 0123456789abcdef failed ID not in flight"
+    answer = ask(server.http_address, "POST", f"/pub?topic=t&defer={number.decode()}", b"x")
+    assert (answer.status, answer.body) == (
+        (400, b'{"message":"INVALID_DEFER"}') if number[:1] == b"1" else (200, b"OK")
+    )
+
+
 @pytest.mark.parametrize(
     "client_id", [b"\\ud800x", b"x\\udc00", b"\xff\xfe", b"\\ud83d\\ude00"], ids=["high", "low", "bytes", "pair"]
 )

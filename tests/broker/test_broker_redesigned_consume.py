@@ -349,6 +349,10 @@ NOT_FATAL = {
     "header where there is no ext": (b"PUB_EXT plain 0\n" + sized(headed({"a": "b"}, b"x")), "E_EXT_NOT_SUPPORT"),
     "trace id is a number": (b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": 5}, b"x")), "INVALID_TRACE_ID"),
     "trace id is no number": (b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": "-1"}, b"x")), "INVALID_TRACE_ID"),
+    "trace id is too long": (
+        b"PUB_EXT plain 0\n" + sized(headed({"##trace_id": "1" * 5000}, b"x")),
+        "INVALID_TRACE_ID",
+    ),
     "last header of several": (
         b"MPUB_EXT plain 0\n" + many(headed(b"", b"y"), headed({"a": "b"}, b"x")),
         "E_EXT_NOT_SUPPORT",

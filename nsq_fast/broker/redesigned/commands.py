@@ -267,7 +267,7 @@ class NodeConnection(Connection):
 _TRACE_SIZE = 8
 _LENGTH_SIZE = 2
 _TRACED = struct.Struct(">2sQQQI")
-_TRACE_DIGITS = re.compile(r"[0-9]+\Z")
+_TRACE_DIGITS = re.compile(r"0*([0-9]{1,20})\Z")
 _UINT64 = 1 << 64
 
 MakeDraft = Callable[[bytes, Partition, int], Draft]
@@ -423,9 +423,10 @@ def checked_draft(header: bytes, body: bytes, partition: Partition) -> Draft:
 
 def parse_trace_id(text: str) -> int:
     """A trace id in decimal digits. Raises TraceIdInvalid."""
-    if not _TRACE_DIGITS.match(text) or int(text) >= _UINT64:
+    found = _TRACE_DIGITS.match(text)
+    if found is None or int(found[1]) >= _UINT64:
         raise TraceIdInvalid("invalid trace id")
-    return int(text)
+    return int(found[1])
 
 
 def _require_ext(partition: Partition) -> None:
