@@ -12,7 +12,7 @@ import pytest
 import trustme
 from gevent import Timeout, socket
 from gevent.ssl import PROTOCOL_TLS_CLIENT, SSLContext
-from support.http import ask, exchange, parse, shape
+from support.http import ask, channel_figures, create, exchange, parse, post, shape
 from support.servers import of_release
 from support.waiting import WAIT, promptly, until
 from support.wire import WireClient
@@ -46,19 +46,10 @@ def clients() -> Iterator[Any]:
         client.close()
 
 
-def post(served: Any, path: str, body: bytes = b"") -> None:
-    answer = ask(served.http_address, "POST", path, body)
-    assert answer.status == 200, answer
-
-
 def stats(served: Any, query: str = "") -> Any:
     answer = ask(served.http_address, "GET", f"/stats?format=json{query}")
     assert answer.status == 200
     return answer.json
-
-
-def channel_of(served: Any, topic: str = "t", channel: str = "c") -> Any:
-    return stats(served, f"&topic={topic}&channel={channel}")["topics"][0]["channels"][0]
 
 
 def typed(**keys: str) -> dict[str, Any]:
@@ -182,7 +173,7 @@ def test_a_deferred_publish_comes_when_it_is_due(clients: Any) -> None:
         consumer = clients(served)
         consumer.subscribe("t", "c")
         post(served, "/pub?topic=t&defer=20", b"soon")
-        assert channel_of(served)["deferred_count"] == 1
+        assert channel_figures(served)["deferred_count"] == 1
         assert consumer.message().body == b"soon"
 
 
@@ -256,7 +247,7 @@ def busy_nsqd(served: Any, clients: Any) -> Any:
     producer.publish("t", b"12345")
     producer.publish("t", b"6")
     consumer.frame()
-    until(lambda: channel_of(served)["message_count"] == 2)
+    until(lambda: channel_figures(served)["message_count"] == 2)
     return served
 
 
@@ -337,14 +328,13 @@ def test_stats_as_text_when_there_is_nothing(served: Any) -> None:
 
 
 def test_pause_and_unpause_a_topic(served: Any) -> None:
-    post(served, "/topic/create?topic=t")
-    post(served, "/channel/create?topic=t&channel=c")
+    create(served)
     post(served, "/topic/pause?topic=t")
     post(served, "/pub?topic=t", b"x")
     topic = stats(served)["topics"][0]
     assert (topic["paused"], topic["depth"], topic["channels"][0]["depth"]) == (True, 1, 0)
     post(served, "/topic/unpause?topic=t")
-    until(lambda: channel_of(served)["depth"] == 1)
+    until(lambda: channel_figures(served)["depth"] == 1)
     assert stats(served)["topics"][0]["depth"] == 0
 
 

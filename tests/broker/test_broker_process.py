@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from gevent import Timeout, socket
-from support.http import Answer, ask, parse
+from support.http import Answer, ask, channel_figures, create, parse, post
 from support.ports import accepts, free_address, is_free
 from support.processes import piped
 from support.servers import SERVERS, Daemon, find_server
@@ -72,8 +72,7 @@ def test_a_new_topic_has_the_channels_that_other_nsqds_have() -> None:
     with Broker(nsqds=2) as broker:
         assert broker.lookupd is not None
         first, second = broker.nsqds
-        ask(first.http_address, "POST", "/topic/create?topic=t")
-        ask(first.http_address, "POST", "/channel/create?topic=t&channel=c")
+        create(first)
         assert first.wait_registered(5)
         ask(second.http_address, "POST", "/pub?topic=t", b"x")
         topic = ask(second.http_address, "GET", "/stats?format=json").json["topics"][0]
@@ -496,15 +495,6 @@ def start_app() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield make
 
 
-def post(address: Any, path: str, body: bytes = b"") -> None:
-    assert ask(address, "POST", path, body).status == 200
-
-
-def channel(address: Any, topic: str, name: str) -> Any:
-    answer = ask(address, "GET", f"/stats?format=json&topic={topic}&channel={name}").json
-    return answer["topics"] and answer["topics"][0]["channels"][0]
-
-
 def is_looked_up(broker: BrokerProcess, topic: str) -> bool:
     return bool(ask(broker.lookupd.http, "GET", f"/lookup?topic={topic}").json.get("producers"))
 
@@ -518,7 +508,7 @@ def test_to_nsq_publishes_lines(broker: BrokerProcess, start_app: Callable[..., 
 
 
 def test_nsq_tail_finds_the_topic_and_prints_it(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
-    post(broker.nsqd.http, "/mpub?topic=tailed", b"first\nsecond")
+    post(broker.nsqd, "/mpub?topic=tailed", b"first\nsecond")
     until(lambda: is_looked_up(broker, "tailed"))
     program = start_app("nsq_tail", "-topic=tailed", f"-lookupd-http-address={broker.lookupd.http}", "-n=2")
     output, _ = program.communicate(timeout=TIMEOUT)
@@ -528,14 +518,14 @@ def test_nsq_tail_finds_the_topic_and_prints_it(broker: BrokerProcess, start_app
 
 def test_nsq_to_file_writes_every_message(broker: BrokerProcess, start_app: Callable[..., Any], tmp_path: Path) -> None:
     bodies = [b"line %d" % number for number in range(1000)]
-    post(broker.nsqd.http, "/mpub?topic=filed", b"\n".join(bodies))
+    post(broker.nsqd, "/mpub?topic=filed", b"\n".join(bodies))
     until(lambda: is_looked_up(broker, "filed"))
     program = start_app(
         "nsq_to_file", "-topic=filed", f"-lookupd-http-address={broker.lookupd.http}", f"-output-dir={tmp_path}"
     )
 
     def figures() -> Any:
-        return channel(broker.nsqd.http, "filed", "nsq_to_file") or {"clients": []}
+        return channel_figures(broker.nsqd, "filed", "nsq_to_file") or {"clients": []}
 
     until(lambda: sum(client["message_count"] for client in figures()["clients"]) == 1000)
     program.terminate()  # writes and finishes what it holds
@@ -547,10 +537,9 @@ def test_nsq_to_file_writes_every_message(broker: BrokerProcess, start_app: Call
 
 
 def test_nsq_stat_shows_a_channel(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
-    post(broker.nsqd.http, "/topic/create?topic=statted")
-    post(broker.nsqd.http, "/channel/create?topic=statted&channel=c")
-    post(broker.nsqd.http, "/mpub?topic=statted", b"a\nb\nc")
-    until(lambda: channel(broker.nsqd.http, "statted", "c")["depth"] == 3)
+    create(broker.nsqd, "statted", "c")
+    post(broker.nsqd, "/mpub?topic=statted", b"a\nb\nc")
+    until(lambda: channel_figures(broker.nsqd, "statted", "c")["depth"] == 3)
     for source in (f"-nsqd-http-address={broker.nsqd.http}", f"-lookupd-http-address={broker.lookupd.http}"):
         program = start_app("nsq_stat", "-topic=statted", "-channel=c", source, "-count=2", "-interval=50ms")
         output, errors = program.communicate(timeout=TIMEOUT)
@@ -560,9 +549,8 @@ def test_nsq_stat_shows_a_channel(broker: BrokerProcess, start_app: Callable[...
 
 
 def test_nsqadmin_shows_and_administers(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
-    post(broker.nsqd.http, "/topic/create?topic=administered")
-    post(broker.nsqd.http, "/channel/create?topic=administered&channel=c")
-    post(broker.nsqd.http, "/mpub?topic=administered", b"a\nb\nc")
+    create(broker.nsqd, "administered", "c")
+    post(broker.nsqd, "/mpub?topic=administered", b"a\nb\nc")
     until(lambda: is_looked_up(broker, "administered"))
     program = start_app("nsqadmin", "-http-address=127.0.0.1:0", f"-lookupd-http-address={broker.lookupd.http}")
     admin = None
@@ -580,7 +568,7 @@ def test_nsqadmin_shows_and_administers(broker: BrokerProcess, start_app: Callab
 
     action = json.dumps({"action": "pause"}).encode()
     assert ask(admin, "POST", "/api/topics/administered/c", action).status == 200
-    assert channel(broker.nsqd.http, "administered", "c")["paused"]
+    assert channel_figures(broker.nsqd, "administered", "c")["paused"]
     assert ask(admin, "DELETE", "/api/topics/administered").status == 200
     assert ask(broker.nsqd.http, "GET", "/stats?format=json&topic=administered").json["topics"] is None
     assert "administered" not in ask(broker.lookupd.http, "GET", "/topics").json["topics"]
@@ -588,17 +576,15 @@ def test_nsqadmin_shows_and_administers(broker: BrokerProcess, start_app: Callab
 
 def test_the_originals_nsqd_registers_at_our_lookupd(broker: BrokerProcess, real_nsqd: Callable[..., Any]) -> None:
     nsqd = real_nsqd(f"-lookupd-tcp-address={broker.lookupd.tcp}")
-    ask(nsqd.http_address, "POST", "/topic/create?topic=real")
-    ask(nsqd.http_address, "POST", "/channel/create?topic=real&channel=c")
+    create(nsqd, "real", "c")
     (producer,) = until(lambda: ask(broker.lookupd.http, "GET", "/lookup?topic=real").json.get("producers"))
     assert (producer["tcp_port"], producer["http_port"]) == (nsqd.tcp_address.port, nsqd.http_address.port)
     until(lambda: ask(broker.lookupd.http, "GET", "/channels?topic=real").json["channels"] == ["c"])
     # A topic that is new to it gets the channels that others have, which it asks our nsqlookupd for.
-    post(broker.nsqd.http, "/topic/create?topic=ours")
-    post(broker.nsqd.http, "/channel/create?topic=ours&channel=elsewhere")
+    create(broker.nsqd, "ours", "elsewhere")
     until(lambda: ask(broker.lookupd.http, "GET", "/channels?topic=ours").json["channels"])
     ask(nsqd.http_address, "POST", "/topic/create?topic=ours")
-    assert channel(nsqd.http_address, "ours", "elsewhere")
+    assert channel_figures(nsqd, "ours", "elsewhere")
     nsqd.stop()
     until(lambda: not ask(broker.lookupd.http, "GET", "/lookup?topic=real").json["producers"])
 
@@ -607,13 +593,12 @@ def test_our_nsqd_registers_at_the_originals_lookupd(real_lookupd: Callable[...,
     lookupd = real_lookupd()
     with BrokerProcess(lookupd=False, lookupd_tcp_addresses=[str(lookupd.tcp_address)]) as process:
         until(lambda: ask(lookupd.http_address, "GET", "/nodes").json["producers"])
-        post(process.nsqd.http, "/topic/create?topic=t")
-        post(process.nsqd.http, "/channel/create?topic=t&channel=c")
+        create(process.nsqd)
         (producer,) = until(lambda: ask(lookupd.http_address, "GET", "/lookup?topic=t").json.get("producers"))
         assert (producer["tcp_port"], producer["http_port"]) == (process.nsqd.tcp.port, process.nsqd.http.port)
         assert producer["broadcast_address"] == "127.0.0.1"
-        post(process.nsqd.http, "/channel/delete?topic=t&channel=c")
-        post(process.nsqd.http, "/topic/delete?topic=t")
+        post(process.nsqd, "/channel/delete?topic=t&channel=c")
+        post(process.nsqd, "/topic/delete?topic=t")
         until(lambda: not ask(lookupd.http_address, "GET", "/lookup?topic=t").json["producers"])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gevent import sleep, socket, spawn
-from support.http import ask
+from support.http import ask, refusal
 from support.waiting import WAIT, holds, until
 from support.wire import Consumer, WireClient, detail, headed, publish, sized
 
@@ -440,22 +440,17 @@ def bodies(three_nodes: RedesignedCluster) -> list[list[bytes]]:
     return [[record.body for record in each.log.read(0, 99)] for each in three_nodes.state.topics["t"]]
 
 
-def post(lookupd: Any, path: str) -> tuple[int, Any]:
-    answer = ask(lookupd.http_address, "POST", path)
-    return answer.status, answer.json["message"] if answer.body else ""
-
-
 def test_a_node_that_is_removed_is_emptied_first(three_nodes: RedesignedCluster) -> None:
     three_nodes.add_node()
     three_nodes.create_topic("t", 3, 2, multi_part=True, channels=["ch"])
     for number in range(3):
         publish(three_nodes, "t", b"%d" % number, partition=number)
     before, removed = bodies(three_nodes), three_nodes.nsqds[0]
-    assert post(three_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
+    assert refusal(three_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
         400,
         "Not nsqlookup leader",
     )
-    assert post(three_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
+    assert refusal(three_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
     until(lambda: removed.id not in replicas(three_nodes))
     assert all(len(partition.in_sync) == 2 for partition in three_nodes.state.all_partitions())
     assert bodies(three_nodes) == before
@@ -522,7 +517,7 @@ def test_what_cannot_be_is_refused_in_the_words_of_the_real_server(
     other_apart = three_nodes.leader_of("apart", 1).id
     three_nodes.wait_stable()
     path = path.format(leader=leader, other=other, apart=apart, other_apart=other_apart)
-    assert post(three_nodes.lookupds[0], path) == (status, message)
+    assert refusal(three_nodes.lookupds[0], path) == (status, message)
 
 
 # A cluster with ``timings="real"`` takes its time as three real nodes do: here with a hundredth of it.

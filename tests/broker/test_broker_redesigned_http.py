@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from gevent import sleep
-from support.http import ask
+from support.http import ask, post
 from support.waiting import until
 from support.wire import Consumer, WireClient, many, publish, sized, traced
 
@@ -326,26 +326,21 @@ def durable_cluster() -> Iterator[RedesignedCluster]:
         yield durable_cluster
 
 
-def post(lookupd: Any, path: str) -> tuple[int, str]:
-    answer = ask(lookupd.http_address, "POST", path)
-    return answer.status, answer.json["message"] if answer.body else ""
-
-
 def test_what_is_set_is_kept(durable_cluster: RedesignedCluster) -> None:
     lookupd = durable_cluster.lookupds[0]
-    assert post(lookupd, "/topic/create?topic=t&partition_num=1&replicator=1&syncdisk=5000&retention=3")[0] == 200
+    post(lookupd, "/topic/create?topic=t&partition_num=1&replicator=1&syncdisk=5000&retention=3")
     meta = durable_cluster.partition("t", 0).meta
     assert (meta.sync_every, meta.retention_days) == (4000, 3)
-    assert post(lookupd, "/topic/meta/update?topic=t&syncdisk=10")[0] == 200
+    post(lookupd, "/topic/meta/update?topic=t&syncdisk=10")
     assert (meta.sync_every, meta.retention_days) == (10, 3)
-    assert post(lookupd, "/topic/meta/update?topic=t&syncdisk=-1&retention=9")[0] == 200
+    post(lookupd, "/topic/meta/update?topic=t&syncdisk=-1&retention=9")
     assert (meta.sync_every, meta.retention_days) == (10, 9)
 
 
 def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cluster: RedesignedCluster) -> None:
     partition = durable_cluster.partition("a", 0)
     publish(durable_cluster, "a", b"1", b"2", b"3")
-    assert post(durable_cluster.lookupds[0], "/topic/meta/update?topic=a&retention=2")[0] == 200
+    post(durable_cluster.lookupds[0], "/topic/meta/update?topic=a&retention=2")
     later = time.time_ns() + 2 * DAY
     partition.clean(later)
     assert partition.log.first == 0  # nobody is done with them
