@@ -210,56 +210,6 @@ def test_tags(cluster: RedesignedCluster) -> None:
     untagged.close()
 
 
-FILTERS = {
-    "exact": ({"type": 1, "filter_ext_key": "k", "filter_data": "ab"}, b"1"),
-    "regexp": ({"type": 2, "filter_ext_key": "k", "filter_data": "^a.$"}, b"15"),
-    "glob": ({"type": 3, "filter_ext_key": "k", "filter_data": "{a,x}[!b]"}, b"5"),
-    "nested": ({"type": 1, "filter_ext_key": "o.k", "filter_data": "in"}, b"4"),
-    "all": (
-        {
-            "type": 4,
-            "filter_ext_key": "all",
-            "filter_data_list": [
-                {"filter_ext_key": "k", "filter_data": "ab"},
-                {"filter_ext_key": "l", "filter_data": "m"},
-            ],
-        },
-        b"1",
-    ),
-    "any": (
-        {
-            "type": 4,
-            "filter_ext_key": "any",
-            "filter_data_list": [
-                {"filter_ext_key": "k", "filter_data": "ac"},
-                {"filter_ext_key": "l", "filter_data": "m"},
-            ],
-        },
-        b"15",
-    ),
-    "inverse": ({"type": 1, "inverse": True, "filter_ext_key": "k", "filter_data": "ab"}, b"2345"),
-    "invalid": ({"type": 2, "filter_ext_key": "k", "filter_data": "("}, b"12345"),
-    "unknown": ({"type": 9, "filter_ext_key": "k", "filter_data": "x"}, b"12345"),
-}
-
-
-@pytest.mark.parametrize(("ext_filter", "passed"), FILTERS.values(), ids=FILTERS)
-def test_filters(cluster: RedesignedCluster, ext_filter: dict[str, Any], passed: bytes) -> None:
-    consumer = Consumer(leader(cluster, "ext"), "SUB ext ch 0", ext_filter=ext_filter, **EXT)
-    publish_ext(
-        cluster,
-        ({"k": "ab", "l": "m"}, b"1"),
-        ({}, b"2"),
-        ({"k": 7}, b"3"),
-        ({"o": {"k": "in"}}, b"4"),
-        ({"k": "ac"}, b"5"),
-    )
-    assert b"".join(bodies(consumer, len(passed))) == passed
-    # What was kept out is done for the whole channel.
-    until(lambda: cluster.partition("ext", 0).channel("ch").depth == 0)
-    consumer.close()
-
-
 @pytest.mark.parametrize(
     ("position", "first"),
     [("virtual_queue:0", b"a"), ("virtual_queue:40", b"c"), ("msgcount:2", b"b"), ("timestamp:5", b"a")],

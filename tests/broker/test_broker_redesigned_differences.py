@@ -30,7 +30,8 @@ TAG = "##client_dispatch_tag"
 def publish(node: Any, *messages: tuple[dict[str, Any], bytes]) -> None:
     client = WireClient(node.tcp_address)
     for header, body in messages:
-        assert client.command(b"PUB_EXT ext 0\n" + sized(headed(header, body))) == b"OK"
+        command = b"PUB_EXT ext 0\n" + sized(headed(header, body)) if header else b"PUB ext 0\n" + sized(body)
+        assert client.command(command) == b"OK"
     client.close()
 
 
@@ -75,29 +76,60 @@ def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(node: Any) -> 
     untagged.close()
 
 
+HEADERS: list[dict[str, Any]] = [
+    *({"k": "ab", "l": "m"}, {}, {"k": 7}, {"o": {"k": "in"}}),
+    *({"k": value} for value in ("ac", "a", "a\n", "3", "٣")),
+]
+"""Of the messages A, B, C and so on."""
+
+
+def of(kind: int, data: str, key: str = "k", **more: Any) -> dict[str, Any]:
+    return {"type": kind, "filter_ext_key": key, "filter_data": data, **more}
+
+
+def of_several(key: str, **wanted: str) -> dict[str, Any]:
+    items = [{"filter_ext_key": name, "filter_data": data} for name, data in wanted.items()]
+    return {"type": 4, "filter_ext_key": key, "filter_data_list": items}
+
+
 @pytest.mark.parametrize(
-    ("kind", "pattern", "passed"),
+    ("ext_filter", "passed"),
     [
-        (2, "^a$", b"1"),  # the $ of Go is not before a newline at the end
-        (2, r"^\d$", b"3"),  # of ASCII
-        (2, r"^\p{Arabic}$", b"4"),
-        (2, r"^\p{Greek}$", b""),
-        (2, r"\C", b"12345"),  # of RE2 alone
-        (2, "(?!a)", b"12345"),  # no regular expression for Go: the filter is ignored
-        (2, "", b"12345"),
-        (3, "[v", b"12345"),
-        (3, "[!b-z]*", b"12345"),
-        (3, "{b,a}?", b"25"),
+        (of(1, "ab"), b"A"),
+        (of(1, "in", "o.k"), b"D"),
+        (of(1, "ab", inverse=True), b"BCDEFGHI"),
+        (of(2, "^a.$"), b"AE"),
+        (of(2, "^a$"), b"F"),  # the $ of Go is not before a newline at the end
+        (of(2, r"^\d$"), b"H"),  # of ASCII
+        (of(2, r"^\p{Arabic}$"), b"I"),
+        (of(2, r"^\p{Greek}$"), b""),
+        (of(2, "("), b"ABCDEFGHI"),  # no regular expression for Go: the filter is ignored
+        (of(2, "(?!a)"), b"ABCDEFGHI"),
+        (of(2, r"\C"), b"ABCDEFGHI"),  # of RE2 alone
+        (of(2, ""), b"ABCDEFGHI"),
+        (of(3, "{a,x}[!b]"), b"EG"),
+        (of(3, "{b,a}?"), b"AEG"),
+        (of(3, "[!b-z]*"), b"AEFGHI"),
+        (of(3, "[v"), b"ABCDEFGHI"),
+        (of_several("all", k="ab", l="m"), b"A"),
+        (of_several("any", k="ac", l="m"), b"AE"),
+        (of(9, "x"), b"ABCDEFGHI"),
     ],
 )
-def test_filters_are_read_as_go_does(node: Any, kind: int, pattern: str, passed: bytes) -> None:
-    ext_filter = {"type": kind, "filter_ext_key": "k", "filter_data": pattern}
+def test_filters_are_read_as_go_does(node: Any, ext_filter: dict[str, Any], passed: bytes) -> None:
     consumer = consume(node, ext_filter=ext_filter)
-    values = ["a", "a\n", "3", "٣", "ab"]
-    publish(node, *(({"k": value}, b"%d" % number) for number, value in enumerate(values, 1)))
+    publish(node, *((header, b"%c" % letter) for letter, header in enumerate(HEADERS, ord("A"))))
     assert b"".join(take(consumer) for _ in passed) == passed
     assert consumer.is_quiet(0.05)
+    until(lambda: depth(node) == 0)  # what was kept out is done for the whole channel
     consumer.close()
+
+
+def depth(node: Any) -> int:
+    found = ask(
+        node.http_address, "GET", "/stats?format=json&topic=ext", Accept="application/vnd.nsq; version=1.0"
+    ).json
+    return int(found["topics"][0]["channels"][0]["depth"])
 
 
 def test_no_regular_expression_keeps_a_server_busy(node: Any) -> None:
