@@ -22,7 +22,7 @@ from support.waiting import until
 from support.wire import Consumer, WireClient, sized
 
 from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
-from nsq_fast.broker.journal import OPEN_FILES, Journal, Position, replace_file
+from nsq_fast.broker.journal import OPEN_FILES, Journal, Position
 from nsq_fast.broker.message import DataPathError, SnowflakeIds, encode_frames
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.servers import ServerGroup
@@ -607,31 +607,7 @@ def test_a_record_of_two_gigabytes_stops_nothing(process: BrokerProcess, tmp_pat
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_file_that_is_written_in_part_does_not_replace_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    replace_file(path, b"old", sync=False)
-    write = os.write
-    left = [4]
-
-    def nearly_full(fd: int, data: bytes) -> int:
-        if not left[0]:
-            raise OSError(28, "No space left on device")
-        written = write(fd, bytes(data)[: left[0]])
-        left[0] -= written
-        return written
-
-    monkeypatch.setattr("nsq_fast.broker.journal.os.write", nearly_full)
-    with pytest.raises(OSError, match="No space"):
-        replace_file(path, b"new content", sync=False)
-    assert path.read_bytes() == b"old"
-    left[0] = 100
-    replace_file(path, b"new content", sync=False)
-    assert path.read_bytes() == b"new content"
-
-
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def full_disk() -> Callable[[], None]:
     """Let every write fail; call the result to make room again."""
     patch = pytest.MonkeyPatch()
 
@@ -644,12 +620,12 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02)
     with NsqdServer(options) as server:
         server.nsqd.get_topic("t").get_channel("c")
-        make_room = full_disk(monkeypatch)
+        make_room = full_disk()
         try:
             server.nsqd.get_topic("u").get_channel("d")
             WireClient(server.tcp_address).command(b"PUB t\n\0\0\0\x01x")
@@ -751,13 +727,13 @@ def test_what_made_room_for_others_is_not_missed_if_the_process_is_killed_before
         assert server.nsqd.topics["t"].channels["slow"].depth == 0
 
 
-def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path) -> None:
     server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
     server.start()
     for name in "tu":
         server.nsqd.get_topic(name).get_channel("c")
         server.nsqd.get_topic(name).put(b"x")
-    make_room = full_disk(monkeypatch)
+    make_room = full_disk()
     try:
         server.stop()
     finally:

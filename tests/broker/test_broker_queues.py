@@ -390,22 +390,6 @@ def publish(server: NsqdServer, topic: str, first: int, count: int) -> None:
     server.nsqd.get_topic(topic).put_many([b"%d" % n for n in range(first, first + count)])
 
 
-def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
-    server = embedded(mem_queue_size=10, preserve_order=True)
-    topic = server.nsqd.get_topic("t")
-    fast, slow = topic.get_channel("fast"), topic.get_channel("slow")
-    client = WireClient(server.tcp_address)
-    client.subscribe("t", "fast", rdy=50)
-    for first in range(0, 200, 5):
-        publish(server, "t", first, 5)
-        assert consume(client, 5) == [b"%d" % n for n in range(first, first + 5)]
-    assert fast.depth == len(fast.backend) == 0
-    assert (slow.depth, len(slow.backend)) == (200, 190)
-    other = WireClient(server.tcp_address)
-    other.subscribe("t", "slow", rdy=50)
-    assert consume(other, 200) == [b"%d" % n for n in range(200)]
-
-
 def test_what_a_channel_leaves_out_of_the_log_is_bounded(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages pass those on disk as long as there is room in memory, which is known of each."""
     monkeypatch.setattr("nsq_fast.broker.channel._MOST_LEFT_OUT", 20)
@@ -424,23 +408,6 @@ def test_what_a_channel_leaves_out_of_the_log_is_bounded(embedded: Any, monkeypa
     taken += [int(frame[34:]) for frame in channel.deliver(client, 1000)]
     assert sorted(taken) == list(range(200))
     assert channel.depth == 0
-
-
-def test_paused_topic_holds_back_for_channels_that_are_behind_too(embedded: Any) -> None:
-    server = embedded(mem_queue_size=5, preserve_order=True)
-    topic = server.nsqd.get_topic("t")
-    behind = topic.get_channel("behind")
-    publish(server, "t", 0, 20)
-    topic.set_paused(True)
-    publish(server, "t", 20, 20)
-    level = topic.get_channel("level")
-    assert (behind.depth, level.depth, topic.depth) == (20, 0, 20)
-    client = WireClient(server.tcp_address)
-    client.subscribe("t", "behind", rdy=10)
-    assert consume(client, 20) == [b"%d" % n for n in range(20)]
-    topic.set_paused(False)
-    assert (level.depth, topic.depth) == (20, 0)
-    assert consume(client, 20) == [b"%d" % n for n in range(20, 40)]
 
 
 def test_log_is_removed_when_everybody_has_read_it(embedded: Any) -> None:
