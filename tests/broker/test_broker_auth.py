@@ -141,7 +141,6 @@ def test_a_client_may_do_what_it_is_granted(auth_server: Callable[..., AuthServe
     assert server.asked[0][1]["remote_ip"] == ["127.0.0.1"]
     assert client.command(PUB % b"topic") == b"OK"
     assert client.command(PUB % b"other") == b'E_UNAUTHORIZED AUTH failed for PUB on "other" ""'
-    client.close()
 
 
 def test_without_auth_nothing_may_be_done(auth_server: Callable[..., AuthServer], guard: Any) -> None:
@@ -172,7 +171,6 @@ def test_nonsense_is_no_answer(
     client = WireClient(nsqd.tcp_address)
     assert client.command(b"AUTH\n" + sized(b"secret")) == b"E_AUTH_FAILED AUTH failed"
     assert reason in caplog.text or not isinstance(nsqd, NsqdServer)
-    client.close()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +194,6 @@ def test_a_grant_to_publish_must_match_no_channel_at_all(auth_server: Callable[.
     client = WireClient(guard(auth_server({**ANSWER, "authorizations": [{**GRANT, "channels": ["x"]}]})).tcp_address)
     client.command(b"AUTH\n" + sized(b"secret"))
     assert client.command(PUB % b"topic") == b'E_UNAUTHORIZED AUTH failed for PUB on "topic" ""'
-    client.close()
 
 
 def test_an_expired_answer_is_asked_for_anew(auth_server: Callable[..., AuthServer], guard: Any) -> None:
@@ -209,7 +206,6 @@ def test_an_expired_answer_is_asked_for_anew(auth_server: Callable[..., AuthServ
     sleep(1.01)  # sleep: longer than the ttl of the answer, in whole seconds
     assert client.command(PUB % b"topic") == b'E_UNAUTHORIZED AUTH failed for PUB on "topic" ""'
     assert len(server.asked) == 2
-    client.close()
 
 
 # The switches that make a server of the broker misbehave.
@@ -345,7 +341,6 @@ def test_a_mute_nsqd_stores_what_it_does_not_confirm(nsqd: NsqdServer) -> None:
     assert nsqd.nsqd.topics["t"].message_count == 2
     nsqd.faults.clear()
     client.publish("t", b"3")
-    client.close()
 
 
 def test_messages_are_cut_in_the_middle_of_a_frame(nsqd: NsqdServer) -> None:
@@ -358,8 +353,6 @@ def test_messages_are_cut_in_the_middle_of_a_frame(nsqd: NsqdServer) -> None:
     assert head[:8] == b"\x00\x00\x00\x82\x00\x00\x00\x02"
     with pytest.raises(ConnectionResetError):
         consumer.reader.read(1)
-    consumer.close()
-    client.close()
 
 
 def test_replies_of_nsqd_are_delayed_and_in_order(nsqd: NsqdServer) -> None:
@@ -370,7 +363,6 @@ def test_replies_of_nsqd_are_delayed_and_in_order(nsqd: NsqdServer) -> None:
         client.reader.peek(1)
     assert [client.frame().data for _ in range(2)] == [b"OK", b"OK"]
     assert client.message().body == b"1"
-    client.close()
 
 
 def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
@@ -384,7 +376,6 @@ def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
     with pytest.raises(ConnectionResetError):
         refused.recv(1)
     assert ask(nsqd.http_address, "GET", "/ping").body == b"OK"
-    client.close()
 
 
 def test_a_link_adds_no_delay_of_its_own() -> None:

@@ -959,8 +959,6 @@ def test_a_message_that_is_touched_holds_nothing_else(log_server: NsqdServer, tm
     frame = consumer.receive()
     assert (frame.id, frame.data[26:]) == (held.id, b"slow")
     assert frame.attempts == 2
-    consumer.close()
-    slow.close()
 
 
 def test_without_a_checkpoint_every_kept_message_comes_again(log_server: NsqdServer, tmp_path: Path) -> None:
@@ -973,7 +971,6 @@ def test_without_a_checkpoint_every_kept_message_comes_again(log_server: NsqdSer
     consumer = Consumer(log_server, "SUB t c", rdy=BATCH)
     until(lambda: log_server.nsqd.get_topic("t").channels["c"].depth == 0)
     assert b"later" in {consumer.receive().data[26:] for _ in range(consumer_has(log_server))}
-    consumer.close()
 
 
 def consumer_has(log_server: NsqdServer) -> int:

@@ -32,20 +32,6 @@ def served(start_nsqd: Any) -> Any:
     return start_nsqd()
 
 
-@pytest.fixture
-def clients() -> Iterator[Any]:
-    """A factory of TCP clients that are closed after the test."""
-    opened: list[WireClient] = []
-
-    def make(served: Any, **identify: Any) -> WireClient:
-        opened.append(WireClient(served.tcp_address, **identify))
-        return opened[-1]
-
-    yield make
-    for client in opened:
-        client.close()
-
-
 def stats(served: Any, query: str = "") -> Any:
     answer = ask(served.http_address, "GET", f"/stats?format=json{query}")
     assert answer.status == 200
@@ -158,8 +144,8 @@ def test_replies_on_a_kept_connection_do_not_wait(served: Any) -> None:
         reader.close()
 
 
-def test_what_is_published_arrives(served: Any, clients: Any) -> None:
-    consumer = clients(served)
+def test_what_is_published_arrives(served: Any) -> None:
+    consumer = WireClient(served.tcp_address)
     consumer.subscribe("t", "c", rdy=10)
     post(served, "/pub?topic=t", b"one\nline")
     post(served, "/mpub?topic=t", b"\na\n\nbc\n")
@@ -167,10 +153,10 @@ def test_what_is_published_arrives(served: Any, clients: Any) -> None:
     assert sorted(consumer.message().body for _ in range(5)) == [b"a", b"bc", b"d\ne", b"f", b"one\nline"]
 
 
-def test_a_deferred_publish_comes_when_it_is_due(clients: Any) -> None:
+def test_a_deferred_publish_comes_when_it_is_due() -> None:
     # Ours only: the original looks at a new channel for the first time after 5 seconds.
     with NsqdServer() as served:
-        consumer = clients(served)
+        consumer = WireClient(served.tcp_address)
         consumer.subscribe("t", "c")
         post(served, "/pub?topic=t&defer=20", b"soon")
         assert channel_figures(served)["deferred_count"] == 1
@@ -239,16 +225,21 @@ STATS = {
 
 
 @pytest.fixture
-def busy_nsqd(served: Any, clients: Any) -> Any:
+def busy_nsqd(served: Any) -> Iterator[Any]:
     """An nsqd with a consumer that holds one message of two, and a producer."""
-    consumer = clients(served, client_id="id", hostname="host", user_agent="ua/1", feature_negotiation=True)
+    consumer = WireClient(
+        served.tcp_address, client_id="id", hostname="host", user_agent="ua/1", feature_negotiation=True
+    )
     consumer.subscribe("t", "c")
-    producer = clients(served, client_id="pid", hostname="phost", user_agent="pua/1", feature_negotiation=True)
+    producer = WireClient(
+        served.tcp_address, client_id="pid", hostname="phost", user_agent="pua/1", feature_negotiation=True
+    )
     producer.publish("t", b"12345")
     producer.publish("t", b"6")
     consumer.frame()
     until(lambda: channel_figures(served)["message_count"] == 2)
-    return served
+    yield served
+    consumer.close()
 
 
 def test_stats_have_the_originals_keys_and_types(busy_nsqd: Any) -> None:
@@ -298,7 +289,7 @@ def test_stats_leave_out_what_is_not_asked_for(busy_nsqd: Any) -> None:
     assert figures["topics"][0]["channels"][0]["client_count"] == 1
 
 
-def test_a_producers_counts_are_those_of_the_topic_asked_for(busy_nsqd: Any, clients: Any) -> None:
+def test_a_producers_counts_are_those_of_the_topic_asked_for(busy_nsqd: Any) -> None:
     post(busy_nsqd, "/topic/create?topic=other")
     (producer,) = stats(busy_nsqd, "&topic=other")["producers"]
     assert "pub_counts" not in producer

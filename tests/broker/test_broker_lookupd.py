@@ -279,7 +279,6 @@ def test_a_null_in_identify_is_as_good_as_nothing(lookupd: Any) -> None:
     assert json.loads(client.identify({**IDENTITY, "topology_zone": None, "hostname": None, "more": [1]}))
     (node,) = get(lookupd, "/nodes")["producers"]
     assert (node["hostname"], node.get("topology_zone", "")) == ("", "")
-    client.close()
 
 
 def test_commands_before_identify_are_refused_except_ping(lookupd: Any) -> None:

@@ -117,7 +117,6 @@ def test_a_process_serves(process: BrokerProcess) -> None:
     ask(process.nsqd.http, "POST", "/pub?topic=t", b"x")
     assert consumer.message().body == b"x"
     until(lambda: producers(process.lookupd, "t") == [process.nsqd.tcp.port])
-    consumer.close()
 
 
 def test_a_process_restarts_on_its_addresses_with_its_data(tmp_path: Path) -> None:
@@ -130,7 +129,6 @@ def test_a_process_restarts_on_its_addresses_with_its_data(tmp_path: Path) -> No
         consumer = WireClient(process.nsqd.tcp)
         consumer.subscribe("t", "c")
         assert consumer.message().body == b"kept"
-        consumer.close()
 
 
 def test_faults_of_a_process(process: BrokerProcess) -> None:
@@ -626,7 +624,6 @@ def test_leaders_move_and_nodes_die(cluster_process: ClusterProcess) -> None:
     cluster_process.restart_node(moved["0"])
     client = WireClient(cluster_process.nsqds[leaders(cluster_process)["1"]].tcp)
     until(lambda: client.command(b"PUB t 1\n" + sized(b"x")) == b"OK")  # its replica may have been on that node
-    client.close()
 
 
 def test_the_leader_of_a_partition_is_one_of_its_nodes(cluster_process: ClusterProcess) -> None:

@@ -61,7 +61,6 @@ def test_topics_messages_and_channels_survive(tmp_path: Path) -> None:
         publish(cluster, "t", b"4")
         consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0")
         assert take(consumer, 3) == [b"1", b"3", b"4"]
-        consumer.close()
 
 
 def test_ids_offsets_and_headers_are_as_before(tmp_path: Path) -> None:

@@ -53,8 +53,6 @@ def test_an_untagged_message_blocks_a_lone_tagged_client(node: Any) -> None:
     untagged = consume(node)
     assert take(untagged) == b"2"
     assert take(tagged) == b"3"
-    tagged.close()
-    untagged.close()
 
 
 def test_a_tagged_message_blocks_the_others_while_its_client_is_not_ready(node: Any) -> None:
@@ -64,8 +62,6 @@ def test_a_tagged_message_blocks_the_others_while_its_client_is_not_ready(node: 
     tagged.send(b"RDY 1\n")
     assert take(tagged) == b"1"
     assert take(untagged) == b"2"
-    tagged.close()
-    untagged.close()
 
 
 def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(node: Any) -> None:
@@ -73,7 +69,6 @@ def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(node: Any) -> 
     publish(node, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"))
     tagged.close()
     assert [take(untagged), take(untagged)] == [b"1", b"2"]
-    untagged.close()
 
 
 HEADERS: list[dict[str, Any]] = [
@@ -122,7 +117,6 @@ def test_filters_are_read_as_go_does(node: Any, ext_filter: dict[str, Any], pass
     assert b"".join(take(consumer) for _ in passed) == passed
     assert consumer.is_quiet(0.05)
     until(lambda: depth(node) == 0)  # what was kept out is done for the whole channel
-    consumer.close()
 
 
 def depth(node: Any) -> int:
@@ -137,7 +131,6 @@ def test_no_regular_expression_keeps_a_server_busy(node: Any) -> None:
     with promptly():
         publish(node, ({"k": "a" * 60 + "!"}, b"1"), ({"k": "a" * 60}, b"2"))
         assert take(consumer) == b"2"
-    consumer.close()
 
 
 def test_a_tag_means_nothing_where_there_are_no_headers(node: Any) -> None:
@@ -148,8 +141,6 @@ def test_a_tag_means_nothing_where_there_are_no_headers(node: Any) -> None:
     publisher = WireClient(node.tcp_address)
     assert publisher.command(b"PUB t 0\n" + sized(b"x")) == b"OK"
     assert client.frame().body == b"x"
-    client.close()
-    publisher.close()
 
 
 @pytest.mark.parametrize(("path", "body"), [("/pub", b"x"), ("/mpub", b"x\ny")])
@@ -166,15 +157,12 @@ def test_headers_that_are_no_json_are_taken_as_the_server_takes_them(node: Any, 
     client, consumer = WireClient(node.tcp_address), consume(node)
     assert client.command(b"PUB_EXT ext 0\n" + sized(headed(header, b"x"))) == b"OK"
     assert consumer.receive().data.endswith(header + b"x")
-    client.close()
-    consumer.close()
 
 
 def test_messages_of_an_mpub_may_end_before_its_size_says(node: Any) -> None:
     client = WireClient(node.tcp_address)
     client.send(b"MPUB t 0\n\0\0\0\x63\0\0\0\1" + sized(b"m") + b"PUB t 0\n" + sized(b"n"))
     assert [client.frame().data, client.frame().data] == [b"OK", b"OK"]
-    client.close()
 
 
 def test_a_line_goes_on_until_its_id_is_there(node: Any) -> None:
@@ -182,7 +170,6 @@ def test_a_line_goes_on_until_its_id_is_there(node: Any) -> None:
     assert client.command(b"SUB t c 0\n") == b"OK"
     client.send(b"FIN 1234567890\nNOP\nN\n")
     assert client.frame().data.startswith(b"E_FIN_FAILED FIN [49 50 51 52 53 54 55 56 57 48 10 78 79 80 10 78] failed")
-    client.close()
 
 
 def limit_clients(node: Any, ready: int, prefix: str = "") -> None:
@@ -353,7 +340,6 @@ def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
         assert consumer.reader.read() == b""  # nsqd panics, and the process ends
         client.close()
         until(lambda: not accepts(node))
-    consumer.close()
 
 
 def accepts(node: Any) -> bool:
@@ -376,8 +362,6 @@ def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:
     else:
         assert answer.status == 200
         assert len(answer.body) > 4096  # a database
-    consumer.close()
-    client.close()
 
 
 def test_what_runs_itself_on_real_servers_is_missing_here(node: Any) -> None:

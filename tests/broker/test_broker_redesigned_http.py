@@ -167,7 +167,6 @@ def test_ext_headers_over_http(cluster: RedesignedCluster) -> None:
     assert ask(node.http_address, "POST", path, b"x", **ACCEPT).json["trace_id"] == "77"
     consumer = Consumer(node, "SUB ext ch 0", extend_support=True)
     assert consumer.receive().data[29:] == b'{"a":"b","foo":"v"}x'
-    consumer.close()
 
 
 def test_rows_of_stats(cluster: RedesignedCluster) -> None:
@@ -190,7 +189,6 @@ def test_rows_of_stats(cluster: RedesignedCluster) -> None:
     stats = ask(node.http_address, "GET", "/coordinator/stats?topic=ord&partition=0").json["topic_coord_stats"]
     assert [item["node_id"] for item in stats[0]["isr_stats"]] == partition.replicas
     assert ask(node.http_address, "GET", "/info", **ACCEPT).json["ha_support"] is True
-    consumer.close()
 
 
 def test_depths_are_ends_whatever_is_forgotten(cluster: RedesignedCluster) -> None:
@@ -203,7 +201,6 @@ def test_depths_are_ends_whatever_is_forgotten(cluster: RedesignedCluster) -> No
     assert [channel[name] for name in ("depth", "depth_size", "message_count")] == [1, 33, 3]
     consumer = Consumer(cluster.leader_of("ord", 0), "SUB_ORDERED ord ch 0")
     assert consumer.receive().body.endswith(b"ccc")
-    consumer.close()
 
 
 def test_messages_are_found(cluster: RedesignedCluster) -> None:
@@ -248,7 +245,6 @@ def test_switches_of_a_channel(cluster: RedesignedCluster) -> None:
     assert post("pause", "none") == 404
     assert post("delete") == 200
     assert consumer.reader.read() == b""
-    consumer.close()
 
 
 def test_there_are_no_routes_for_topics(cluster: RedesignedCluster) -> None:
@@ -353,7 +349,6 @@ def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cl
     partition.clean(later)
     assert partition.log.first == 2
     consumer.finish(consumer.receive())
-    consumer.close()
 
 
 def test_without_a_channel_nothing_goes(durable_cluster: RedesignedCluster) -> None:
@@ -477,7 +472,6 @@ def test_deliveries_of_a_message_with_a_trace_id_are_traced(traced_node: Traced)
     ]
     until(lambda: len(traced_node.deliveries()) >= len(expected))
     assert traced_node.deliveries() == expected
-    consumer.close()
 
 
 def test_a_channel_is_traced_while_that_is_on(traced_node: Traced) -> None:
@@ -512,7 +506,6 @@ def test_a_timeout_is_logged_of_any_message(traced_node: Traced) -> None:
     consumer.finish(consumer.receive())
     message = "0: message 0 (ts: N, offset: 0, pri:N) TIMEOUT from client CLIENT(0) attempt: 1"
     until(lambda: traced_node.deliveries() == [message])
-    consumer.close()
 
 
 def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
@@ -526,7 +519,6 @@ def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
     consumer.finish(frame)
     slow = "0: message 0 (ts: N, offset: 34, pri:N) SLOW_ACK from client CLIENT(ID) attempt: 1"
     until(lambda: traced_node.deliveries() == [slow])
-    consumer.close()
 
 
 def test_what_a_node_traces_ends_with_it_and_is_not_known_to_others() -> None:

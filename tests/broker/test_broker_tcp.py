@@ -172,7 +172,6 @@ def test_max_channel_consumers(start_nsqd: Any) -> None:
     second = WireClient(address)
     second.send(SUB)
     assert last_error(second) == "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
-    first.close()
 
 
 def test_unknown_commands_of_any_bytes(embedded: Any) -> None:

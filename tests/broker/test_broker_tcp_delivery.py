@@ -177,8 +177,6 @@ def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) 
     first.send(b"RDY 1\n")
     frame = first.frame()
     assert (frame.id, frame.body, frame.attempts) == (again.id, b"x", 1)
-    first.close()
-    second.close()
 
 
 def test_clients_of_a_channel_share_its_messages(address: Any) -> None:
