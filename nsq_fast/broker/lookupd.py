@@ -292,7 +292,7 @@ _NEVER_NS = -6795364578871345152
 
 
 class LookupdRoutes:
-    """Builds the WSGI application of an nsqlookupd."""
+    """The routes of an nsqlookupd."""
 
     def __init__(self, db: LookupDB, version: str) -> None:
         self._db = db

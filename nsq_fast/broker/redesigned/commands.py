@@ -47,7 +47,6 @@ from nsq_fast.errors import (
     BadPartition,
     ExtNotSupported,
     HeaderInvalid,
-    NotLeader,
     NotWritable,
     ServerError,
     TraceIdInvalid,
@@ -234,10 +233,7 @@ class NodeConnection(Connection):
 
     def require_leader(self) -> None:
         assert self.partition is not None
-        try:
-            self.node.require_leader(self.partition)
-        except NotLeader as error:
-            raise FatalError(error.code, "") from error
+        self.node.require_leader(self.partition)
 
     def stats(self) -> dict[str, Any]:
         """Figures under the server's JSON names; durations in nanoseconds (youzan/nsq: nsqd/stats.go, ClientStats)."""
@@ -342,10 +338,7 @@ def _prepare(
     if size is None:
         return 0, None
     topic = text(params[1])
-    try:
-        partition = _find_partition(conn.node, topic, number)
-    except ServerError as error:
-        raise FatalError(error.code, error.detail) from error
+    partition = _find_partition(conn.node, topic, number)
     require_permission(conn, "PUB", topic, "")
     return size, partition
 
@@ -501,12 +494,9 @@ def _subscribe(
     # Exactly four words: with a start position the partition is not looked at, as on the real server.
     number = parse_partition(params[3]) if len(params) == 4 else NO_PARTITION
     require_permission(conn, "SUB", topic, channel_name)
-    try:
-        partition = conn.node.find(topic, conn.node.default_partition(topic) if number == NO_PARTITION else number)
-        _check_mode(conn, partition, ordered)
-        conn.node.require_leader(partition)
-    except ServerError as error:
-        raise FatalError(error.code, error.detail) from error
+    partition = conn.node.find(topic, conn.node.default_partition(topic) if number == NO_PARTITION else number)
+    _check_mode(conn, partition, ordered)
+    conn.node.require_leader(partition)
     if partition.meta.disable_channel_auto_create and channel_name not in partition.channels:
         raise FatalError("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
     channel = partition.channel(channel_name)

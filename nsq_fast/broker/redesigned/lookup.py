@@ -29,7 +29,7 @@ _PLACE = ("hostname", "broadcast_address", "tcp_port", "http_port")
 
 
 class ClusterLookupRoutes:
-    """Builds the WSGI application of one nsqlookupd of a cluster."""
+    """The routes of one nsqlookupd of a cluster."""
 
     def __init__(self, server: ClusterLookupdServer, cluster: RedesignedCluster) -> None:
         self._server = server
