@@ -17,7 +17,7 @@ from gevent.queue import Empty, Queue
 from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.go import Int64, decode_json
 from nsq_fast.broker.http import Request, Router, style_text, style_v1
-from nsq_fast.broker.net import FaultySocket
+from nsq_fast.broker.net import FaultySocket, read_exactly
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, HttpError, Invalid, RemoteProtocolError, ServerError
 from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED, BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
 from nsq_fast.names import Address, is_ephemeral, is_valid_name, parse_address
@@ -521,21 +521,10 @@ class _Registration:
 
 
 def _read_reply(sock: Any) -> bytes:
-    (size,) = _SIZE.unpack(_read_exactly(sock, _SIZE.size))
+    (size,) = _SIZE.unpack(read_exactly(sock, _SIZE.size))
     if not 0 <= size <= MAX_BODY:
         raise RemoteProtocolError(f"a reply of {size} bytes")
-    return _read_exactly(sock, size)
-
-
-def _read_exactly(sock: Any, size: int) -> bytes:
-    chunks = []
-    while size:
-        chunk = sock.recv(size)
-        if not chunk:
-            raise ConnectionResetError("nsqlookupd closed the connection")
-        chunks.append(chunk)
-        size -= len(chunk)
-    return b"".join(chunks)
+    return read_exactly(sock, size)
 
 
 def _ask_channels(lookupd: Address | None, topic: str) -> set[str]:
