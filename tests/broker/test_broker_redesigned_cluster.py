@@ -472,11 +472,9 @@ def test_it_is_said_once_what_a_node_that_is_removed_waits_for(
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        ("/cluster/node/remove?remove_node=x", 200, ""),
         ("/topic/partition/move?topic=t&partition=0&move_from=x&move_to=x", 400,
          "move to and from node can not be the same"),
         ("/topic/partition/move?topic=t&partition=-1", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
-        ("/topic/partition/move?topic=t&partition=255", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
         ("/topic/partition/move?topic=none&partition=0&move_from=x&move_to=y", 400, "Key not found"),
         ("/topic/partition/move?topic=t&partition=0&move_from={leader}&move_to={other}", 400,
          "can not move leader without moveleader param"),

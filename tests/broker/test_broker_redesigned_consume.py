@@ -195,16 +195,6 @@ def test_tags(cluster: RedesignedCluster) -> None:
     assert bodies(untagged, 1) == [b"5"]
 
 
-@pytest.mark.parametrize(
-    ("position", "first"),
-    [("virtual_queue:0", b"a"), ("virtual_queue:40", b"c"), ("msgcount:2", b"b"), ("timestamp:5", b"a")],
-)
-def test_positions(cluster: RedesignedCluster, position: str, first: bytes) -> None:
-    publish(cluster, "plain", b"a", b"b", b"c")
-    consumer = Consumer(leader(cluster, "plain"), f"SUB_ADVANCED plain new 0 {position}")
-    assert detail(consumer.receive())[2] == first
-
-
 def test_only_the_first_client_sets_the_position(cluster: RedesignedCluster) -> None:
     publish(cluster, "plain", b"a")
     first = Consumer(leader(cluster, "plain"), "SUB plain new 0")

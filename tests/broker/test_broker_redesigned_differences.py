@@ -315,25 +315,11 @@ def is_ours(node: Any) -> bool:
     return isinstance(node, NodeServer)
 
 
-def publish_one(node: Any, *values: str) -> None:
-    """A message for each value of the header ``k``; the body is the value, too."""
-    client = WireClient(node.tcp_address)
-    for value in values:
-        assert client.command(b"PUB_EXT ext 0\n" + sized(headed({"k": value}, value.encode()))).startswith(b"OK")
-    client.close()
-
-
-def filtered(node: Any, kind: int, pattern: str) -> Consumer:
-    """A consumer with a filter on the header ``k``: kind 2 is a regular expression, 3 a glob."""
-    ext_filter = {"type": kind, "filter_ext_key": "k", "filter_data": pattern}
-    return Consumer(node, "SUB ext ch 0", extend_support=True, ext_filter=ext_filter)
-
-
 def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
-    consumer = filtered(node, 3, "a{")
+    consumer = consume(node, ext_filter=of(3, "a{"))
     if is_ours(node):
-        publish_one(node, "a")
-        assert consumer.receive().data.endswith(b"a")
+        publish(node, ({"k": "a"}, b"a"))
+        assert take(consumer) == b"a"
     else:
         client = WireClient(node.tcp_address)  # whether its OK comes is a matter of luck
         client.send(b"PUB_EXT ext 0\n" + sized(headed({"k": "a"}, b"a")))
