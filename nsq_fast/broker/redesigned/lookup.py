@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq_fast.broker.http import Request, Router, style_negotiated, style_text, style_v1
 from nsq_fast.broker.message import ClusterError
-from nsq_fast.broker.redesigned.coordinator import NO_TOPIC, SAME_NODE
+from nsq_fast.broker.redesigned.coordinator import NO_TOPIC
 from nsq_fast.broker.redesigned.partition import MAX_RETENTION_DAYS, MAX_SYNC_EVERY, Partition, TopicMeta
 from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
@@ -268,14 +268,12 @@ class ClusterLookupRoutes:
         )
         origin, target = request.get("move_from") or "", request.get("move_to") or ""
         if origin == target:
-            raise ClusterError(SAME_NODE)
-        if self._state.partition(topic, number) is None:
+            raise ClusterError("move to and from node can not be the same")
+        partition = self._state.partition(topic, number)
+        if partition is None:
             raise ClusterError(NO_TOPIC)
         self._require_leader()
-        self._coordinator.require_stable()
-        is_leader = _flag(request, "move_leader")
-        self._coordinator.check(topic, number, origin, target, is_leader=is_leader)
-        self._coordinator.move(topic, number, origin, target, is_leader=is_leader)
+        self._coordinator.move(partition, origin, target, is_leader=_flag(request, "move_leader"))
 
     def _leads(self) -> bool:
         return next((each for each in self._cluster.lookupds if each.is_running), None) is self._server
