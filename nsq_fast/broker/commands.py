@@ -30,8 +30,8 @@ from nsq_fast.names import is_valid_name
 # nsqio/nsq: nsqd/protocol_v2.go, IOLoop and Exec
 # A ``CommandSet`` takes all that has been read and executes every whole command in it. A handler gets the parameters
 # of its line and where the line ended, and returns where the next command begins, or ``INCOMPLETE`` after it has
-# noted in ``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed places, never by splitting: a
-# dialect may have any byte in them.
+# noted in ``conn.needed`` how many bytes of body it waits for. What the state refuses, by NotOwner and Exiting, is
+# answered here. Ids are taken from fixed places, never by splitting: a dialect may have any byte in them.
 
 
 INCOMPLETE = -1
@@ -90,7 +90,14 @@ class CommandSet:
                 params = _params_with_id(data[at : line_end + 1])
             else:
                 params = _params(data, at, line_end - (data[line_end - 1 : line_end] == b"\r"))
-            after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            try:
+                after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            except NotOwner as error:
+                conn.refuse(text(params[0]), params[1], error)
+                after = line_end + 1
+            except Exiting as error:
+                name = text(params[0])
+                raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
             if after == INCOMPLETE:
                 conn.needed = max(0, conn.needed - at)
                 break
@@ -237,23 +244,15 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         shown = params[1:3] if conn.server.dialect.commands.has_binary_ids else params[2:3]
         raise FatalError("E_INVALID", f"REQ could not parse timeout {', '.join(map(text, shown))}")
     delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
-    try:
-        _channel(conn).requeue(conn, id, delay)
-    except NotOwner as error:
-        conn.refuse("REQ", id, error)
-    else:
-        conn.requeue_count += 1
-        conn.wake()
+    _channel(conn).requeue(conn, id, delay)
+    conn.requeue_count += 1
+    conn.wake()
     return at
 
 
 def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     require_subscribed(conn, "TOUCH")
-    id = message_id(params, 2, "TOUCH")
-    try:
-        _channel(conn).touch(conn, id, conn.nsqd.options.max_msg_timeout)
-    except NotOwner as error:
-        conn.refuse("TOUCH", id, error)
+    _channel(conn).touch(conn, message_id(params, 2, "TOUCH"), conn.nsqd.options.max_msg_timeout)
     return at
 
 
@@ -297,11 +296,8 @@ def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name, channel_name = sub_names(conn, params)
     require_permission(conn, "SUB", topic_name, channel_name)
     conn.in_flight.timeout = conn.profile.msg_timeout
-    try:
-        channel = conn.nsqd.get_topic(topic_name).get_channel(channel_name)
-        channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
-    except Exiting as error:
-        raise FatalError("E_SUB_FAILED", f"SUB failed {error}") from error
+    channel = conn.nsqd.get_topic(topic_name).get_channel(channel_name)
+    channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
     conn.subscribe(channel)
     conn.send(OK)
     return at
@@ -373,7 +369,7 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     bodies = [data[at + 4 : end]]
     if end < len(data):
         end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
-    topic = _topic(conn, topic_name, "PUB")
+    topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
     conn.send(OK * len(bodies))
     return end
@@ -409,7 +405,7 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if end == INCOMPLETE:
         return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
-    topic = _topic(conn, topic_name, "DPUB")
+    topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], round(delay * 1000)))
     conn.send(OK)
     return end
@@ -420,7 +416,7 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         raise FatalError("E_INVALID", "MPUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
     require_permission(conn, "MPUB", topic_name, "")
-    topic = _topic(conn, topic_name, "MPUB")
+    topic = conn.nsqd.get_topic(topic_name)
     size = checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "MPUB")
     if size is None or mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
         return INCOMPLETE
@@ -487,20 +483,11 @@ def _end(conn: Connection, data: bytes, at: int, size: int | None) -> int:
     return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
 
 
-def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
-    try:
-        return conn.nsqd.get_topic(topic_name)
-    except Exiting as error:
-        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
-
-
 def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
     try:
         if conn.server.faults.tcp.refuse_publishes:
             raise Exiting("refused by the switch refuse_publishes")
         put()
-    except Exiting as error:
-        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
     except OSError as error:
         conn.nsqd.error = error
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
