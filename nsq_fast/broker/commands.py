@@ -17,12 +17,11 @@ from nsq_fast.broker.connection import (
     STATE_SUBSCRIBED,
     Connection,
     Dropped,
-    FatalError,
     frame,
 )
 from nsq_fast.broker.go import decode_json, quote, text
-from nsq_fast.broker.identify import IdentifyError, Negotiation
-from nsq_fast.broker.message import ID_SIZE, Exiting, NotOwner
+from nsq_fast.broker.identify import Negotiation
+from nsq_fast.broker.message import ID_SIZE, Exiting, FatalError, NotOwner
 from nsq_fast.broker.topic import Topic
 from nsq_fast.names import is_valid_name
 
@@ -511,18 +510,12 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
     except ValueError as error:
         raise FatalError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     options = conn.nsqd.options
-    try:
-        negotiation.apply(request, conn.profile, options)
-    except IdentifyError as error:
-        raise FatalError("E_BAD_BODY", f"IDENTIFY {error}") from error
+    negotiation.apply(request, conn.profile, options)
     conn.apply_profile()
     if not request.feature_negotiation:
         conn.send(OK)
         return end
-    try:
-        upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
-    except IdentifyError as error:
-        raise FatalError("E_IDENTIFY_FAILED", str(error)) from error
+    upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
     conn.send(frame(RESPONSE, negotiation.reply(conn.profile, upgrades, options)))
     if upgrades.tls or upgrades.snappy or upgrades.deflate:
         conn.upgrade(upgrades, data[end:])

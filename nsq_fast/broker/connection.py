@@ -18,6 +18,7 @@ from nsq_fast.broker.identify import (
     Upgrades,
     upgrade_tls,
 )
+from nsq_fast.broker.message import FatalError
 from nsq_fast.broker.net import linger, reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
 from nsq_fast.errors import ServerError
@@ -51,18 +52,6 @@ def error_frame(code: str, detail: str) -> bytes:
 OK = frame(RESPONSE, b"OK")
 HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
 CLOSE_WAIT = frame(RESPONSE, b"CLOSE_WAIT")
-
-
-class FatalError(Exception):
-    """The client gets an ERROR frame, and its connection is closed; so it is with a ServerError that nobody answers.
-
-    nsqio/nsq: internal/protocol/errors.go, FatalClientErr.
-    """
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code} {detail}")
-        self.code = code
-        self.detail = detail
 
 
 class Dropped(Exception):

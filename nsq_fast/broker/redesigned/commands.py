@@ -30,10 +30,10 @@ from nsq_fast.broker.commands import (
     sub_names,
     touch,
 )
-from nsq_fast.broker.connection import OK, RESPONSE, Connection, FatalError, frame
+from nsq_fast.broker.connection import OK, RESPONSE, Connection, frame
 from nsq_fast.broker.go import as_int64, decode_json_header, parse_integer, quote, text
-from nsq_fast.broker.identify import IdentifyError, Negotiation, Profile, Request, Upgrades
-from nsq_fast.broker.message import Exiting
+from nsq_fast.broker.identify import Negotiation, Profile, Request, Upgrades
+from nsq_fast.broker.message import Exiting, FatalError
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.redesigned.channel import (
     FilterRequest,
@@ -147,7 +147,7 @@ class NodeNegotiation(Negotiation):
         return NodeProfile(**{**defaults, "output_buffer_size": DEFAULT_OUTPUT_BUFFER_SIZE})
 
     def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:
-        """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
+        """Change ``profile`` as the client asks; raises FatalError at the first value that is out of range."""
         assert isinstance(request, NodeRequest)
         assert isinstance(profile, NodeProfile)
         super().apply(request, profile, options)
@@ -155,11 +155,11 @@ class NodeNegotiation(Negotiation):
         profile.hostname = profile.hostname or request.long_id or ""
         tag = request.desired_tag or ""
         if len(tag.encode()) > MAX_TAG:
-            raise IdentifyError(f"invalid tag len {len(tag.encode())}, exceed limit {MAX_TAG}")
+            raise FatalError("E_BAD_BODY", f"IDENTIFY invalid tag len {len(tag.encode())}, exceed limit {MAX_TAG}")
         profile.desired_tag = tag or profile.desired_tag
         profile.extend_support = profile.extend_support or bool(request.extend_support)
         if problem := missing_package(request.ext_filter):
-            raise IdentifyError(problem)  # without its filter the client would get everything
+            raise FatalError("E_BAD_BODY", f"IDENTIFY {problem}")  # without its filter the client would get everything
         profile.ext_filter = request.ext_filter
 
     def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
