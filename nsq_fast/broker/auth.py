@@ -8,15 +8,15 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
 from nsq_fast.broker.client import Endpoint, HttpClient
-from nsq_fast.broker.connection import Connection, FatalError
+from nsq_fast.broker.connection import Connection
 from nsq_fast.broker.go import decode_json
 from nsq_fast.broker.http import ACCEPT_V1
+from nsq_fast.broker.message import FatalError
 from nsq_fast.errors import AuthFailed, HttpError, NsqError
 from nsq_fast.log_events import BROKER_AUTH_FAILED
 from nsq_fast.names import parse_address
@@ -68,7 +68,6 @@ def query_auth(
     common_name: str = "",
     method: str = "get",
     timeout: float = 5.0,
-    tls_options: Any = None,
 ) -> AuthState:
     """Ask the auth servers in turn, beginning anywhere, until one gives an answer.
 
@@ -79,7 +78,6 @@ def query_auth(
         addresses: ``host:port`` (asked for ``/auth`` over HTTP), or full URLs.
         tls: whether the client's connection is encrypted; ``common_name`` is that of its certificate.
         timeout: limit for each server in total, in seconds.
-        tls_options: for auth servers over https: an SSLContext, or a mapping as for clients.
 
     Raises:
         AuthFailed: no server gave a usable answer; the text says why for each.
@@ -94,7 +92,7 @@ def query_auth(
     failures = []
     for address in [*addresses[start:], *addresses[:start]]:
         try:
-            return _decode(_query(address, arguments, method, timeout, tls_options))
+            return _decode(_query(address, arguments, method, timeout))
         except (HttpError, ValueError) as error:  # noqa: PERF203
             failures.append(f"failed to auth against {address.partition('?')[0]} - {_reason(error)}")
     raise AuthFailed("; ".join(failures) or "no auth server is configured")
@@ -107,14 +105,13 @@ def _reason(error: Exception) -> str:
     return error.text if error.status is None else f"HTTP status {error.status}"
 
 
-def _query(address: str, arguments: dict[str, str], method: str, timeout: float, tls_options: Any) -> bytes:
+def _query(address: str, arguments: dict[str, str], method: str, timeout: float) -> bytes:
     url = urlsplit(address if "://" in address else f"http://{address}/auth")
     default_port = 443 if url.scheme == "https" else 80
     client = HttpClient(
         Endpoint(url.scheme, parse_address(url.netloc, default_port)),
         timeout=timeout,
         headers={"Accept": ACCEPT_V1, "Content-Type": "application/x-www-form-urlencoded"},
-        tls_options=tls_options,
         max_reply_size=MAX_ANSWER,
     )
     try:

@@ -17,12 +17,11 @@ from nsq_fast.broker.connection import (
     STATE_SUBSCRIBED,
     Connection,
     Dropped,
-    FatalError,
     frame,
 )
 from nsq_fast.broker.go import decode_json, quote, text
-from nsq_fast.broker.identify import IdentifyError, Negotiation
-from nsq_fast.broker.message import ID_SIZE, Exiting, NotOwner
+from nsq_fast.broker.identify import Negotiation
+from nsq_fast.broker.message import ID_SIZE, Exiting, FatalError, NotOwner
 from nsq_fast.broker.topic import Topic
 from nsq_fast.names import is_valid_name
 
@@ -30,8 +29,8 @@ from nsq_fast.names import is_valid_name
 # nsqio/nsq: nsqd/protocol_v2.go, IOLoop and Exec
 # A ``CommandSet`` takes all that has been read and executes every whole command in it. A handler gets the parameters
 # of its line and where the line ended, and returns where the next command begins, or ``INCOMPLETE`` after it has
-# noted in ``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed places, never by splitting: a
-# dialect may have any byte in them.
+# noted in ``conn.needed`` how many bytes of body it waits for. What the state refuses, by NotOwner and Exiting, is
+# answered here. Ids are taken from fixed places, never by splitting: a dialect may have any byte in them.
 
 
 INCOMPLETE = -1
@@ -90,7 +89,14 @@ class CommandSet:
                 params = _params_with_id(data[at : line_end + 1])
             else:
                 params = _params(data, at, line_end - (data[line_end - 1 : line_end] == b"\r"))
-            after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            try:
+                after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            except NotOwner as error:
+                conn.refuse(text(params[0]), params[1], error)
+                after = line_end + 1
+            except Exiting as error:
+                name = text(params[0])
+                raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
             if after == INCOMPLETE:
                 conn.needed = max(0, conn.needed - at)
                 break
@@ -237,24 +243,22 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         shown = params[1:3] if conn.server.dialect.commands.has_binary_ids else params[2:3]
         raise FatalError("E_INVALID", f"REQ could not parse timeout {', '.join(map(text, shown))}")
     delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
-    try:
-        _channel(conn).requeue(conn, id, delay)
-    except NotOwner as error:
-        conn.refuse("REQ", id, error)
-    else:
-        conn.requeue_count += 1
-        conn.wake()
+    _channel(conn).requeue(conn, id, delay)
+    conn.requeue_count += 1
+    conn.wake()
     return at
 
 
 def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     require_subscribed(conn, "TOUCH")
-    id = message_id(params, 2, "TOUCH")
-    try:
-        _channel(conn).touch(conn, id, conn.nsqd.options.max_msg_timeout)
-    except NotOwner as error:
-        conn.refuse("TOUCH", id, error)
+    _channel(conn).touch(conn, message_id(params, 2, "TOUCH"), conn.nsqd.options.max_msg_timeout)
     return at
+
+
+def uint64(digits: bytes) -> int:
+    """What Go's uint64 is after these digits; 0 where there are none."""
+    # The last 64 of them say it, as 10**64 is a multiple of 2**64; more than 4300 are no number for Python.
+    return int(digits[-64:] or 0) % _UINT64
 
 
 def go_delay(digits: bytes) -> tuple[int, float]:
@@ -262,7 +266,7 @@ def go_delay(digits: bytes) -> tuple[int, float]:
 
     nsqio/nsq: internal/protocol/byte_base10.go, ByteToBase10.
     """
-    delay_ms = int(digits or 0) % _UINT64
+    delay_ms = uint64(digits)
     delay_ns = (delay_ms * 1_000_000 + _UINT64 // 2) % _UINT64 - _UINT64 // 2
     return delay_ms, delay_ns / 1e9
 
@@ -291,11 +295,8 @@ def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name, channel_name = sub_names(conn, params)
     require_permission(conn, "SUB", topic_name, channel_name)
     conn.in_flight.timeout = conn.profile.msg_timeout
-    try:
-        channel = conn.nsqd.get_topic(topic_name).get_channel(channel_name)
-        channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
-    except Exiting as error:
-        raise FatalError("E_SUB_FAILED", f"SUB failed {error}") from error
+    channel = conn.nsqd.get_topic(topic_name).get_channel(channel_name)
+    channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
     conn.subscribe(channel)
     conn.send(OK)
     return at
@@ -322,7 +323,7 @@ def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if len(params) > 1:
         if not _DIGITS.match(params[1]):
             raise FatalError("E_INVALID", f"RDY could not parse count {text(params[1])}")
-        count = int(params[1] or 0) % _UINT64
+        count = uint64(params[1])
         count -= _UINT64 if count >= _UINT64 // 2 else 0
     if not 0 <= count <= conn.nsqd.options.max_rdy_count:
         raise FatalError("E_INVALID", f"RDY count {count} out of range 0-{conn.nsqd.options.max_rdy_count}")
@@ -367,7 +368,7 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     bodies = [data[at + 4 : end]]
     if end < len(data):
         end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
-    topic = _topic(conn, topic_name, "PUB")
+    topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
     conn.send(OK * len(bodies))
     return end
@@ -403,7 +404,7 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if end == INCOMPLETE:
         return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
-    topic = _topic(conn, topic_name, "DPUB")
+    topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], round(delay * 1000)))
     conn.send(OK)
     return end
@@ -414,7 +415,7 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         raise FatalError("E_INVALID", "MPUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
     require_permission(conn, "MPUB", topic_name, "")
-    topic = _topic(conn, topic_name, "MPUB")
+    topic = conn.nsqd.get_topic(topic_name)
     size = checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "MPUB")
     if size is None or mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
         return INCOMPLETE
@@ -481,20 +482,11 @@ def _end(conn: Connection, data: bytes, at: int, size: int | None) -> int:
     return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
 
 
-def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
-    try:
-        return conn.nsqd.get_topic(topic_name)
-    except Exiting as error:
-        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
-
-
 def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
     try:
         if conn.server.faults.tcp.refuse_publishes:
             raise Exiting("refused by the switch refuse_publishes")
         put()
-    except Exiting as error:
-        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
     except OSError as error:
         conn.nsqd.error = error
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
@@ -518,18 +510,12 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
     except ValueError as error:
         raise FatalError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     options = conn.nsqd.options
-    try:
-        negotiation.apply(request, conn.profile, options)
-    except IdentifyError as error:
-        raise FatalError("E_BAD_BODY", f"IDENTIFY {error}") from error
+    negotiation.apply(request, conn.profile, options)
     conn.apply_profile()
     if not request.feature_negotiation:
         conn.send(OK)
         return end
-    try:
-        upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
-    except IdentifyError as error:
-        raise FatalError("E_IDENTIFY_FAILED", str(error)) from error
+    upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
     conn.send(frame(RESPONSE, negotiation.reply(conn.profile, upgrades, options)))
     if upgrades.tls or upgrades.snappy or upgrades.deflate:
         conn.upgrade(upgrades, data[end:])

@@ -18,8 +18,10 @@ from nsq_fast.broker.identify import (
     Upgrades,
     upgrade_tls,
 )
+from nsq_fast.broker.message import FatalError
 from nsq_fast.broker.net import linger, reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
+from nsq_fast.errors import ServerError
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
 from nsq_fast.printable import printable
 
@@ -43,24 +45,13 @@ def frame(kind: bytes, data: bytes) -> bytes:
     return b"%b%b%b" % ((len(data) + 4).to_bytes(4, "big"), kind, data)
 
 
+def error_frame(code: str, detail: str) -> bytes:
+    return frame(ERROR, f"{code} {detail}".encode("utf-8", "surrogateescape"))
+
+
 OK = frame(RESPONSE, b"OK")
 HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
 CLOSE_WAIT = frame(RESPONSE, b"CLOSE_WAIT")
-
-
-class FatalError(Exception):
-    """The client gets an ERROR frame, and its connection is closed.
-
-    nsqio/nsq: internal/protocol/errors.go, FatalClientErr.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(code, text)
-        self.code = code
-        self.text = text
-
-    def frame(self) -> bytes:
-        return frame(ERROR, f"{self.code} {self.text}".encode("utf-8", "surrogateescape"))
 
 
 class Dropped(Exception):
@@ -259,13 +250,11 @@ class Connection:
         pump.name = f"nsqd-pump-{self.remote_address}"
         try:
             self._read_loop()
-        except FatalError as error:
-            logger.debug(
-                "%s: %s %s", self.remote_address, error.code, printable(error.text), extra=BROKER_CLIENT_REFUSED
-            )
+        except (FatalError, ServerError) as error:
+            logger.debug("%s: %s", self.remote_address, printable(str(error)), extra=BROKER_CLIENT_REFUSED)
             sleep(0)  # the pump first: what the commands before it have made ready arrives, as from nsqd
             _leave_channel(self)
-            self.output.send_last(error.frame())
+            self.output.send_last(error_frame(error.code, error.detail))
         except (Dropped, OSError) as error:
             logger.debug("%s: connection ended: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
         finally:
@@ -328,7 +317,7 @@ class Connection:
         self.send_error(f"E_{command}_FAILED", b"%b %b failed %b" % (command.encode(), id, str(reason).encode()))
 
     def require_leader(self) -> None:
-        """Raise FatalError where another server has what the client has subscribed to."""
+        """Raise ServerError where another server has what the client has subscribed to."""
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 _LIMIT = 1 << 63
-_INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
+_INTEGER = re.compile(rb"([+-]?)0*([0-9]+)\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 
@@ -44,9 +44,11 @@ def quote(data: bytes) -> str:
 
 def parse_integer(data: bytes, function: str = "Atoi") -> int:
     """A whole number of 64 bits; ValueError with the text of the function of strconv that parses it there."""
-    if not _INTEGER.match(data):
+    found = _INTEGER.match(data)
+    if found is None:
         raise ValueError(f"strconv.{function}: parsing {quote(data)}: invalid syntax")
-    value = int(data)
+    sign, digits = found.groups()
+    value = int(sign + digits[:20])  # more than 19 are too many, however many there are
     if not -_LIMIT <= value < _LIMIT:
         raise ValueError(f"strconv.{function}: parsing {quote(data)}: value out of range")
     return value

@@ -8,7 +8,7 @@ import logging
 import posixpath
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl, quote, unquote
 import msgspec
 from gevent.ssl import SSLContext
 
-from nsq_fast.broker.message import Exiting, NotFound
+from nsq_fast.broker.go import parse_integer
+from nsq_fast.broker.message import ClusterError, Exiting, NotFound
 from nsq_fast.broker.net import Faults, Listener, linger, shown_peer
-from nsq_fast.errors import HttpError
+from nsq_fast.errors import HttpError, ServerError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
 
@@ -27,9 +28,9 @@ logger: logging.Logger = logging.getLogger("nsq_fast.broker.http")
 
 
 # A handler takes a ``Request`` and returns text, bytes, None (an empty reply), or anything else, which goes out as
-# JSON; it refuses by raising ``request.refuse(status, text)``. How a result or a refusal looks on the wire is the
-# router's *style*: ``style_v1`` is what servers since 1.0 always do, ``style_negotiated`` what redesigned servers do
-# on their older routes, decided by the request's Accept header.
+# JSON; it refuses by raising ``request.refuse(status, text)``, or an error of the server's state. How a result or a
+# refusal looks on the wire is the route's *style*: ``style_v1`` is what servers since 1.0 always do,
+# ``style_negotiated`` what redesigned servers do on their older routes, decided by the request's Accept header.
 
 
 ACCEPT_V1 = "application/vnd.nsq; version=1.0"
@@ -199,6 +200,32 @@ class Request:
                 self._arguments.setdefault(key, value)
         return self._arguments.get(name)
 
+    # Arguments by their kinds; each refuses the request where it does not fit. Redesigned servers take an empty one for
+    # one that is missing (nsqio/nsq and youzan/nsq: internal/http_api/topic_channel_args.go).
+
+    def required(self, name: str, *, is_filled: bool = False) -> str:
+        value = self.get(name)
+        if value is None or (is_filled and not value):
+            raise self.refuse(400, f"MISSING_ARG_{name.upper()}")
+        return value
+
+    def valid(self, kind: str, refusal: str = "", *, is_filled: bool = False) -> str:
+        """The name of the ``topic``, or of the ``channel``, that it is about."""
+        name = self.required(kind, is_filled=is_filled)
+        if not is_valid_name(name):
+            raise self.refuse(400, refusal or f"INVALID_ARG_{kind.upper()}")
+        return name
+
+    def integer(self, name: str, refusal: str = "", default: int | None = None, function: str = "Atoi") -> int:
+        """A whole number; ``default``, if there is one, where it is empty. No ``refusal``: it says what is wrong."""
+        value = self.get(name) or ""
+        if default is not None and not value:
+            return default
+        try:
+            return parse_integer(value.encode(), function)
+        except ValueError as error:
+            raise self.refuse(400, refusal or str(error)) from error
+
     @property
     def remote_address(self) -> str:
         return shown_peer(self._address)
@@ -316,25 +343,27 @@ class _Route(NamedTuple):
     style: Style
 
 
+Table = tuple[Style, Iterable[tuple[str, str, Handler]]]
+"""Routes of one style: method, path, handler. A path that ends in ``/*`` takes one more segment, ``argument``."""
+
+
 class Router:
-    """An application of ``HttpFace``: a table of method and path to handler.
+    """An application of ``HttpFace``: tables of methods and paths with their handlers.
 
     As the original's router (julienschmidt/httprouter) it answers 404 and 405 in the server's style, lists
     the allowed methods, and redirects where only the case or a slash at the end differs.
     """
 
-    def __init__(self, style: Style = style_v1) -> None:
-        self._style = style
+    def __init__(self, *tables: Table) -> None:
         self._routes: dict[str, dict[str, _Route]] = {}
-
-    def add(self, method: str, path: str, handler: Handler, style: Style | None = None) -> None:
-        """Add a route. A path that ends in ``/*`` takes one more segment, which becomes ``request.argument``."""
-        self._routes.setdefault(path, {})[method] = _Route(handler, style or self._style)
+        for style, rows in tables:
+            for method, path, handler in rows:
+                self._routes.setdefault(path, {})[method] = _Route(handler, style)
 
     def __call__(self, request: Request) -> Reply:
         methods = self._find(request)
         if methods is None:
-            return self._redirect(request) or self._style(request, 404, "NOT_FOUND")
+            return self._redirect(request) or style_v1(request, 404, "NOT_FOUND")
         route = methods.get(request.method)
         if route is None:
             return self._answer_wrong_method(request, methods)
@@ -346,6 +375,10 @@ class Router:
             return route.style(request, 404, str(error))
         except Exiting:
             return route.style(request, 503, "EXITING")
+        except ServerError as error:
+            return route.style(request, 400, error.code)
+        except ClusterError as error:
+            return route.style(request, 400, str(error))
         except Exception:
             logger.exception("%s %s failed", request.method, request.path, extra=BROKER_INTERNAL_ERROR)
             return route.style(request, 500, "INTERNAL_ERROR")
@@ -384,7 +417,7 @@ class Router:
         allow = ("Allow", ", ".join(sorted({*methods, "OPTIONS"})))
         if request.method == "OPTIONS":
             return Reply(200, [allow], b"")
-        status, headers, body = self._style(request, 405, "METHOD_NOT_ALLOWED")
+        status, headers, body = style_v1(request, 405, "METHOD_NOT_ALLOWED")
         return Reply(status, [allow, *headers], body)
 
 
@@ -449,23 +482,3 @@ _STATUS = {status.value: f"{status.value} {status.phrase}" for status in HTTPSta
 @functools.lru_cache(maxsize=1)
 def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
-
-
-# --- query arguments of requests (nsqio/nsq: internal/http_api/topic_channel_args.go, GetTopicChannelArgs) -----------
-
-
-def required(request: Request, name: str) -> str:
-    value = request.get(name)
-    if value is None:
-        raise request.refuse(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def topic_and_channel(request: Request) -> tuple[str, str]:
-    topic = required(request, "topic")
-    if not is_valid_name(topic):
-        raise request.refuse(400, "INVALID_ARG_TOPIC")
-    channel = required(request, "channel")
-    if not is_valid_name(channel):
-        raise request.refuse(400, "INVALID_ARG_CHANNEL")
-    return topic, channel

@@ -11,6 +11,7 @@ from gevent import Timeout
 from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_SERVER, SSLContext, TLSVersion
 
 from nsq_fast.broker.go import Int32, Int64
+from nsq_fast.broker.message import FatalError
 from nsq_fast.broker.net import Faults
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.errors import ConfigError
@@ -70,8 +71,9 @@ class Upgrades(msgspec.Struct, frozen=True):
     deflate_level: int = DEFAULT_DEFLATE_LEVEL
 
 
-class IdentifyError(ValueError):
+def _invalid(what: str, value: int) -> FatalError:
     """A value is out of range; the text is the original's."""
+    return FatalError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
 
 
 class Negotiation:
@@ -96,19 +98,19 @@ class Negotiation:
         )
 
     def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:
-        """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
+        """Change ``profile`` as the client asks; raises FatalError at the first value that is out of range."""
         for name in ("client_id", "hostname", "user_agent", "topology_region", "topology_zone"):
             setattr(profile, name, getattr(request, name) or "")
         _apply_heartbeat(request.heartbeat_interval or 0, profile, options)
         self._apply_output_buffer(request.output_buffer_size or 0, request.output_buffer_timeout or 0, profile, options)
         sample_rate = request.sample_rate or 0
         if not 0 <= sample_rate <= 99:
-            raise IdentifyError(f"sample rate ({sample_rate}) is invalid")
+            raise _invalid("sample rate", sample_rate)
         profile.sample_rate = sample_rate
         timeout = request.msg_timeout or 0
         if timeout:
             if not 1000 <= timeout <= options.max_msg_timeout * 1000:
-                raise IdentifyError(f"msg timeout ({timeout}) is invalid")
+                raise _invalid("msg timeout", timeout)
             profile.msg_timeout = timeout / 1000
 
     def _apply_output_buffer(self, size: int, timeout: int, profile: Profile, options: NsqdOptions) -> None:
@@ -117,22 +119,22 @@ class Negotiation:
         elif timeout:
             low, high = options.min_output_buffer_timeout * 1000, options.max_output_buffer_timeout * 1000
             if not low <= timeout <= high:
-                raise IdentifyError(f"output buffer timeout ({timeout}) is invalid")
+                raise _invalid("output buffer timeout", timeout)
             profile.output_buffer_timeout = timeout / 1000
         if size == -1:
             profile.output_buffer_size = _UNBUFFERED
             profile.output_buffer_timeout = 0.0
         elif size:
             if not 64 <= size <= options.max_output_buffer_size:
-                raise IdentifyError(f"output buffer size ({size}) is invalid")
+                raise _invalid("output buffer size", size)
             profile.output_buffer_size = size
 
     def choose_upgrades(self, request: Request, options: NsqdOptions, *, has_tls: bool) -> Upgrades:
-        """Which layers the client asks for and gets; raises IdentifyError for two compressions at once."""
+        """Which layers the client asks for and gets; raises FatalError for two compressions at once."""
         deflate = options.deflate and bool(request.deflate)
         snappy = options.snappy and bool(request.snappy)
         if deflate and snappy:
-            raise IdentifyError("cannot enable both deflate and snappy compression")
+            raise FatalError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
         level = request.deflate_level or 0
         if not deflate or level <= 0:
             level = self.deflate_level
@@ -170,7 +172,7 @@ def _apply_heartbeat(interval: int, profile: Profile, options: NsqdOptions) -> N
         profile.heartbeat_interval = 0.0
     elif interval:
         if not 1000 <= interval <= options.max_heartbeat_interval * 1000:
-            raise IdentifyError(f"heartbeat interval ({interval}) is invalid")
+            raise _invalid("heartbeat interval", interval)
         profile.heartbeat_interval = interval / 1000
 
 

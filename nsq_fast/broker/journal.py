@@ -61,8 +61,8 @@ _NO_MOMENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permissi
 class OpenFiles(threading.local):
     """The files that a thread has open: half of what the process may have; then the one opened first is closed."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if most is None else most
+    def __init__(self) -> None:
+        self.most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._close: dict[object, Callable[[], None]] = {}
 
     def add(self, owner: object, close: Callable[[], None]) -> None:

@@ -16,8 +16,8 @@ from gevent.queue import Empty, Queue
 
 from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.go import Int64, decode_json
-from nsq_fast.broker.http import Request, Router, required, style_text, topic_and_channel
-from nsq_fast.broker.net import FaultySocket
+from nsq_fast.broker.http import Request, Router, style_text, style_v1
+from nsq_fast.broker.net import FaultySocket, read_exactly
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, HttpError, Invalid, RemoteProtocolError, ServerError
 from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED, BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
 from nsq_fast.names import Address, is_ephemeral, is_valid_name, parse_address
@@ -292,33 +292,31 @@ _NEVER_NS = -6795364578871345152
 
 
 class LookupdRoutes:
-    """Builds the WSGI application of an nsqlookupd."""
+    """The routes of an nsqlookupd."""
 
     def __init__(self, db: LookupDB, version: str) -> None:
         self._db = db
         self._version = version
 
     def router(self) -> Router:
-        db, router = self._db, Router()
-        router.add("GET", "/ping", lambda request: "OK", style_text)
-        for method, path, handler in (
+        db = self._db
+        rows = (
             ("GET", "/info", lambda request: {"version": self._version}),
             ("GET", "/lookup", self._lookup),
             ("GET", "/topics", lambda request: {"topics": db.topics()}),
-            ("GET", "/channels", lambda request: {"channels": db.channels(required(request, "topic"))}),
+            ("GET", "/channels", lambda request: {"channels": db.channels(request.required("topic"))}),
             ("GET", "/nodes", self._nodes),
             ("GET", "/debug", self._debug),
-            ("POST", "/topic/create", self._create_topic),
-            ("POST", "/topic/delete", lambda request: db.remove_topic(required(request, "topic"))),
+            ("POST", "/topic/create", lambda request: db.add(request.valid("topic"))),
+            ("POST", "/topic/delete", lambda request: db.remove_topic(request.required("topic"))),
             ("POST", "/topic/tombstone", self._tombstone),
-            ("POST", "/channel/create", lambda request: db.add(*topic_and_channel(request))),
+            ("POST", "/channel/create", lambda request: db.add(request.valid("topic"), request.valid("channel"))),
             ("POST", "/channel/delete", self._delete_channel),
-        ):
-            router.add(method, path, handler)
-        return router
+        )
+        return Router((style_text, [("GET", "/ping", lambda request: "OK")]), (style_v1, rows))
 
     def _lookup(self, request: Request) -> dict[str, Any]:
-        topic = required(request, "topic")
+        topic = request.required("topic")
         if not self._db.has_topic(topic):
             raise request.refuse(404, "TOPIC_NOT_FOUND")
         producers = [peer.public() for peer in self._db.producers(topic, time.time())]
@@ -332,17 +330,11 @@ class LookupdRoutes:
     def _debug(self, request: Request) -> dict[str, Any]:
         return {name: [*map(_debug_producer, each)] for name, each in self._db.registrations() if each}
 
-    def _create_topic(self, request: Request) -> None:
-        topic = required(request, "topic")
-        if not is_valid_name(topic):
-            raise request.refuse(400, "INVALID_ARG_TOPIC")
-        self._db.add(topic)
-
     def _tombstone(self, request: Request) -> None:
-        self._db.tombstone(required(request, "topic"), required(request, "node"))
+        self._db.tombstone(request.required("topic"), request.required("node"))
 
     def _delete_channel(self, request: Request) -> None:
-        if not self._db.remove_channel(*topic_and_channel(request)):
+        if not self._db.remove_channel(request.valid("topic"), request.valid("channel")):
             raise request.refuse(404, "CHANNEL_NOT_FOUND")
 
 
@@ -529,21 +521,10 @@ class _Registration:
 
 
 def _read_reply(sock: Any) -> bytes:
-    (size,) = _SIZE.unpack(_read_exactly(sock, _SIZE.size))
+    (size,) = _SIZE.unpack(read_exactly(sock, _SIZE.size))
     if not 0 <= size <= MAX_BODY:
         raise RemoteProtocolError(f"a reply of {size} bytes")
-    return _read_exactly(sock, size)
-
-
-def _read_exactly(sock: Any, size: int) -> bytes:
-    chunks = []
-    while size:
-        chunk = sock.recv(size)
-        if not chunk:
-            raise ConnectionResetError("nsqlookupd closed the connection")
-        chunks.append(chunk)
-        size -= len(chunk)
-    return b"".join(chunks)
+    return read_exactly(sock, size)
 
 
 def _ask_channels(lookupd: Address | None, topic: str) -> set[str]:

@@ -25,6 +25,22 @@ class NotOwner(NsqError):
     """The message is not in flight, or not with this client."""
 
 
+class ClusterError(NsqError):
+    """The cluster refuses what an administrator asks for; the text is what the server would answer."""
+
+
+class FatalError(Exception):
+    """The client gets an ERROR frame, and its connection is closed; so it is with a ServerError that nobody answers.
+
+    nsqio/nsq: internal/protocol/errors.go, FatalClientErr.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code} {detail}")
+        self.code = code
+        self.detail = detail
+
+
 class DataPathError(NsqError, OSError):
     """The data path cannot be used, or what is in it cannot be read."""
 

@@ -218,6 +218,17 @@ def linger(stream: Any) -> None:
             pass
 
 
+def read_exactly(sock: Any, size: int) -> bytes:
+    """So many bytes; raises OSError when the peer ends the connection before."""
+    data = b""
+    while len(data) < size:
+        chunk = sock.recv(size - len(data))
+        if not chunk:
+            raise ConnectionResetError("the peer has closed the connection")
+        data += chunk
+    return data
+
+
 _DRAIN_SIZE = 128 * 1024
 _GARBAGE = b"\xff" * 64
 

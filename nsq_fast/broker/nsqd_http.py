@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from nsq_fast.broker.http import Reply, Request, Router, required, style_text, topic_and_channel
+from nsq_fast.broker.channel import Channel
+from nsq_fast.broker.http import Reply, Request, Router, style_text, style_v1
 from nsq_fast.broker.nsqd import Host, Nsqd
 from nsq_fast.broker.stats import memory_stats, producer_stats, render_text, topic_stats
 from nsq_fast.broker.topic import Topic
 from nsq_fast.errors import ConfigError
-from nsq_fast.names import Address, is_valid_name
+from nsq_fast.names import Address
 
 # --- what the HTTP faces of the original's nsqd and of the redesigned one have in common -----------------------------
 
@@ -122,7 +122,6 @@ class HostRoutes:
 
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 
 
 class NsqdRoutes(HostRoutes):
@@ -131,15 +130,13 @@ class NsqdRoutes(HostRoutes):
         self._nsqd = nsqd
 
     def router(self) -> Router:
-        router = Router()
-        router.add("GET", "/ping", self.ping, style_text)
-        for method, path, handler in (
+        rows = (
             ("GET", "/info", self.info),
             ("GET", "/stats", self._stats),
             ("POST", "/pub", self._pub),
             ("POST", "/mpub", self._mpub),
             ("POST", "/topic/create", self._create_topic),
-            ("POST", "/topic/delete", lambda request: self._nsqd.delete_topic(required(request, "topic"))),
+            ("POST", "/topic/delete", lambda request: self._nsqd.delete_topic(request.required("topic"))),
             ("POST", "/topic/empty", self._empty_topic),
             ("POST", "/topic/pause", lambda request: self._any_topic(request).set_paused(True)),
             ("POST", "/topic/unpause", lambda request: self._any_topic(request).set_paused(False)),
@@ -150,9 +147,8 @@ class NsqdRoutes(HostRoutes):
             ("POST", "/channel/unpause", lambda request: self._channel(request).set_paused(False)),
             ("GET", "/config/*", self.get_config),
             ("PUT", "/config/*", self.put_config),
-        ):
-            router.add(method, path, handler)
-        return router
+        )
+        return Router((style_text, [("GET", "/ping", self.ping)]), (style_v1, rows))
 
     def _stats(self, request: Request) -> Any:
         topic, channel = request.get("topic") or "", request.get("channel") or ""
@@ -180,12 +176,12 @@ class NsqdRoutes(HostRoutes):
         return self._publish(request, lambda: topic.put(body, defer_ms))
 
     def _defer(self, request: Request) -> int:
-        text = request.get("defer")
-        if text is None:
+        if request.get("defer") is None:
             return 0
-        if not _INTEGER.match(text) or not 0 <= int(text) <= self._nsqd.options.max_req_timeout * 1000:
+        milliseconds = request.integer("defer", "INVALID_DEFER")
+        if not 0 <= milliseconds <= self._nsqd.options.max_req_timeout * 1000:
             raise request.refuse(400, "INVALID_DEFER")
-        return int(text)
+        return milliseconds
 
     def _mpub(self, request: Request) -> str:
         request.check_length(self._nsqd.options.max_body_size, "BODY_TOO_BIG")
@@ -212,30 +208,29 @@ class NsqdRoutes(HostRoutes):
         self._created_topic(request)
 
     def _empty_topic(self, request: Request) -> None:
-        if not is_valid_name(required(request, "topic")):
-            raise request.refuse(400, "INVALID_TOPIC")
-        self._any_topic(request).empty()
+        self._nsqd.existing_topic(request.valid("topic", "INVALID_TOPIC")).empty()
 
     def _create_channel(self, request: Request) -> None:
-        _, channel = topic_and_channel(request)
-        self._any_topic(request).get_channel(channel)
+        topic, channel = self._named(request)
+        topic.get_channel(channel)
 
     def _delete_channel(self, request: Request) -> None:
-        _, channel = topic_and_channel(request)
-        self._any_topic(request).delete_channel(channel)
+        topic, channel = self._named(request)
+        topic.delete_channel(channel)
 
     def _created_topic(self, request: Request) -> Topic:
-        topic = required(request, "topic")
-        if not is_valid_name(topic):
-            raise request.refuse(400, "INVALID_TOPIC")
-        return self._nsqd.get_topic(topic)
+        return self._nsqd.get_topic(request.valid("topic", "INVALID_TOPIC"))
 
     def _any_topic(self, request: Request) -> Topic:
-        return self._nsqd.existing_topic(required(request, "topic"))
+        return self._nsqd.existing_topic(request.required("topic"))
 
-    def _channel(self, request: Request) -> Any:
-        _, channel = topic_and_channel(request)
-        return self._any_topic(request).existing_channel(channel)
+    def _named(self, request: Request) -> tuple[Topic, str]:
+        topic, channel = request.valid("topic"), request.valid("channel")
+        return self._nsqd.existing_topic(topic), channel
+
+    def _channel(self, request: Request) -> Channel:
+        topic, channel = self._named(request)
+        return topic.existing_channel(channel)
 
 
 def require_tls(https_port: int) -> Callable[[Request], Reply]:

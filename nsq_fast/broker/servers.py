@@ -23,7 +23,7 @@ from nsq_fast.broker.connection import ERROR, frame
 from nsq_fast.broker.http import HttpFace, Router
 from nsq_fast.broker.identify import server_context
 from nsq_fast.broker.lookupd import LookupDB, LookupdConnection, LookupdRoutes, Registrar
-from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
+from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults, read_exactly
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions, check_count, is_path
@@ -266,11 +266,10 @@ class NsqdServer(Server):
 
     def _serve_client(self, sock: Any, address: Any) -> None:
         """Serve one connection, which begins with the magic of V2, until it ends (nsqio/nsq: nsqd/tcp.go, Handle)."""
-        magic = _read_magic(sock)  # before there is anything else: a connection may stay silent
+        magic = read_exactly(sock, len(MAGIC_V2))  # before there is anything else: a connection may stay silent
         stream = self.faults.tcp.guard(sock)
         if magic != MAGIC_V2:
-            if len(magic) == len(MAGIC_V2):
-                stream.sendall(BAD_PROTOCOL)
+            stream.sendall(BAD_PROTOCOL)
             return
         connection = self.dialect.connection(self, next(self._ids), stream, address)
         clients = self.nsqd.clients
@@ -328,16 +327,6 @@ class NsqdServer(Server):
             prefix = key_prefix(options.statsd_prefix, options.broadcast_address, int(self._identity()["http_port"]))
             self._statsd = StatsdPusher(self.nsqd, prefix)
             self._statsd.start()
-
-
-def _read_magic(sock: Any) -> bytes:
-    magic = b""
-    while len(magic) < len(MAGIC_V2):
-        data = sock.recv(len(MAGIC_V2) - len(magic))
-        if not data:
-            break
-        magic += data
-    return magic
 
 
 def _registrations(nsqd: Nsqd) -> Iterator[tuple[str, str]]:

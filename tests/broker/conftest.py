@@ -12,6 +12,14 @@ from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdOptions, NsqdServ
 from nsq_fast.broker.options import SINGULAR
 
 
+@pytest.fixture(autouse=True)
+def no_client_is_left() -> Iterator[None]:
+    """Close the clients that a test has made by hand."""
+    yield
+    for client in list(WireClient.OPEN):
+        client.close()
+
+
 def flags(options: dict[str, Any]) -> list[str]:
     """Options of the embedded nsqd as flags of the real one."""
     return [

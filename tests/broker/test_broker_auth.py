@@ -17,11 +17,11 @@ from gevent.event import Event
 from gevent.server import StreamServer
 from support.http import ask, exchange, parse
 from support.waiting import WAIT, promptly
-from support.wire import WireClient
+from support.wire import WireClient, sized
 
 from nsq_fast.broker import Faults, LookupdServer, NsqdServer
 from nsq_fast.broker.auth import AuthState, query_auth
-from nsq_fast.broker.http import HttpFace, Request, Router
+from nsq_fast.broker.http import HttpFace, Request, Router, style_v1
 from nsq_fast.broker.net import FaultyLink, bind, reset
 from nsq_fast.errors import AuthFailed, ConfigError
 from nsq_fast.names import Address
@@ -41,10 +41,8 @@ class AuthServer:
         self.asked: list[tuple[str, dict[str, list[str]], str]] = []
         self.faults = Faults()
         self.answer = answer
-        router = Router()
-        for method in ("GET", "POST"):
-            router.add(method, "/auth", self._auth)
-            router.add(method, "/elsewhere", self._auth)
+        routes = [(method, path, self._auth) for method in ("GET", "POST") for path in ("/auth", "/elsewhere")]
+        router = Router((style_v1, routes))
         self.face = HttpFace("auth", bind("127.0.0.1:0"), router, self.faults)
         self.face.start()
         self.address = str(self.face.address)
@@ -97,25 +95,6 @@ def test_a_server_that_fails_is_passed_over(auth_server: Callable[..., AuthServe
         assert query_auth([broken.address, good.address], "s", "::1").identity == "me"
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (403, "403"),
-        ("not json", "JSON"),
-        ([], "object"),
-        ({**ANSWER, "ttl": 0}, "invalid TTL 0"),
-        ({**ANSWER, "ttl": "60"}, "int"),
-        ({**ANSWER, "authorizations": [{**GRANT, "permissions": ["fly"]}]}, "unknown permission fly"),
-        ({**ANSWER, "authorizations": [{**GRANT, "topic": "("}]}, "unable to compile"),
-        ({**ANSWER, "authorizations": [{**GRANT, "channels": ["*"]}]}, "unable to compile"),
-    ],
-)
-def test_nonsense_is_no_answer(auth_server: Callable[..., AuthServer], answer: Any, reason: str) -> None:
-    server = auth_server(answer)
-    with pytest.raises(AuthFailed, match=reason):
-        query_auth([server.address], "s", "::1")
-
-
 def test_a_server_that_hangs_or_is_not_there_costs_the_timeout(auth_server: Callable[..., AuthServer]) -> None:
     server = auth_server()
     server.faults.drop_replies = True
@@ -144,19 +123,10 @@ def test_what_a_grant_covers() -> None:
     assert not state.allowed("all.metrics.here", "c1", "subscribe")
 
 
-def test_a_grant_to_publish_must_match_no_channel_at_all(auth_server: Callable[..., AuthServer]) -> None:
-    server = auth_server({**ANSWER, "authorizations": [{**GRANT, "channels": ["x"]}]})
-    assert not query_auth([server.address], "s", "::1").allowed("t", "", "publish")
-
-
 @pytest.fixture
 def guard(start_nsqd: Callable[..., Any]) -> Callable[[AuthServer], Any]:
     """Start an nsqd, ours or the original's, that asks an auth server."""
     return lambda server: start_nsqd(auth_http_addresses=(server.address,))
-
-
-def sized(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
 
 
 PUB = b"PUB %s\n" + sized(b"x")
@@ -171,7 +141,6 @@ def test_a_client_may_do_what_it_is_granted(auth_server: Callable[..., AuthServe
     assert server.asked[0][1]["remote_ip"] == ["127.0.0.1"]
     assert client.command(PUB % b"topic") == b"OK"
     assert client.command(PUB % b"other") == b'E_UNAUTHORIZED AUTH failed for PUB on "other" ""'
-    client.close()
 
 
 def test_without_auth_nothing_may_be_done(auth_server: Callable[..., AuthServer], guard: Any) -> None:
@@ -183,11 +152,30 @@ def test_without_auth_nothing_may_be_done(auth_server: Callable[..., AuthServer]
 
 
 @pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (403, "403"),
+        ("nonsense", "JSON"),
+        ([], "object"),
+        ({**ANSWER, "ttl": 0}, "invalid TTL 0"),
+        ({**ANSWER, "ttl": "60"}, "int"),
+        ({**ANSWER, "authorizations": [{**GRANT, "permissions": ["fly"]}]}, "unknown permission fly"),
+        ({**ANSWER, "authorizations": [{**GRANT, "topic": "("}]}, "unable to compile"),
+        ({**ANSWER, "authorizations": [{**GRANT, "channels": ["*"]}]}, "unable to compile"),
+    ],
+)
+def test_nonsense_is_no_answer(
+    auth_server: Callable[..., AuthServer], guard: Any, caplog: pytest.LogCaptureFixture, answer: Any, reason: str
+) -> None:
+    nsqd = guard(auth_server(answer))
+    client = WireClient(nsqd.tcp_address)
+    assert client.command(b"AUTH\n" + sized(b"secret")) == b"E_AUTH_FAILED AUTH failed"
+    assert reason in caplog.text or not isinstance(nsqd, NsqdServer)
+
+
+@pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (403, b"E_AUTH_FAILED AUTH failed"),
-        ("nonsense", b"E_AUTH_FAILED AUTH failed"),
-        ({**ANSWER, "ttl": 0}, b"E_AUTH_FAILED AUTH failed"),
         ({**ANSWER, "authorizations": []}, b"E_UNAUTHORIZED AUTH no authorizations found"),
         ({**ANSWER, "authorizations": None}, b"E_UNAUTHORIZED AUTH no authorizations found"),
         ({**ANSWER, "identity": None}, None),
@@ -202,6 +190,12 @@ def test_answers_of_all_kinds(auth_server: Callable[..., AuthServer], guard: Any
     assert reply == error if error else json.loads(reply)["permission_count"] == 1
 
 
+def test_a_grant_to_publish_must_match_no_channel_at_all(auth_server: Callable[..., AuthServer], guard: Any) -> None:
+    client = WireClient(guard(auth_server({**ANSWER, "authorizations": [{**GRANT, "channels": ["x"]}]})).tcp_address)
+    client.command(b"AUTH\n" + sized(b"secret"))
+    assert client.command(PUB % b"topic") == b'E_UNAUTHORIZED AUTH failed for PUB on "topic" ""'
+
+
 def test_an_expired_answer_is_asked_for_anew(auth_server: Callable[..., AuthServer], guard: Any) -> None:
     server = auth_server({**ANSWER, "ttl": 1})
     client = WireClient(guard(server).tcp_address)
@@ -212,7 +206,6 @@ def test_an_expired_answer_is_asked_for_anew(auth_server: Callable[..., AuthServ
     sleep(1.01)  # sleep: longer than the ttl of the answer, in whole seconds
     assert client.command(PUB % b"topic") == b'E_UNAUTHORIZED AUTH failed for PUB on "topic" ""'
     assert len(server.asked) == 2
-    client.close()
 
 
 # The switches that make a server of the broker misbehave.
@@ -348,7 +341,6 @@ def test_a_mute_nsqd_stores_what_it_does_not_confirm(nsqd: NsqdServer) -> None:
     assert nsqd.nsqd.topics["t"].message_count == 2
     nsqd.faults.clear()
     client.publish("t", b"3")
-    client.close()
 
 
 def test_messages_are_cut_in_the_middle_of_a_frame(nsqd: NsqdServer) -> None:
@@ -361,8 +353,6 @@ def test_messages_are_cut_in_the_middle_of_a_frame(nsqd: NsqdServer) -> None:
     assert head[:8] == b"\x00\x00\x00\x82\x00\x00\x00\x02"
     with pytest.raises(ConnectionResetError):
         consumer.reader.read(1)
-    consumer.close()
-    client.close()
 
 
 def test_replies_of_nsqd_are_delayed_and_in_order(nsqd: NsqdServer) -> None:
@@ -373,7 +363,6 @@ def test_replies_of_nsqd_are_delayed_and_in_order(nsqd: NsqdServer) -> None:
         client.reader.peek(1)
     assert [client.frame().data for _ in range(2)] == [b"OK", b"OK"]
     assert client.message().body == b"1"
-    client.close()
 
 
 def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
@@ -387,7 +376,6 @@ def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
     with pytest.raises(ConnectionResetError):
         refused.recv(1)
     assert ask(nsqd.http_address, "GET", "/ping").body == b"OK"
-    client.close()
 
 
 def test_a_link_adds_no_delay_of_its_own() -> None:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from gevent import Timeout
@@ -22,7 +22,7 @@ from support.waiting import until
 from support.wire import Consumer, WireClient, sized
 
 from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
-from nsq_fast.broker.journal import OPEN_FILES, Journal, Position, replace_file
+from nsq_fast.broker.journal import OPEN_FILES, Journal, Position
 from nsq_fast.broker.message import DataPathError, SnowflakeIds, encode_frames
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.servers import ServerGroup
@@ -385,30 +385,6 @@ def read_all(log: Journal) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
-def test_any_byte_that_has_changed_ends_what_can_be_read(tmp_path: Path, flip: int) -> None:
-    [path] = write_log(tmp_path / "log", 4)
-    whole = path.read_bytes()
-    size = (len(whole) - HEAD) // 4
-    for at in range(len(whole)):
-        data = bytearray(whole)
-        data[at] ^= flip
-        path.write_bytes(data)
-        log = Journal(path.parent, 1 << 20)
-        expected = list(range((at - HEAD) // size)) if at >= HEAD else []
-        assert read_all(log) == expected
-        log.start_at(4)  # as a checkpoint says
-        log.append(encode_frames(SnowflakeIds(1).take(1), [b"%020d" % 4], 1))
-        assert read_all(log) == [*expected, 4]
-        assert log.count(0, 5) == len(expected) + 1
-        log.close()
-        rest = HEAD + len(expected) * size if at >= HEAD else 0
-        assert path.with_name(path.name + ".bad").read_bytes() == data[rest:]
-        log = Journal(path.parent, 1 << 20)
-        assert read_all(log) == [*expected, 4]
-        log.close()
-
-
 def test_damage_in_some_files_keeps_the_numbers_of_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     paths = write_log(tmp_path / "log", 400, 4096)
     firsts = [int(path.stem) for path in paths]
@@ -474,26 +450,6 @@ def drain(nsqd: Nsqd, topic: str, channel: str) -> list[bytes]:
     return bodies
 
 
-UNFINISHED = {b"1", b"3", b"4", b"5", b"6", b"7"}
-
-
-@pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data path with a topic and a channel, of whose messages 0 to 7 all but 0 and 2 are unfinished."""
-    monkeypatch.setattr("nsq_fast.broker.journal.os.fsync", lambda fd: None)  # takes time, proves nothing here
-    with in_nsqd(tmp_path) as nsqd:
-        topic = nsqd.get_topic("t")
-        channel = topic.get_channel("c")
-        for n in range(8):
-            topic.put(b"%d" % n)
-        consumer = Client()
-        channel.add_client(consumer)  # type: ignore[arg-type]
-        for frame in channel.deliver(consumer, 3):  # type: ignore[arg-type]
-            if frame[34:] != b"1":
-                channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
-    return tmp_path
-
-
 class in_nsqd:
     """An nsqd on a data path, for the time of a ``with``; it must start within a second or so."""
 
@@ -524,96 +480,105 @@ def put_back(path: Path, files: dict[Path, bytes]) -> None:
         file.write_bytes(data)
 
 
-def whole_of(at: int) -> set[bytes]:
-    """The unfinished messages that are before a byte of the log."""
-    return {body for body in UNFINISHED if HEAD + RECORD * (int(body) + 1) <= at}
+class Prepared(NamedTuple):
+    """A data path with a topic and a channel, and the messages of it that are not finished."""
+
+    path: Path
+    preserve_order: bool
+    unfinished: set[bytes]
+
+    def nsqd(self) -> in_nsqd:
+        return in_nsqd(self.path, preserve_order=self.preserve_order)
+
+    def file(self, name: str) -> Path:
+        [found] = [file for file in files_of(self.path) if file.name == name or file.suffix == f".{name}"]
+        return found
+
+
+def fill_in_order(nsqd: Nsqd, consumer: Client) -> set[bytes]:
+    """Of messages 0 to 7, deliver what is in memory, 0 and 1, and finish 0."""
+    topic, channel = nsqd.get_topic("t"), nsqd.get_topic("t").get_channel("c")
+    for n in range(8):
+        topic.put(b"%d" % n)
+    channel.add_client(consumer)  # type: ignore[arg-type]
+    channel.finish(consumer, [frame[18:34] for frame in channel.deliver(consumer, 3)][:1])  # type: ignore[arg-type]
+    return {b"1", b"2", b"3", b"4", b"5", b"6", b"7"}
+
+
+def fill_in_turns(nsqd: Nsqd, consumer: Client) -> set[bytes]:
+    """Deliver and finish what is in memory, while others wait on disk."""
+    topic, channel = nsqd.get_topic("t"), nsqd.get_topic("t").get_channel("c")
+    channel.add_client(consumer)  # type: ignore[arg-type]
+    for n in range(3):
+        topic.put(b"%d" % n)
+    for n in range(3, 9, 2):
+        for frame in channel.deliver(consumer, 2):  # type: ignore[arg-type]
+            channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
+        topic.put(b"%d" % n)
+        topic.put(b"%d" % (n + 1))
+    assert (len(channel.memory), len(channel.backend)) == (2, 1)
+    return {b"2", b"7", b"8"}
+
+
+@pytest.fixture(params=["in order", "in turns"])
+def prepared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    monkeypatch.setattr("nsq_fast.broker.journal.os.fsync", lambda fd: None)  # takes time, proves nothing here
+    monkeypatch.setattr("nsq_fast.broker.channel.random.getrandbits", lambda bits: 1)  # from memory
+    is_ordered = request.param == "in order"
+    with in_nsqd(tmp_path, preserve_order=is_ordered) as nsqd:
+        unfinished = (fill_in_order if is_ordered else fill_in_turns)(nsqd, Client())
+    return Prepared(tmp_path, is_ordered, unfinished)
 
 
 @pytest.mark.parametrize("name", ["log", "checkpoint", "nsqd.dat"])
 @pytest.mark.parametrize("how", ["flip", "cut"])
 def test_an_nsqd_starts_and_serves_with_any_byte_of_a_file_damaged(
-    prepared: Path, caplog: pytest.LogCaptureFixture, name: str, how: str
+    prepared: Prepared, caplog: pytest.LogCaptureFixture, name: str, how: str
 ) -> None:
-    files = files_of(prepared)
-    [victim] = [file for file in files if file.name == name or file.suffix == f".{name}"]
+    files, victim = files_of(prepared.path), prepared.file(name)
     for at in range(len(files[victim])):
-        put_back(prepared, files)
+        put_back(prepared.path, files)
         data = bytearray(files[victim])
         data[at] ^= 0x80
         victim.write_bytes(data if how == "flip" else data[:at])
         caplog.clear()
-        with in_nsqd(prepared) as nsqd:
-            topic = nsqd.get_topic("t")
-            topic.put(b"new")
+        with prepared.nsqd() as nsqd:
+            nsqd.get_topic("t").put(b"new")
             bodies = drain(nsqd, "t", "c")
-        assert (whole_of(at) if name == "log" else UNFINISHED) | {b"new"} <= set(bodies), at
+        if name != "log":
+            assert prepared.unfinished | {b"new"} <= set(bodies), at
+        else:  # what is before the damage, and nothing else
+            whole = max(0, at - HEAD) // RECORD
+            assert set(bodies) == {body for body in prepared.unfinished if int(body) < whole} | {b"new"}, at
+            if how == "flip":
+                rest = HEAD + RECORD * whole if at >= HEAD else 0
+                assert victim.with_name(victim.name + ".bad").read_bytes() == data[rest:]
         assert count_errors(caplog) or name == "nsqd.dat", at  # a name that is another one is no damage
-        with in_nsqd(prepared) as nsqd:
+        with prepared.nsqd() as nsqd:
             assert drain(nsqd, "t", "c") == []
 
 
 @pytest.mark.parametrize("name", ["log", "checkpoint", "nsqd.dat"])
-def test_an_nsqd_starts_and_serves_without_a_file(prepared: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    [victim] = [file for file in files_of(prepared) if file.name == name or file.suffix == f".{name}"]
-    victim.unlink()
-    with in_nsqd(prepared) as nsqd:
+def test_an_nsqd_starts_and_serves_without_a_file(
+    prepared: Prepared, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    prepared.file(name).unlink()
+    with prepared.nsqd() as nsqd:
         nsqd.get_topic("t").put(b"new")
         bodies = drain(nsqd, "t", "c")
-    assert (set() if name == "log" else UNFINISHED) | {b"new"} <= set(bodies)
+    assert (set() if name == "log" else prepared.unfinished) | {b"new"} <= set(bodies)
     assert count_errors(caplog)
 
 
-@pytest.fixture
-def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data path with a channel that has delivered and finished what was in memory, while others waited on disk."""
-    monkeypatch.setattr("nsq_fast.broker.journal.os.fsync", lambda fd: None)  # takes time, proves nothing here
-    monkeypatch.setattr("nsq_fast.broker.channel.random.getrandbits", lambda bits: 1)  # from memory
-    with in_nsqd(tmp_path, preserve_order=False) as nsqd:
-        topic = nsqd.get_topic("t")
-        channel = topic.get_channel("c")
-        consumer = Client()
-        channel.add_client(consumer)  # type: ignore[arg-type]
-        for n in range(3):
-            topic.put(b"%d" % n)
-        for n in range(3, 9, 2):
-            for frame in channel.deliver(consumer, 2):  # type: ignore[arg-type]
-                channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
-            topic.put(b"%d" % n)
-            topic.put(b"%d" % (n + 1))
-        assert (len(channel.memory), len(channel.backend)) == (2, 1)
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", ["log", "checkpoint"])
-@pytest.mark.parametrize("how", ["flip", "cut"])
-def test_damage_costs_no_more_where_messages_came_in_turns(turns: Path, name: str, how: str) -> None:
-    files = files_of(turns)
-    [victim] = [file for file in files if file.name == name or file.suffix == f".{name}"]
-    for at in range(len(files[victim])):
-        put_back(turns, files)
-        data = bytearray(files[victim])
-        data[at] ^= 0x80
-        victim.write_bytes(data if how == "flip" else data[:at])
-        with in_nsqd(turns, preserve_order=False) as nsqd:
-            nsqd.get_topic("t").put(b"new")
-            bodies = drain(nsqd, "t", "c")
-        whole = {b"2", b"7", b"8"}
-        if name == "log":
-            whole = {body for body in whole if HEAD + RECORD * (int(body) + 1) <= at}
-        assert whole | {b"new"} <= set(bodies), (at, bodies)
-        with in_nsqd(turns, preserve_order=False) as nsqd:
-            assert drain(nsqd, "t", "c") == []
-
-
-def test_new_messages_do_not_get_the_numbers_of_lost_ones(prepared: Path) -> None:
-    [path] = prepared.rglob("*.log")
+def test_new_messages_do_not_get_the_numbers_of_lost_ones(prepared: Prepared) -> None:
+    path = prepared.file("log")
     os.truncate(path, HEAD + RECORD * 2)
-    nsqd = Nsqd(NsqdOptions(data_path=str(prepared), sync_timeout=60.0))
+    nsqd = Nsqd(NsqdOptions(data_path=str(prepared.path), sync_timeout=60.0))
     nsqd.start()
     nsqd.get_topic("t").put(b"new")
     nsqd.kill()  # before any checkpoint: the old one names the lost messages
-    with in_nsqd(prepared) as nsqd:
-        assert set(drain(nsqd, "t", "c")) == {b"1", b"new"}
+    with prepared.nsqd() as nsqd:
+        assert set(drain(nsqd, "t", "c")) == prepared.unfinished & {b"0", b"1"} | {b"new"}
 
 
 @pytest.fixture
@@ -642,31 +607,7 @@ def test_a_record_of_two_gigabytes_stops_nothing(process: BrokerProcess, tmp_pat
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_file_that_is_written_in_part_does_not_replace_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    replace_file(path, b"old", sync=False)
-    write = os.write
-    left = [4]
-
-    def nearly_full(fd: int, data: bytes) -> int:
-        if not left[0]:
-            raise OSError(28, "No space left on device")
-        written = write(fd, bytes(data)[: left[0]])
-        left[0] -= written
-        return written
-
-    monkeypatch.setattr("nsq_fast.broker.journal.os.write", nearly_full)
-    with pytest.raises(OSError, match="No space"):
-        replace_file(path, b"new content", sync=False)
-    assert path.read_bytes() == b"old"
-    left[0] = 100
-    replace_file(path, b"new content", sync=False)
-    assert path.read_bytes() == b"new content"
-
-
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def full_disk() -> Callable[[], None]:
     """Let every write fail; call the result to make room again."""
     patch = pytest.MonkeyPatch()
 
@@ -679,12 +620,12 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02)
     with NsqdServer(options) as server:
         server.nsqd.get_topic("t").get_channel("c")
-        make_room = full_disk(monkeypatch)
+        make_room = full_disk()
         try:
             server.nsqd.get_topic("u").get_channel("d")
             WireClient(server.tcp_address).command(b"PUB t\n\0\0\0\x01x")
@@ -786,13 +727,13 @@ def test_what_made_room_for_others_is_not_missed_if_the_process_is_killed_before
         assert server.nsqd.topics["t"].channels["slow"].depth == 0
 
 
-def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path) -> None:
     server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
     server.start()
     for name in "tu":
         server.nsqd.get_topic(name).get_channel("c")
         server.nsqd.get_topic(name).put(b"x")
-    make_room = full_disk(monkeypatch)
+    make_room = full_disk()
     try:
         server.stop()
     finally:
@@ -1018,8 +959,6 @@ def test_a_message_that_is_touched_holds_nothing_else(log_server: NsqdServer, tm
     frame = consumer.receive()
     assert (frame.id, frame.data[26:]) == (held.id, b"slow")
     assert frame.attempts == 2
-    consumer.close()
-    slow.close()
 
 
 def test_without_a_checkpoint_every_kept_message_comes_again(log_server: NsqdServer, tmp_path: Path) -> None:
@@ -1032,7 +971,6 @@ def test_without_a_checkpoint_every_kept_message_comes_again(log_server: NsqdSer
     consumer = Consumer(log_server, "SUB t c", rdy=BATCH)
     until(lambda: log_server.nsqd.get_topic("t").channels["c"].depth == 0)
     assert b"later" in {consumer.receive().data[26:] for _ in range(consumer_has(log_server))}
-    consumer.close()
 
 
 def consumer_has(log_server: NsqdServer) -> int:

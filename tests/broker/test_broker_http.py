@@ -12,7 +12,7 @@ import pytest
 import trustme
 from gevent import Timeout, socket
 from gevent.ssl import PROTOCOL_TLS_CLIENT, SSLContext
-from support.http import ask, exchange, parse, shape
+from support.http import ask, channel_figures, create, exchange, parse, post, shape
 from support.servers import of_release
 from support.waiting import WAIT, promptly, until
 from support.wire import WireClient
@@ -32,33 +32,10 @@ def served(start_nsqd: Any) -> Any:
     return start_nsqd()
 
 
-@pytest.fixture
-def clients() -> Iterator[Any]:
-    """A factory of TCP clients that are closed after the test."""
-    opened: list[WireClient] = []
-
-    def make(served: Any, **identify: Any) -> WireClient:
-        opened.append(WireClient(served.tcp_address, **identify))
-        return opened[-1]
-
-    yield make
-    for client in opened:
-        client.close()
-
-
-def post(served: Any, path: str, body: bytes = b"") -> None:
-    answer = ask(served.http_address, "POST", path, body)
-    assert answer.status == 200, answer
-
-
 def stats(served: Any, query: str = "") -> Any:
     answer = ask(served.http_address, "GET", f"/stats?format=json{query}")
     assert answer.status == 200
     return answer.json
-
-
-def channel_of(served: Any, topic: str = "t", channel: str = "c") -> Any:
-    return stats(served, f"&topic={topic}&channel={channel}")["topics"][0]["channels"][0]
 
 
 def typed(**keys: str) -> dict[str, Any]:
@@ -167,8 +144,8 @@ def test_replies_on_a_kept_connection_do_not_wait(served: Any) -> None:
         reader.close()
 
 
-def test_what_is_published_arrives(served: Any, clients: Any) -> None:
-    consumer = clients(served)
+def test_what_is_published_arrives(served: Any) -> None:
+    consumer = WireClient(served.tcp_address)
     consumer.subscribe("t", "c", rdy=10)
     post(served, "/pub?topic=t", b"one\nline")
     post(served, "/mpub?topic=t", b"\na\n\nbc\n")
@@ -176,13 +153,13 @@ def test_what_is_published_arrives(served: Any, clients: Any) -> None:
     assert sorted(consumer.message().body for _ in range(5)) == [b"a", b"bc", b"d\ne", b"f", b"one\nline"]
 
 
-def test_a_deferred_publish_comes_when_it_is_due(clients: Any) -> None:
+def test_a_deferred_publish_comes_when_it_is_due() -> None:
     # Ours only: the original looks at a new channel for the first time after 5 seconds.
     with NsqdServer() as served:
-        consumer = clients(served)
+        consumer = WireClient(served.tcp_address)
         consumer.subscribe("t", "c")
         post(served, "/pub?topic=t&defer=20", b"soon")
-        assert channel_of(served)["deferred_count"] == 1
+        assert channel_figures(served)["deferred_count"] == 1
         assert consumer.message().body == b"soon"
 
 
@@ -248,16 +225,21 @@ STATS = {
 
 
 @pytest.fixture
-def busy_nsqd(served: Any, clients: Any) -> Any:
+def busy_nsqd(served: Any) -> Iterator[Any]:
     """An nsqd with a consumer that holds one message of two, and a producer."""
-    consumer = clients(served, client_id="id", hostname="host", user_agent="ua/1", feature_negotiation=True)
+    consumer = WireClient(
+        served.tcp_address, client_id="id", hostname="host", user_agent="ua/1", feature_negotiation=True
+    )
     consumer.subscribe("t", "c")
-    producer = clients(served, client_id="pid", hostname="phost", user_agent="pua/1", feature_negotiation=True)
+    producer = WireClient(
+        served.tcp_address, client_id="pid", hostname="phost", user_agent="pua/1", feature_negotiation=True
+    )
     producer.publish("t", b"12345")
     producer.publish("t", b"6")
     consumer.frame()
-    until(lambda: channel_of(served)["message_count"] == 2)
-    return served
+    until(lambda: channel_figures(served)["message_count"] == 2)
+    yield served
+    consumer.close()
 
 
 def test_stats_have_the_originals_keys_and_types(busy_nsqd: Any) -> None:
@@ -307,7 +289,7 @@ def test_stats_leave_out_what_is_not_asked_for(busy_nsqd: Any) -> None:
     assert figures["topics"][0]["channels"][0]["client_count"] == 1
 
 
-def test_a_producers_counts_are_those_of_the_topic_asked_for(busy_nsqd: Any, clients: Any) -> None:
+def test_a_producers_counts_are_those_of_the_topic_asked_for(busy_nsqd: Any) -> None:
     post(busy_nsqd, "/topic/create?topic=other")
     (producer,) = stats(busy_nsqd, "&topic=other")["producers"]
     assert "pub_counts" not in producer
@@ -337,14 +319,13 @@ def test_stats_as_text_when_there_is_nothing(served: Any) -> None:
 
 
 def test_pause_and_unpause_a_topic(served: Any) -> None:
-    post(served, "/topic/create?topic=t")
-    post(served, "/channel/create?topic=t&channel=c")
+    create(served)
     post(served, "/topic/pause?topic=t")
     post(served, "/pub?topic=t", b"x")
     topic = stats(served)["topics"][0]
     assert (topic["paused"], topic["depth"], topic["channels"][0]["depth"]) == (True, 1, 0)
     post(served, "/topic/unpause?topic=t")
-    until(lambda: channel_of(served)["depth"] == 1)
+    until(lambda: channel_figures(served)["depth"] == 1)
     assert stats(served)["topics"][0]["depth"] == 0
 
 

@@ -279,7 +279,6 @@ def test_a_null_in_identify_is_as_good_as_nothing(lookupd: Any) -> None:
     assert json.loads(client.identify({**IDENTITY, "topology_zone": None, "hostname": None, "more": [1]}))
     (node,) = get(lookupd, "/nodes")["producers"]
     assert (node["hostname"], node.get("topology_zone", "")) == ("", "")
-    client.close()
 
 
 def test_commands_before_identify_are_refused_except_ping(lookupd: Any) -> None:
@@ -365,42 +364,11 @@ def test_everything_is_told_on_connect(lookupd: Any, make_nsqd: Callable[..., Fa
     assert {name: node[name] for name in expected} == expected
 
 
-def test_changes_are_told_as_they_come(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
-    nsqd = make_nsqd(lookupd.tcp_address)
-    assert nsqd.registrar.wait_registered(5)
-    nsqd.registrar.register("t")
-    nsqd.registrar.register("t", "c")
-    assert nsqd.registrar.wait_registered(5)
-    assert nodes(lookupd)[0]["topics"] == ["t"]
-    assert channels(lookupd, "t") == ["c"]
-    nsqd.registrar.unregister("t", "c")
-    nsqd.registrar.unregister("t")
-    assert nsqd.registrar.wait_registered(5)
-    assert nodes(lookupd)[0]["topics"] == []
-
-
 def test_ten_thousand_channels_are_told_at_once(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
     nsqd = make_nsqd(lookupd.tcp_address)
     nsqd.has = {("t", f"c{number}") for number in range(10_000)}
     assert nsqd.registrar.wait_registered(20)
     assert len(channels(lookupd, "t")) == 10_000
-
-
-def test_a_stopped_registrar_is_forgotten(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
-    nsqd = make_nsqd(lookupd.tcp_address)
-    assert nsqd.registrar.wait_registered(5)
-    nsqd.registrar.stop()
-    until(lambda: not nodes(lookupd))
-
-
-def test_addresses_may_change(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
-    with LookupdServer() as other:
-        nsqd = make_nsqd(lookupd.tcp_address)
-        assert nsqd.registrar.wait_registered(5)
-        nsqd.registrar.set_addresses([str(other.tcp_address)])
-        assert nsqd.registrar.wait_registered(5)
-        assert len(nodes(other)) == 1
-        until(lambda: not nodes(lookupd))
 
 
 def test_the_channels_known_elsewhere_are_asked_for(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.http import ask
+from support.http import ask, channel_figures, create, post
 from support.waiting import until
 from support.wire import WireClient
 
@@ -390,22 +390,6 @@ def publish(server: NsqdServer, topic: str, first: int, count: int) -> None:
     server.nsqd.get_topic(topic).put_many([b"%d" % n for n in range(first, first + count)])
 
 
-def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
-    server = embedded(mem_queue_size=10, preserve_order=True)
-    topic = server.nsqd.get_topic("t")
-    fast, slow = topic.get_channel("fast"), topic.get_channel("slow")
-    client = WireClient(server.tcp_address)
-    client.subscribe("t", "fast", rdy=50)
-    for first in range(0, 200, 5):
-        publish(server, "t", first, 5)
-        assert consume(client, 5) == [b"%d" % n for n in range(first, first + 5)]
-    assert fast.depth == len(fast.backend) == 0
-    assert (slow.depth, len(slow.backend)) == (200, 190)
-    other = WireClient(server.tcp_address)
-    other.subscribe("t", "slow", rdy=50)
-    assert consume(other, 200) == [b"%d" % n for n in range(200)]
-
-
 def test_what_a_channel_leaves_out_of_the_log_is_bounded(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages pass those on disk as long as there is room in memory, which is known of each."""
     monkeypatch.setattr("nsq_fast.broker.channel._MOST_LEFT_OUT", 20)
@@ -424,23 +408,6 @@ def test_what_a_channel_leaves_out_of_the_log_is_bounded(embedded: Any, monkeypa
     taken += [int(frame[34:]) for frame in channel.deliver(client, 1000)]
     assert sorted(taken) == list(range(200))
     assert channel.depth == 0
-
-
-def test_paused_topic_holds_back_for_channels_that_are_behind_too(embedded: Any) -> None:
-    server = embedded(mem_queue_size=5, preserve_order=True)
-    topic = server.nsqd.get_topic("t")
-    behind = topic.get_channel("behind")
-    publish(server, "t", 0, 20)
-    topic.set_paused(True)
-    publish(server, "t", 20, 20)
-    level = topic.get_channel("level")
-    assert (behind.depth, level.depth, topic.depth) == (20, 0, 20)
-    client = WireClient(server.tcp_address)
-    client.subscribe("t", "behind", rdy=10)
-    assert consume(client, 20) == [b"%d" % n for n in range(20)]
-    topic.set_paused(False)
-    assert (level.depth, topic.depth) == (20, 0)
-    assert consume(client, 20) == [b"%d" % n for n in range(20, 40)]
 
 
 def test_log_is_removed_when_everybody_has_read_it(embedded: Any) -> None:
@@ -465,27 +432,18 @@ def test_a_deferred_message_of_a_new_channel_does_not_wait_for_a_refresh(embedde
     until(lambda: channel.depth == 1)
 
 
-CHANNEL = "c%23ephemeral"
-
-
-def channel(server: Any) -> dict[str, Any]:
-    [topic] = ask(server.http_address, "GET", f"/stats?format=json&topic=t&channel={CHANNEL}").json["topics"]
-    return dict(topic["channels"][0])
-
-
-def post(server: Any, path: str) -> None:
-    assert ask(server.http_address, "POST", path).status == 200
+EPHEMERAL = "c#ephemeral"
 
 
 def test_a_ready_client_gets_messages_without_a_memory_queue(start_nsqd: Callable[..., Any]) -> None:
     server = start_nsqd(mem_queue_size=0)
     client = WireClient(server.tcp_address)
-    client.subscribe("t", "c#ephemeral", 1)
+    client.subscribe("t", EPHEMERAL, 1)
 
     def published() -> bool:
         # A client of the original that is not quite back at its wait misses a message: that one is dropped.
         WireClient(server.tcp_address).publish("t", b"1")
-        return bool(channel(server)["in_flight_count"] == 1)
+        return bool(channel_figures(server, channel=EPHEMERAL)["in_flight_count"] == 1)
 
     until(published)
     assert client.frame().body == b"1"
@@ -494,12 +452,12 @@ def test_a_ready_client_gets_messages_without_a_memory_queue(start_nsqd: Callabl
 def test_without_a_ready_client_and_a_memory_queue_messages_are_dropped(start_nsqd: Callable[..., Any]) -> None:
     server = start_nsqd(mem_queue_size=0)
     client = WireClient(server.tcp_address)
-    client.subscribe("t", "c#ephemeral", 1)
+    client.subscribe("t", EPHEMERAL, 1)
     client.send(b"RDY 0\n")
-    until(lambda: channel(server)["clients"][0]["ready_count"] == 0)
+    until(lambda: channel_figures(server, channel=EPHEMERAL)["clients"][0]["ready_count"] == 0)
     WireClient(server.tcp_address).publish("t", b"1")
-    until(lambda: channel(server)["message_count"] == 1)
-    assert channel(server)["depth"] == 0
+    until(lambda: channel_figures(server, channel=EPHEMERAL)["message_count"] == 1)
+    assert channel_figures(server, channel=EPHEMERAL)["depth"] == 0
 
 
 def test_a_new_channel_gets_what_fits_into_its_memory(start_nsqd: Callable[..., Any]) -> None:
@@ -507,18 +465,17 @@ def test_a_new_channel_gets_what_fits_into_its_memory(start_nsqd: Callable[..., 
     publisher = WireClient(server.tcp_address)
     for n in range(10):
         publisher.publish("t", b"%d" % n)
-    post(server, f"/channel/create?topic=t&channel={CHANNEL}")
-    until(lambda: channel(server)["message_count"] == 10)
-    assert channel(server)["depth"] == 3
+    post(server, "/channel/create?topic=t&channel=c%23ephemeral")
+    until(lambda: channel_figures(server, channel=EPHEMERAL)["message_count"] == 10)
+    assert channel_figures(server, channel=EPHEMERAL)["depth"] == 3
 
 
 def test_deferred_messages_need_no_room(start_nsqd: Callable[..., Any]) -> None:
     server = start_nsqd(mem_queue_size=3)
-    post(server, "/topic/create?topic=t")
-    post(server, f"/channel/create?topic=t&channel={CHANNEL}")
+    create(server, channel=EPHEMERAL)
     for _ in range(5):
         ask(server.http_address, "POST", "/pub?topic=t&defer=60000", b"x")
-    until(lambda: channel(server)["deferred_count"] == 5)
+    until(lambda: channel_figures(server, channel=EPHEMERAL)["deferred_count"] == 5)
 
 
 # Random walks over topics and channels, with restarts in between; and over the heap that channels keep messages in.

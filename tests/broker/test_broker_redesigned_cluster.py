@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gevent import sleep, socket, spawn
-from support.http import ask
+from support.http import ask, refusal
 from support.waiting import WAIT, holds, until
 from support.wire import Consumer, WireClient, detail, headed, publish, sized
 
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import TIMINGS
-from nsq_fast.broker.redesigned.coordinator import ClusterError
 from nsq_fast.cli.broker import command
 from nsq_fast.errors import ConfigError
 
@@ -62,8 +62,6 @@ def test_what_producers_see_of_a_move(cluster: RedesignedCluster) -> None:
     assert to_old.get()[-2:] == [NOT_WRITABLE, NOT_LEADER]
     assert to_new.get()[-2:] == [NOT_WRITABLE, b"OK"]
     assert shown(cluster, "ord")["0"] == cluster.leader_of("ord", 0).tcp_address.port
-    old.close()
-    new.close()
 
 
 def test_what_consumers_see_of_a_move(cluster: RedesignedCluster) -> None:
@@ -78,7 +76,6 @@ def test_what_consumers_see_of_a_move(cluster: RedesignedCluster) -> None:
     consumer = Consumer(cluster.leader_of("ord", 0), "SUB_ORDERED ord ch 0")
     again = consumer.receive()
     assert (again.id, again.attempts, detail(again)) == (second.id, 1, detail(second))
-    consumer.close()
 
 
 def test_lookups_during_a_move(cluster: RedesignedCluster) -> None:
@@ -105,7 +102,6 @@ def test_a_death_during_a_move(cluster: RedesignedCluster, step: float, dies: st
     client = WireClient(cluster.leader_of("ord", 0).tcp_address)
     # Refused until the dead one is known to be dead: it is in sync, and does not confirm.
     until(lambda: client.command(b"PUB ord 0\n" + sized(b"x")) == b"OK")
-    client.close()
 
 
 def _move_or_fail(cluster: RedesignedCluster) -> None:
@@ -124,7 +120,6 @@ def test_an_ephemeral_channel_goes_with_its_last_client(cluster: RedesignedClust
     query = "topic=plain&channel=e%23ephemeral"
     assert ask(cluster.leader_of("plain", 0).http_address, "POST", f"/channel/delete?{query}").status == 200
     assert consumer.reader.read() == b""
-    consumer.close()
 
 
 def test_a_partition_moves_to_a_node_that_had_nothing_of_it(cluster: RedesignedCluster) -> None:
@@ -133,7 +128,6 @@ def test_a_partition_moves_to_a_node_that_had_nothing_of_it(cluster: RedesignedC
     cluster.move_leader("ext", 0, other)
     consumer = Consumer(other, "SUB ext ch 0", extend_support=True)
     assert consumer.receive().data.endswith(b"kept")
-    consumer.close()
 
 
 def test_a_killed_node_resets_its_connections(cluster: RedesignedCluster) -> None:
@@ -165,8 +159,6 @@ def test_a_replica_takes_over(cluster: RedesignedCluster) -> None:
     assert client.command(b"PUB ord 0\n" + sized(b"x")) == NOT_LEADER
     cluster.move_leader("ord", 0, dead)
     publish(cluster, "ord", b"d")
-    client.close()
-    consumer.close()
 
 
 def test_lookupds_share_what_they_know(cluster: RedesignedCluster) -> None:
@@ -232,7 +224,6 @@ def test_a_leader_that_is_cut_off_confirms_nothing(replicated: RedesignedCluster
     assert put(client, b"refused") == NOT_LEADER
     publish(replicated, "t", b"after")
     assert stored(replicated) == [b"before", b"after"]
-    client.close()
 
 
 def test_a_leader_that_is_cut_off_stops_to_lead_before_it_is_replaced() -> None:
@@ -257,8 +248,6 @@ def test_a_leader_that_is_cut_off_stops_to_lead_before_it_is_replaced() -> None:
         replicated.heal_node(leader)
         assert put(again, b"last") == b"OK"
         assert len(stored(replicated)) == confirmed + 1
-        client.close()
-        again.close()
 
 
 def test_too_few_replicas_in_sync_take_no_publishes(replicated: RedesignedCluster) -> None:
@@ -273,7 +262,6 @@ def test_too_few_replicas_in_sync_take_no_publishes(replicated: RedesignedCluste
     replicated.kill_node(replicated.leader_of("t", 0))
     until(lambda: replicated.leader_of("t", 0) is follower)
     assert stored(replicated) == [b"1", b"3"]
-    client.close()
 
 
 def test_another_node_gets_the_replicas_of_one_that_stays_away() -> None:
@@ -289,7 +277,6 @@ def test_another_node_gets_the_replicas_of_one_that_stays_away() -> None:
         replicated.kill_node(leader)
         until(lambda: replicated.leader_of("t", 0) not in (leader, away))
         assert stored(replicated) == [b"1", b"2"]
-        client.close()
 
 
 def test_a_partition_without_live_replica_is_gone_until_its_node_is_back(replicated: RedesignedCluster) -> None:
@@ -305,7 +292,6 @@ def test_a_partition_without_live_replica_is_gone_until_its_node_is_back(replica
     until(lambda: ask(lookupd, "GET", path, **ACCEPT).json["partitions"] != {})
     consumer = Consumer(replicated.leader_of("t", 0), "SUB t ch 0")
     assert consumer.receive().body == b"kept"
-    consumer.close()
 
 
 def test_a_replica_that_was_away_does_not_lead_before_it_has_caught_up(replicated: RedesignedCluster) -> None:
@@ -440,22 +426,17 @@ def bodies(three_nodes: RedesignedCluster) -> list[list[bytes]]:
     return [[record.body for record in each.log.read(0, 99)] for each in three_nodes.state.topics["t"]]
 
 
-def post(lookupd: Any, path: str) -> tuple[int, Any]:
-    answer = ask(lookupd.http_address, "POST", path)
-    return answer.status, answer.json["message"] if answer.body else ""
-
-
 def test_a_node_that_is_removed_is_emptied_first(three_nodes: RedesignedCluster) -> None:
     three_nodes.add_node()
     three_nodes.create_topic("t", 3, 2, multi_part=True, channels=["ch"])
     for number in range(3):
         publish(three_nodes, "t", b"%d" % number, partition=number)
     before, removed = bodies(three_nodes), three_nodes.nsqds[0]
-    assert post(three_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
+    assert refusal(three_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
         400,
         "Not nsqlookup leader",
     )
-    assert post(three_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
+    assert refusal(three_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
     until(lambda: removed.id not in replicas(three_nodes))
     assert all(len(partition.in_sync) == 2 for partition in three_nodes.state.all_partitions())
     assert bodies(three_nodes) == before
@@ -491,11 +472,9 @@ def test_it_is_said_once_what_a_node_that_is_removed_waits_for(
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        ("/cluster/node/remove?remove_node=x", 200, ""),
         ("/topic/partition/move?topic=t&partition=0&move_from=x&move_to=x", 400,
          "move to and from node can not be the same"),
         ("/topic/partition/move?topic=t&partition=-1", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
-        ("/topic/partition/move?topic=t&partition=255", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
         ("/topic/partition/move?topic=none&partition=0&move_from=x&move_to=y", 400, "Key not found"),
         ("/topic/partition/move?topic=t&partition=0&move_from={leader}&move_to={other}", 400,
          "can not move leader without moveleader param"),
@@ -522,7 +501,7 @@ def test_what_cannot_be_is_refused_in_the_words_of_the_real_server(
     other_apart = three_nodes.leader_of("apart", 1).id
     three_nodes.wait_stable()
     path = path.format(leader=leader, other=other, apart=apart, other_apart=other_apart)
-    assert post(three_nodes.lookupds[0], path) == (status, message)
+    assert refusal(three_nodes.lookupds[0], path) == (status, message)
 
 
 # A cluster with ``timings="real"`` takes its time as three real nodes do: here with a hundredth of it.
@@ -556,7 +535,6 @@ def test_a_new_topic_is_writable_after_half_of_the_longest_time(slow_cluster: Re
     until(lambda: shown_slow(slow_cluster, "w", "new"))
     assert time.monotonic() - began >= 0.55
     assert client.command(b"PUB new 0\n" + sized(b"x")) == b"OK"
-    client.close()
 
 
 def test_lookup_is_empty_then_for_readers_only_after_the_death_of_a_leader(slow_cluster: RedesignedCluster) -> None:
@@ -607,7 +585,6 @@ def test_a_publish_goes_on_when_the_follower_is_back_in_time() -> None:
         holds(lambda: not answer.ready())
         slow_cluster.heal_node(follower)
         assert answer.get(timeout=WAIT) == b"OK"
-        client.close()
 
 
 def test_a_single_time_is_changed_by_its_option() -> None:
@@ -684,5 +661,3 @@ def test_a_kind_cluster_is_ready_and_lets_messages_pass(ordered: bool) -> None:
         assert client.command(b"PUB ext 0\n" + sized(b"untagged")) == b"OK"
         assert client.command(b"PUB_EXT ext 0\n" + sized(headed({"##client_dispatch_tag": "red"}, b"x"))) == b"OK"
         assert tagged.receive().data.endswith(b"x")
-        tagged.close()
-        client.close()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from gevent import sleep
-from support.http import ask
+from support.http import ask, post
 from support.waiting import until
 from support.wire import Consumer, WireClient, many, publish, sized, traced
 
@@ -169,7 +169,6 @@ def test_ext_headers_over_http(cluster: RedesignedCluster) -> None:
     assert ask(node.http_address, "POST", path, b"x", **ACCEPT).json["trace_id"] == "77"
     consumer = Consumer(node, "SUB ext ch 0", extend_support=True)
     assert consumer.receive().data[29:] == b'{"a":"b","foo":"v"}x'
-    consumer.close()
 
 
 def test_rows_of_stats(cluster: RedesignedCluster) -> None:
@@ -192,7 +191,6 @@ def test_rows_of_stats(cluster: RedesignedCluster) -> None:
     stats = ask(node.http_address, "GET", "/coordinator/stats?topic=ord&partition=0").json["topic_coord_stats"]
     assert [item["node_id"] for item in stats[0]["isr_stats"]] == partition.replicas
     assert ask(node.http_address, "GET", "/info", **ACCEPT).json["ha_support"] is True
-    consumer.close()
 
 
 def test_depths_are_ends_whatever_is_forgotten(cluster: RedesignedCluster) -> None:
@@ -205,7 +203,6 @@ def test_depths_are_ends_whatever_is_forgotten(cluster: RedesignedCluster) -> No
     assert [channel[name] for name in ("depth", "depth_size", "message_count")] == [1, 33, 3]
     consumer = Consumer(cluster.leader_of("ord", 0), "SUB_ORDERED ord ch 0")
     assert consumer.receive().body.endswith(b"ccc")
-    consumer.close()
 
 
 def test_messages_are_found(cluster: RedesignedCluster) -> None:
@@ -250,7 +247,6 @@ def test_switches_of_a_channel(cluster: RedesignedCluster) -> None:
     assert post("pause", "none") == 404
     assert post("delete") == 200
     assert consumer.reader.read() == b""
-    consumer.close()
 
 
 def test_there_are_no_routes_for_topics(cluster: RedesignedCluster) -> None:
@@ -328,26 +324,21 @@ def durable_cluster() -> Iterator[RedesignedCluster]:
         yield durable_cluster
 
 
-def post(lookupd: Any, path: str) -> tuple[int, str]:
-    answer = ask(lookupd.http_address, "POST", path)
-    return answer.status, answer.json["message"] if answer.body else ""
-
-
 def test_what_is_set_is_kept(durable_cluster: RedesignedCluster) -> None:
     lookupd = durable_cluster.lookupds[0]
-    assert post(lookupd, "/topic/create?topic=t&partition_num=1&replicator=1&syncdisk=5000&retention=3")[0] == 200
+    post(lookupd, "/topic/create?topic=t&partition_num=1&replicator=1&syncdisk=5000&retention=3")
     meta = durable_cluster.partition("t", 0).meta
     assert (meta.sync_every, meta.retention_days) == (4000, 3)
-    assert post(lookupd, "/topic/meta/update?topic=t&syncdisk=10")[0] == 200
+    post(lookupd, "/topic/meta/update?topic=t&syncdisk=10")
     assert (meta.sync_every, meta.retention_days) == (10, 3)
-    assert post(lookupd, "/topic/meta/update?topic=t&syncdisk=-1&retention=9")[0] == 200
+    post(lookupd, "/topic/meta/update?topic=t&syncdisk=-1&retention=9")
     assert (meta.sync_every, meta.retention_days) == (10, 9)
 
 
 def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cluster: RedesignedCluster) -> None:
     partition = durable_cluster.partition("a", 0)
     publish(durable_cluster, "a", b"1", b"2", b"3")
-    assert post(durable_cluster.lookupds[0], "/topic/meta/update?topic=a&retention=2")[0] == 200
+    post(durable_cluster.lookupds[0], "/topic/meta/update?topic=a&retention=2")
     later = time.time_ns() + 2 * DAY
     partition.clean(later)
     assert partition.log.first == 0  # nobody is done with them
@@ -360,7 +351,6 @@ def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cl
     partition.clean(later)
     assert partition.log.first == 2
     consumer.finish(consumer.receive())
-    consumer.close()
 
 
 def test_without_a_channel_nothing_goes(durable_cluster: RedesignedCluster) -> None:
@@ -484,7 +474,6 @@ def test_deliveries_of_a_message_with_a_trace_id_are_traced(traced_node: Traced)
     ]
     until(lambda: len(traced_node.deliveries()) >= len(expected))
     assert traced_node.deliveries() == expected
-    consumer.close()
 
 
 def test_a_channel_is_traced_while_that_is_on(traced_node: Traced) -> None:
@@ -519,7 +508,6 @@ def test_a_timeout_is_logged_of_any_message(traced_node: Traced) -> None:
     consumer.finish(consumer.receive())
     message = "0: message 0 (ts: N, offset: 0, pri:N) TIMEOUT from client CLIENT(0) attempt: 1"
     until(lambda: traced_node.deliveries() == [message])
-    consumer.close()
 
 
 def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
@@ -533,7 +521,6 @@ def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
     consumer.finish(frame)
     slow = "0: message 0 (ts: N, offset: 34, pri:N) SLOW_ACK from client CLIENT(ID) attempt: 1"
     until(lambda: traced_node.deliveries() == [slow])
-    consumer.close()
 
 
 def test_what_a_node_traces_ends_with_it_and_is_not_known_to_others() -> None:

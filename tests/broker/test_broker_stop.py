@@ -303,7 +303,6 @@ def test_what_cannot_be_read_keeps_no_core_busy_and_nothing_else_waiting(
     assert 0 < failing.failed < 100
     failing.left = 0
     assert consumer.receive().data[26:] == bodies[0]
-    consumer.close()
 
 
 def test_a_pause_that_ends_while_nothing_can_be_read_loses_nothing(

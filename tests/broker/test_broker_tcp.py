@@ -20,7 +20,7 @@ from gevent.event import Event
 from gevent.ssl import SSLContext
 from support.http import ask
 from support.waiting import WAIT, until
-from support.wire import ERROR, WireClient
+from support.wire import ERROR, WireClient, identify, many, sized
 
 from nsq_fast.broker.net import Faults, Listener, bind
 
@@ -30,19 +30,6 @@ from nsq_fast.broker.net import Faults, Listener, bind
 SUB = b"SUB t c\n"
 
 NO_ID = b"0123456789abcdef"
-
-
-def body(data: bytes) -> bytes:
-    return struct.pack(">i", len(data)) + data
-
-
-def mpub(*bodies: bytes) -> bytes:
-    inner = struct.pack(">i", len(bodies)) + b"".join(map(body, bodies))
-    return b"MPUB t\n" + body(inner)
-
-
-def identify(**fields: Any) -> bytes:
-    return b"IDENTIFY\n" + body(json.dumps(fields).encode())
 
 
 FATAL = {
@@ -67,7 +54,7 @@ FATAL = {
         identify(feature_negotiation=True, snappy=True, deflate=True),
         "E_IDENTIFY_FAILED cannot enable both deflate and snappy compression",
     ),
-    "auth disabled": (b"AUTH\n" + body(b"secret"), "E_AUTH_DISABLED AUTH disabled"),
+    "auth disabled": (b"AUTH\n" + sized(b"secret"), "E_AUTH_DISABLED AUTH disabled"),
     "sub twice": (SUB + SUB, "E_INVALID cannot SUB in current state"),
     "sub quoted": (b'SUB "\t\xff\xc3\xa9 c\n', 'E_BAD_TOPIC SUB topic name "\\"\\t\\xffé" is not valid'),
     "sub long": (
@@ -93,10 +80,10 @@ FATAL = {
     "pub big": (b"PUB t\n" + struct.pack(">i", 1048577), "E_BAD_MESSAGE PUB message too big 1048577 > 1048576"),
     "mpub big": (b"MPUB t\n" + struct.pack(">i", 5242881), "E_BAD_BODY MPUB body too big 5242881 > 5242880"),
     "mpub count": (
-        b"MPUB t\n" + body(struct.pack(">i", 1048576) + b"x" * 10),
+        b"MPUB t\n" + sized(struct.pack(">i", 1048576) + b"x" * 10),
         "E_BAD_BODY MPUB invalid message count 1048576",
     ),
-    "mpub empty message": (mpub(b"a", b""), "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+    "mpub empty message": (b"MPUB t\n" + many(b"a", b""), "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
     "dpub far": (b"DPUB t 3600001\n", "E_INVALID DPUB timeout 3600001 out of range 0-3600000"),
 }
 
@@ -155,7 +142,7 @@ def test_line_that_never_ends_is_dropped_without_a_word(address: Any) -> None:
 
 def test_surplus_parameters_and_carriage_returns_are_ignored(address: Any) -> None:
     client = WireClient(address)
-    assert client.command(b"PUB t 0 x\r\n" + body(b"x")) == b"OK"
+    assert client.command(b"PUB t 0 x\r\n" + sized(b"x")) == b"OK"
     assert client.command(b"SUB t c 0\r\n") == b"OK"
     client.send(b"RDY 1 2 3\r\n")
     assert client.message().body == b"x"
@@ -173,8 +160,8 @@ def test_rdy_after_cls_is_ignored(address: Any) -> None:
 
 def test_mpub_of_a_message_that_is_too_big(start_nsqd: Any) -> None:
     client = WireClient(start_nsqd(max_msg_size=100).tcp_address)
-    assert client.command(mpub(b"x" * 100)) == b"OK"
-    client.send(mpub(b"x" * 101))
+    assert client.command(b"MPUB t\n" + many(b"x" * 100)) == b"OK"
+    client.send(b"MPUB t\n" + many(b"x" * 101))
     assert last_error(client) == "E_BAD_MESSAGE MPUB message too big 101 > 100"
 
 
@@ -185,7 +172,6 @@ def test_max_channel_consumers(start_nsqd: Any) -> None:
     second = WireClient(address)
     second.send(SUB)
     assert last_error(second) == "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
-    first.close()
 
 
 def test_unknown_commands_of_any_bytes(embedded: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,14 +9,13 @@ from typing import Any
 
 import pytest
 from gevent import Timeout, socket, spawn
-from support.http import ask
+from support.http import ask, channel_figures
 from support.waiting import WAIT, until
-from support.wire import MESSAGE, Frame, WireClient
+from support.wire import MESSAGE, Frame, WireClient, many
 
 
 def pub_many(client: WireClient, topic: str, bodies: list[bytes]) -> None:
-    inner = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
-    assert client.command(f"MPUB {topic}\n".encode() + struct.pack(">i", len(inner)) + inner) == b"OK"
+    assert client.command(f"MPUB {topic}\n".encode() + many(*bodies)) == b"OK"
 
 
 def receive(client: WireClient, count: int) -> list[Frame]:
@@ -33,11 +31,6 @@ def is_silent(client: WireClient, seconds: float) -> bool:
         client.reader.peek(1)
         return False
     return True
-
-
-def channel_stats(server: Any, topic: str, channel: str) -> dict[str, Any]:
-    topics = ask(server.http_address, "GET", f"/stats?format=json&topic={topic}&channel={channel}").json["topics"]
-    return dict(topics[0]["channels"][0])
 
 
 @pytest.fixture
@@ -167,7 +160,7 @@ def test_in_flight_survives_a_disconnect_until_its_timeout(start_nsqd: Any) -> N
     [again] = receive(second, 1)
     assert time.monotonic() - start > 0.8
     assert (again.id, again.attempts) == (frame.id, 2)
-    assert channel_stats(server, "t", "c")["timeout_count"] == 1
+    assert channel_figures(server)["timeout_count"] == 1
 
 
 def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) -> None:
@@ -184,8 +177,6 @@ def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) 
     first.send(b"RDY 1\n")
     frame = first.frame()
     assert (frame.id, frame.body, frame.attempts) == (again.id, b"x", 1)
-    first.close()
-    second.close()
 
 
 def test_clients_of_a_channel_share_its_messages(address: Any) -> None:
@@ -239,7 +230,7 @@ def test_no_messages_after_cls_but_answers_count(start_nsqd: Any) -> None:
     assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
     consumer.send(b"FIN " + frames[0].id + b"\nREQ " + frames[1].id + b" 0\n")
     assert is_silent(consumer, 0.2)
-    stats = channel_stats(server, "t", "c")
+    stats = channel_figures(server)
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (2, 0, 1)
 
 
@@ -265,10 +256,10 @@ def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(start_nsqd: An
     [frame] = receive(consumer, 1)
     # A consumer that is ready may get one more while nsqd empties: nsqio/nsq: nsqd/channel.go, Empty.
     consumer.send(b"RDY 0\n")
-    until(lambda: channel_stats(server, "t", "c")["clients"][0]["ready_count"] == 0)
-    until(lambda: channel_stats(server, "t", "c")["deferred_count"] == 1)
+    until(lambda: channel_figures(server)["clients"][0]["ready_count"] == 0)
+    until(lambda: channel_figures(server)["deferred_count"] == 1)
     ask(server.http_address, "POST", "/channel/empty?topic=t&channel=c")
-    stats = channel_stats(server, "t", "c")
+    stats = channel_figures(server)
     assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
     consumer.send(b"RDY 1\n")
     publisher.publish("t", b"new")
@@ -323,8 +314,8 @@ def test_sample_rate_drops_the_others(start_nsqd: Any) -> None:
     client.subscribe("t", "c", rdy=2500)
     pub_many(WireClient(server.tcp_address), "t", [b"x"] * 2000)
     # The topic hands messages on in its own time: a channel without any may be one that has not got them yet.
-    until(lambda: (stats := channel_stats(server, "t", "c"))["message_count"] == 2000 and not stats["depth"])
-    in_flight = channel_stats(server, "t", "c")["in_flight_count"]
+    until(lambda: (stats := channel_figures(server))["message_count"] == 2000 and not stats["depth"])
+    in_flight = channel_figures(server)["in_flight_count"]
     assert 400 < in_flight < 850
 
 

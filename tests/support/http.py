@@ -60,6 +60,31 @@ def _chunks(data: bytes) -> Iterator[bytes]:
         data = rest[int(size, 16) + 2 :]
 
 
+def post(server: Any, path: str, body: bytes = b"") -> None:
+    """A request that is answered with 200."""
+    answer = ask(server.http_address, "POST", path, body)
+    assert answer.status == 200, answer
+
+
+def refusal(server: Any, path: str) -> tuple[int, str]:
+    """The status of the answer to a POST, and its message, if there is one."""
+    answer = ask(server.http_address, "POST", path)
+    return answer.status, answer.json["message"] if answer.body else ""
+
+
+def create(server: Any, topic: str = "t", channel: str = "c") -> None:
+    """Create a topic of an nsqd, and a channel of it."""
+    post(server, f"/topic/create?topic={topic}")
+    post(server, f"/channel/create?topic={topic}&channel={channel.replace('#', '%23')}")
+
+
+def channel_figures(server: Any, topic: str = "t", channel: str = "c") -> dict[str, Any]:
+    """What /stats says of a channel; nothing where there is none."""
+    query = f"/stats?format=json&topic={topic}&channel={channel.replace('#', '%23')}"
+    found = ask(server.http_address, "GET", query).json["topics"] or [{"channels": [{}]}]
+    return dict(found[0]["channels"][0])
+
+
 def shape(value: Any) -> Any:
     """The keys and types of a JSON value, with the values left out; a list has the shape of its first item."""
     if isinstance(value, dict):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakSet
 
 from gevent import Timeout, socket
 
@@ -40,9 +41,13 @@ class WireClient:
         early: messages that came before the response to a command; ``frame`` returns them first.
     """
 
+    OPEN: ClassVar[WeakSet[WireClient]] = WeakSet()
+    """Those that nobody has closed: a folder of tests may close them behind each test."""
+
     def __init__(self, address: Any, **identify: Any) -> None:
         self.sock = socket.create_connection(address)
         self.reader = self.sock.makefile("rb")
+        self.OPEN.add(self)
         self.early: list[Frame] = []
         self.sock.sendall(b"  V2")
         if identify:
@@ -87,6 +92,7 @@ class WireClient:
         return frame
 
     def close(self) -> None:
+        self.OPEN.discard(self)
         self.reader.close()
         self.sock.close()
 

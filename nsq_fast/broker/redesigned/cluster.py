@@ -10,6 +10,7 @@ from typing import Any
 from gevent import sleep
 
 from nsq_fast.broker.http import Router
+from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import (
     NODE_DEFAULTS,
     TIMINGS,
@@ -21,7 +22,7 @@ from nsq_fast.broker.options import (
     cluster_lookupd_options,
 )
 from nsq_fast.broker.redesigned.commands import REDESIGNED
-from nsq_fast.broker.redesigned.coordinator import NO_NODE, ClusterError, Coordinator
+from nsq_fast.broker.redesigned.coordinator import NO_NODE, Coordinator
 from nsq_fast.broker.redesigned.http import NodeRoutes
 from nsq_fast.broker.redesigned.keeper import DiskKeeper
 from nsq_fast.broker.redesigned.lookup import ClusterLookupRoutes

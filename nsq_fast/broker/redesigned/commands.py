@@ -30,10 +30,10 @@ from nsq_fast.broker.commands import (
     sub_names,
     touch,
 )
-from nsq_fast.broker.connection import OK, RESPONSE, Connection, FatalError, frame
+from nsq_fast.broker.connection import OK, RESPONSE, Connection, frame
 from nsq_fast.broker.go import as_int64, decode_json_header, parse_integer, quote, text
-from nsq_fast.broker.identify import IdentifyError, Negotiation, Profile, Request, Upgrades
-from nsq_fast.broker.message import Exiting
+from nsq_fast.broker.identify import Negotiation, Profile, Request, Upgrades
+from nsq_fast.broker.message import Exiting, FatalError
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.redesigned.channel import (
     FilterRequest,
@@ -47,7 +47,6 @@ from nsq_fast.errors import (
     BadPartition,
     ExtNotSupported,
     HeaderInvalid,
-    NotLeader,
     NotWritable,
     ServerError,
     TraceIdInvalid,
@@ -148,7 +147,7 @@ class NodeNegotiation(Negotiation):
         return NodeProfile(**{**defaults, "output_buffer_size": DEFAULT_OUTPUT_BUFFER_SIZE})
 
     def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:
-        """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
+        """Change ``profile`` as the client asks; raises FatalError at the first value that is out of range."""
         assert isinstance(request, NodeRequest)
         assert isinstance(profile, NodeProfile)
         super().apply(request, profile, options)
@@ -156,11 +155,11 @@ class NodeNegotiation(Negotiation):
         profile.hostname = profile.hostname or request.long_id or ""
         tag = request.desired_tag or ""
         if len(tag.encode()) > MAX_TAG:
-            raise IdentifyError(f"invalid tag len {len(tag.encode())}, exceed limit {MAX_TAG}")
+            raise FatalError("E_BAD_BODY", f"IDENTIFY invalid tag len {len(tag.encode())}, exceed limit {MAX_TAG}")
         profile.desired_tag = tag or profile.desired_tag
         profile.extend_support = profile.extend_support or bool(request.extend_support)
         if problem := missing_package(request.ext_filter):
-            raise IdentifyError(problem)  # without its filter the client would get everything
+            raise FatalError("E_BAD_BODY", f"IDENTIFY {problem}")  # without its filter the client would get everything
         profile.ext_filter = request.ext_filter
 
     def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
@@ -234,10 +233,7 @@ class NodeConnection(Connection):
 
     def require_leader(self) -> None:
         assert self.partition is not None
-        try:
-            self.node.require_leader(self.partition)
-        except NotLeader as error:
-            raise FatalError(error.code, "") from error
+        self.node.require_leader(self.partition)
 
     def stats(self) -> dict[str, Any]:
         """Figures under the server's JSON names; durations in nanoseconds (youzan/nsq: nsqd/stats.go, ClientStats)."""
@@ -267,7 +263,7 @@ class NodeConnection(Connection):
 _TRACE_SIZE = 8
 _LENGTH_SIZE = 2
 _TRACED = struct.Struct(">2sQQQI")
-_TRACE_DIGITS = re.compile(r"[0-9]+\Z")
+_TRACE_DIGITS = re.compile(r"0*([0-9]{1,20})\Z")
 _UINT64 = 1 << 64
 
 MakeDraft = Callable[[bytes, Partition, int], Draft]
@@ -342,10 +338,7 @@ def _prepare(
     if size is None:
         return 0, None
     topic = text(params[1])
-    try:
-        partition = _find_partition(conn.node, topic, number)
-    except ServerError as error:
-        raise FatalError(error.code, error.detail) from error
+    partition = _find_partition(conn.node, topic, number)
     require_permission(conn, "PUB", topic, "")
     return size, partition
 
@@ -423,9 +416,10 @@ def checked_draft(header: bytes, body: bytes, partition: Partition) -> Draft:
 
 def parse_trace_id(text: str) -> int:
     """A trace id in decimal digits. Raises TraceIdInvalid."""
-    if not _TRACE_DIGITS.match(text) or int(text) >= _UINT64:
+    found = _TRACE_DIGITS.match(text)
+    if found is None or int(found[1]) >= _UINT64:
         raise TraceIdInvalid("invalid trace id")
-    return int(text)
+    return int(found[1])
 
 
 def _require_ext(partition: Partition) -> None:
@@ -500,12 +494,9 @@ def _subscribe(
     # Exactly four words: with a start position the partition is not looked at, as on the real server.
     number = parse_partition(params[3]) if len(params) == 4 else NO_PARTITION
     require_permission(conn, "SUB", topic, channel_name)
-    try:
-        partition = conn.node.find(topic, conn.node.default_partition(topic) if number == NO_PARTITION else number)
-        _check_mode(conn, partition, ordered)
-        conn.node.require_leader(partition)
-    except ServerError as error:
-        raise FatalError(error.code, error.detail) from error
+    partition = conn.node.find(topic, conn.node.default_partition(topic) if number == NO_PARTITION else number)
+    _check_mode(conn, partition, ordered)
+    conn.node.require_leader(partition)
     if partition.meta.disable_channel_auto_create and channel_name not in partition.channels:
         raise FatalError("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
     channel = partition.channel(channel_name)

@@ -21,15 +21,14 @@ import mmh3
 from gevent import Greenlet, sleep, spawn, spawn_later
 from gevent.lock import Semaphore
 
+from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.partition import MAX_PARTITIONS, MAX_SYNC_EVERY, ClusterState, Partition, TopicMeta
-from nsq_fast.errors import NsqError
 from nsq_fast.log_events import BROKER_NODE_STAYS, BROKER_REPLICA_FAILED, BROKER_REPLICA_RECOVERED
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.coordinator")
 
 UNSTABLE = "the cluster is unstable"
-SAME_NODE = "move to and from node can not be the same"
 NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
 NO_TOPIC = "Key not found"
 LEASE_SHARE = 0.8
@@ -41,10 +40,6 @@ LEAST_READINESS, LEAST_WRITABLE = 55 / 115, 96 / 117
 _POLL = 0.005
 _PAUSE = 0.1
 """Seconds after a move that failed, and between two looks at a node that cannot be emptied: others may be possible."""
-
-
-class ClusterError(NsqError):
-    """The cluster refuses what an administrator asks for; the text is what the server would answer."""
 
 
 def ring(topic: str, number: int, replicas: int, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -193,12 +188,11 @@ class Coordinator:
     # publishes; its consumers lose their connections and it is no longer the leader; the new one begins to serve, then
     # to take publishes; lookups show it.
 
-    def move_leader(self, topic: str, number: int, to: str | None = None, origin: str | None = None) -> None:
+    def move_leader(self, topic: str, number: int, to: str | None = None) -> None:
         """Let another node lead a partition; returns when lookups show it. Raises ClusterError.
 
         Args:
             to: id of the node, which becomes a replica if it is none; by default some other replica.
-            origin: id of the node that must lead it now, if one is named.
         """
         partition = self.state.partition(topic, number)
         if partition is None:
@@ -206,18 +200,16 @@ class Coordinator:
         if not self._moving.acquire(blocking=False):
             raise ClusterError(UNSTABLE)
         try:
-            self._move(partition, to, origin)
+            self._move(partition, to)
         finally:
             partition.is_writable = True
             self._moving.release()
             self._after_move()
 
-    def _move(self, partition: Partition, to: str | None, origin: str | None) -> None:
+    def _move(self, partition: Partition, to: str | None) -> None:
         former, reachable = partition.leader, self.state.reachable
         if former is None or former not in reachable:  # it would not know that it leads no more
             raise ClusterError(UNSTABLE)
-        if origin and origin != former:
-            raise ClusterError("move from not the topic leader")
         choices = [to] if to else [node for node in partition.in_sync if node != former]
         target = next((node for node in choices if node in reachable), None)
         if target is None:
@@ -244,14 +236,10 @@ class Coordinator:
         for partition in self.state.all_partitions():  # those that got a leader meanwhile had to wait
             self._register(partition)
 
-    def check(self, topic: str, number: int, origin: str, to: str, *, is_leader: bool) -> None:
+    def _check(self, partition: Partition, origin: str, to: str, *, is_leader: bool) -> None:
         """Raise ClusterError for a move that cannot be (youzan/nsq: data_placement_mgr.go, tryMoveTopicPartition)."""
-        partition = self.state.partition(topic, number)
-        if origin == to:
-            raise ClusterError(SAME_NODE)
-        if partition is None:
-            raise ClusterError(NO_TOPIC)
-        is_sibling = to not in partition.logs and any(to in each.logs for each in self.state.topics[topic])
+        siblings = self.state.topics[partition.topic]
+        is_sibling = to not in partition.logs and any(to in each.logs for each in siblings)
         for is_wrong, text in (
             (is_leader and origin != partition.leader, "move from not the topic leader"),
             (not is_leader and origin == partition.leader, "can not move leader without moveleader param"),
@@ -264,13 +252,13 @@ class Coordinator:
             if is_wrong:
                 raise ClusterError(text)
 
-    def move(self, topic: str, number: int, origin: str, to: str, *, is_leader: bool) -> None:
+    def move(self, partition: Partition, origin: str, to: str, *, is_leader: bool) -> None:
         """Move the leadership of a partition, or a replica that does not lead. Raises ClusterError."""
+        self.require_stable()
+        self._check(partition, origin, to, is_leader=is_leader)
         if is_leader:
-            self.move_leader(topic, number, to, origin)
+            self.move_leader(partition.topic, partition.number, to)
             return
-        self.check(topic, number, origin, to, is_leader=False)
-        partition = self.state.topics[topic][number]
         partition.add(to)
         if not partition.catch_up(to):
             partition.logs.pop(to)

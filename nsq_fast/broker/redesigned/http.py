@@ -7,16 +7,14 @@ reading are negotiated (see ``http``). There are the routes that clients and nsq
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote_plus
 
 import msgspec
 
 from nsq_fast.broker.client import TRACE_ID_KEY
-from nsq_fast.broker.go import parse_integer
-from nsq_fast.broker.http import Request, Router, style_negotiated, style_text
+from nsq_fast.broker.http import Request, Router, style_negotiated, style_text, style_v1
 from nsq_fast.broker.nsqd_http import HostRoutes
 from nsq_fast.broker.redesigned.channel import PartitionChannel
 from nsq_fast.broker.redesigned.commands import (
@@ -31,15 +29,7 @@ from nsq_fast.broker.redesigned.commands import (
 from nsq_fast.broker.redesigned.log import PARTITION_SHIFT, Draft, Record
 from nsq_fast.broker.redesigned.partition import NO_PARTITION, Node, Partition
 from nsq_fast.errors import ServerError, TopicNotExist
-from nsq_fast.names import is_valid_name
 
-_SWITCHES: Mapping[str, Callable[[PartitionChannel], None]] = {
-    "pause": lambda channel: channel.set_paused(True),
-    "unpause": lambda channel: channel.set_paused(False),
-    "skip": lambda channel: channel.set_skipped(True),
-    "unskip": lambda channel: channel.set_skipped(False),
-    "empty": lambda channel: channel.empty(),
-}
 _SEARCH_MODES = {"count": COUNT, "virtual_offset": OFFSET}
 _HEADER_PREFIX = "X-Nsqext-"
 _HOURS = 22
@@ -53,17 +43,14 @@ class NodeRoutes(HostRoutes):
         return {"ha_support": True}
 
     def router(self) -> Router:
-        router = Router()
-        router.add("GET", "/ping", self.ping, style_text)
-        for method, path, handler in (
+        negotiated = (
             ("GET", "/info", self.info),
             ("GET", "/stats", self._stats),
             ("POST", "/pub", self._pub),
             ("POST", "/pub_ext", self._pub_ext),
             ("POST", "/mpub", self._mpub),
-        ):
-            router.add(method, path, handler, style_negotiated)
-        for method, path, handler in (
+        )
+        rows = (
             ("POST", "/pubtrace", self._pub_trace),
             ("GET", "/config/*", self.get_config),
             ("PUT", "/config/*", self.put_config),
@@ -80,27 +67,33 @@ class NodeRoutes(HostRoutes):
             ("POST", "/channel/ratelimit", self._limit_rate),
             ("POST", "/channel/skipZanTest", self._skip_test_messages),
             ("POST", "/channel/unskipZanTest", self._skip_test_messages),
-        ):
-            router.add(method, path, handler)
-        for name, switch in _SWITCHES.items():
-            router.add("POST", f"/channel/{name}", self._switch(switch))
-        return router
+            ("POST", "/channel/pause", lambda request: self._channel(request)[1].set_paused(True)),
+            ("POST", "/channel/unpause", lambda request: self._channel(request)[1].set_paused(False)),
+            ("POST", "/channel/skip", lambda request: self._channel(request)[1].set_skipped(True)),
+            ("POST", "/channel/unskip", lambda request: self._channel(request)[1].set_skipped(False)),
+            ("POST", "/channel/empty", lambda request: self._channel(request)[1].empty()),
+        )
+        return Router((style_text, [("GET", "/ping", self.ping)]), (style_negotiated, negotiated), (style_v1, rows))
 
     # --- what a request is about -------------------------------------------------------------------------------------
     # youzan/nsq: internal/http_api/topic_channel_args.go; nsqdserver/http.go, getExistingTopicChannelFromQuery
 
     def _partition(self, request: Request) -> Partition:
         """The partition that a request names, or the default one of its topic."""
-        return self._find(request, valid_topic_of(request), _number_of(request))
+        topic = request.valid("topic", is_filled=True)
+        return self._find(request, topic, request.integer("partition", default=NO_PARTITION))
 
     def _named(self, request: Request) -> tuple[Partition, str]:
-        topic, number = valid_topic_of(request), _number_of(request)
-        channel = channel_of(request)
+        topic = request.valid("topic", is_filled=True)
+        number = request.integer("partition", default=NO_PARTITION)
+        channel = request.valid("channel", is_filled=True)
         return self._find(request, topic, number), channel
 
     def _find(self, request: Request, topic: str, number: int) -> Partition:
-        with _refusing(request, status=404):
+        try:
             return self._host.find(topic, self._host.default_partition(topic) if number == NO_PARTITION else number)
+        except TopicNotExist as error:
+            raise request.refuse(404, error.code) from error
 
     def _channel(self, request: Request, *, is_led: bool = True) -> tuple[Partition, PartitionChannel]:
         """The channel that a request names, of a partition that the node leads."""
@@ -108,12 +101,8 @@ class NodeRoutes(HostRoutes):
         if name not in partition.channels:
             raise request.refuse(404, "CHANNEL_NOT_FOUND")
         if is_led:
-            self._require_leader(request, partition)
-        return partition, partition.channels[name]
-
-    def _require_leader(self, request: Request, partition: Partition) -> None:
-        with _refusing(request):
             self._host.require_leader(partition)
+        return partition, partition.channels[name]
 
     # --- figures -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +124,7 @@ class NodeRoutes(HostRoutes):
 
     def _coordinator_stats(self, request: Request) -> Any:
         topic = request.get("topic")
-        wanted = _integer(request, "partition", "INVALID_REQUEST") if request.get("partition") else NO_PARTITION
+        wanted = request.integer("partition", "INVALID_REQUEST", NO_PARTITION)
         return {
             "rpc_stats": _NO_RPCS,
             "ErrStats": _NO_ERRORS,
@@ -174,14 +163,13 @@ class NodeRoutes(HostRoutes):
 
     def _pub_trace(self, request: Request) -> Any:
         body, partition = self._message(request)
-        self._require_leader(request, partition)
-        with _refusing(request):
-            trace_id = parse_trace_id(request.get("trace_id") or "")
+        self._host.require_leader(partition)
+        trace_id = parse_trace_id(request.get("trace_id") or "")
         return _receipt(self._publish_one(request, partition, Draft(body, trace_id)))
 
     def _pub_ext(self, request: Request) -> Any:
         body, partition = self._message(request)
-        self._require_leader(request, partition)
+        self._host.require_leader(partition)
         try:
             text = unquote_plus(request.get("ext") or "")
             # A null is a header without keys.
@@ -189,8 +177,7 @@ class NodeRoutes(HostRoutes):
         except (msgspec.MsgspecError, RecursionError):
             raise request.refuse(400, "E_INVALID_JSON_HEADER") from None
         header |= request.headers_with_prefix(_HEADER_PREFIX)
-        with _refusing(request):
-            draft = checked_draft(msgspec.json.encode(header), body, partition)
+        draft = checked_draft(msgspec.json.encode(header), body, partition)
         record = self._publish_one(request, partition, draft)
         return _receipt(record) if TRACE_ID_KEY in header else "OK"
 
@@ -208,24 +195,20 @@ class NodeRoutes(HostRoutes):
         partition = self._partition(request)
         body = request.body(self._host.options.max_body_size, "BODY_TOO_BIG")
         split = self.split_lines if request.get("binary") is None else self.split_binary
-        self._publish(request, partition, [Draft(message) for message in split(request, body)])
+        self._host.publish(partition, [Draft(message) for message in split(request, body)])
         return "OK"
 
     def _publish_one(self, request: Request, partition: Partition, draft: Draft) -> Record:
-        [record] = self._publish(request, partition, [draft])
+        [record] = self._host.publish(partition, [draft])
         partition.trace.published([record], request.remote_address)
         return record
-
-    def _publish(self, request: Request, partition: Partition, drafts: list[Draft]) -> list[Record]:
-        with _refusing(request):
-            return self._host.publish(partition, drafts)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _get_message(self, request: Request) -> dict[str, Any]:
         mode = request.get("search_mode") or ""
-        value = _integer(request, "search_pos", function="ParseInt")
-        number = value >> PARTITION_SHIFT if mode == "id" else _integer(request, "partition")
+        value = request.integer("search_pos", function="ParseInt")
+        number = value >> PARTITION_SHIFT if mode == "id" else request.integer("partition")
         try:
             partition = self._host.find(request.get("topic") or "", number)
         except ServerError as error:
@@ -244,8 +227,8 @@ class NodeRoutes(HostRoutes):
 
     def _finish_message(self, request: Request) -> None:
         partition, channel = self._channel(request, is_led=False)
-        internal_id = _integer(request, "msgid", "INVALID_REQUEST", function="ParseInt")
-        self._require_leader(request, partition)
+        internal_id = request.integer("msgid", "INVALID_REQUEST", function="ParseInt")
+        self._host.require_leader(partition)
         if not channel.finish_anywhere(internal_id):
             raise request.refuse(500, "ErrType:7 ErrCode:0 : Message ID not in flight")
 
@@ -264,7 +247,7 @@ class NodeRoutes(HostRoutes):
 
     def _create_channel(self, request: Request) -> None:
         partition, name = self._named(request)
-        self._require_leader(request, partition)
+        self._host.require_leader(partition)
         if partition.meta.disable_channel_auto_create:
             text = f"channel {name} not registered. channel should be initialized before use."
             raise request.refuse(403, text)
@@ -273,14 +256,11 @@ class NodeRoutes(HostRoutes):
     def _delete_channel(self, request: Request) -> None:
         """Nothing happens where there is no such channel."""
         partition, name = self._named(request)
-        self._require_leader(request, partition)
+        self._host.require_leader(partition)
         if partition.meta.disable_channel_auto_create:
             text = f"topic {partition.topic} has channel auto create disabled. channel {name} cuold not be deleted"
             raise request.refuse(403, f"{text} localy in nsqd.")
         partition.delete_channel(name)
-
-    def _switch(self, switch: Callable[[PartitionChannel], None]) -> Callable[[Request], None]:
-        return lambda request: switch(self._channel(request)[1])
 
     def _skip_test_messages(self, request: Request) -> None:
         """Checked, and without effect: no message is for tests only."""
@@ -299,7 +279,7 @@ class NodeRoutes(HostRoutes):
             position = parse_position(body.decode("utf-8", "replace"))
         except ValueError as error:
             raise request.refuse(400, str(error)) from error
-        self._require_leader(request, partition)
+        self._host.require_leader(partition)
         try:
             channel.set_position(sequence_of(position, partition.log))
         except ValueError as error:
@@ -315,46 +295,7 @@ class NodeRoutes(HostRoutes):
     def _limit_rate(self, request: Request) -> None:
         """The limit is checked, and has no effect."""
         self._channel(request, is_led=False)
-        _integer(request, "ratekilobytes", "INVALID_OPTION")
-
-
-@contextmanager
-def _refusing(request: Request, *, status: int = 400) -> Iterator[None]:
-    try:
-        yield
-    except ServerError as error:
-        raise request.refuse(status, error.code) from error
-
-
-def valid_topic_of(request: Request) -> str:
-    """The topic that a request names. Refuses the request."""
-    return _name_of(request, "topic")
-
-
-def channel_of(request: Request) -> str:
-    """The channel that a request names. Refuses the request."""
-    return _name_of(request, "channel")
-
-
-def _name_of(request: Request, kind: str) -> str:
-    name = request.get(kind)
-    if not name:
-        raise request.refuse(400, f"MISSING_ARG_{kind.upper()}")
-    if not is_valid_name(name):
-        raise request.refuse(400, f"INVALID_ARG_{kind.upper()}")
-    return name
-
-
-def _number_of(request: Request) -> int:
-    return _integer(request, "partition") if request.get("partition") else NO_PARTITION
-
-
-def _integer(request: Request, name: str, text: str = "", *, function: str = "Atoi") -> int:
-    """A whole number; refuses the request with a text, or with what is wrong."""
-    try:
-        return parse_integer((request.get(name) or "").encode(), function)
-    except ValueError as error:
-        raise request.refuse(400, text or str(error)) from error
+        request.integer("ratekilobytes", "INVALID_OPTION")
 
 
 def _search(request: Request, partition: Partition, mode: str, value: int) -> Record:

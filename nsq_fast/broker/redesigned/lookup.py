@@ -7,14 +7,12 @@ consumed. Nsqds of the original that have registered stand beside them, without 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from nsq_fast.broker.go import parse_integer
-from nsq_fast.broker.http import Request, Router, required, style_negotiated, style_text
-from nsq_fast.broker.redesigned.coordinator import NO_TOPIC, SAME_NODE, ClusterError
-from nsq_fast.broker.redesigned.http import channel_of, valid_topic_of
+from nsq_fast.broker.http import Request, Router, style_negotiated, style_text, style_v1
+from nsq_fast.broker.message import ClusterError
+from nsq_fast.broker.redesigned.coordinator import NO_TOPIC
 from nsq_fast.broker.redesigned.partition import MAX_RETENTION_DAYS, MAX_SYNC_EVERY, Partition, TopicMeta
 from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
@@ -31,7 +29,7 @@ _PLACE = ("hostname", "broadcast_address", "tcp_port", "http_port")
 
 
 class ClusterLookupRoutes:
-    """Builds the WSGI application of one nsqlookupd of a cluster."""
+    """The routes of one nsqlookupd of a cluster."""
 
     def __init__(self, server: ClusterLookupdServer, cluster: RedesignedCluster) -> None:
         self._server = server
@@ -42,38 +40,36 @@ class ClusterLookupRoutes:
         self._tombstones: set[tuple[str, str]] = set()
 
     def router(self) -> Router:
-        router = Router()
         version = self._server.options.version
-        router.add("GET", "/ping", lambda request: "OK", style_text)
-        for path, handler in (
-            ("/info", lambda request: {"version": version, "ha_support": True}),
-            ("/lookup", self._lookup),
-            ("/topics", self._topics),
-            ("/channels", self._channels),
-            ("/nodes", lambda request: {"producers": self._nodes()}),
-            ("/listlookup", lambda request: self._cluster.listed_lookupds()),
-        ):
-            router.add("GET", path, handler, style_negotiated)
-        for path, handle in (
-            ("/topic/create", self._create_topic),
-            ("/topic/delete", self._delete_topic),
-            ("/topic/partition/expand", self._expand_topic),
-            ("/topic/partition/move", self._move_partition),
-            ("/topic/meta/update", self._update_meta),
-            ("/topic/tombstone", self._tombstone),
-            ("/channel/create", self._create_channel),
-            ("/channel/delete", self._delete_channel),
-            ("/cluster/node/remove", self._remove_node),
-        ):
-            router.add("POST", path, handle)
-        router.add("PUT", "/topic/create", self._create_topic)
-        router.add("GET", "/cluster/stats", self._cluster_stats)
-        return router
+        negotiated = (
+            ("GET", "/info", lambda request: {"version": version, "ha_support": True}),
+            ("GET", "/lookup", self._lookup),
+            ("GET", "/topics", self._topics),
+            ("GET", "/channels", self._channels),
+            ("GET", "/nodes", lambda request: {"producers": self._nodes()}),
+            ("GET", "/listlookup", lambda request: self._cluster.listed_lookupds()),
+        )
+        rows = (
+            ("POST", "/topic/create", self._create_topic),
+            ("PUT", "/topic/create", self._create_topic),
+            ("POST", "/topic/delete", _failing(self._delete_topic)),
+            ("POST", "/topic/partition/expand", _failing(self._expand_topic)),
+            ("POST", "/topic/partition/move", self._move_partition),
+            ("POST", "/topic/meta/update", self._update_meta),
+            ("POST", "/topic/tombstone", self._tombstone),
+            ("POST", "/channel/create", self._create_channel),
+            ("POST", "/channel/delete", self._delete_channel),
+            ("POST", "/cluster/node/remove", self._remove_node),
+            ("GET", "/cluster/stats", self._cluster_stats),
+        )
+        return Router(
+            (style_text, [("GET", "/ping", lambda request: "OK")]), (style_negotiated, negotiated), (style_v1, rows)
+        )
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
     def _lookup(self, request: Request) -> dict[str, Any]:
-        topic, access = topic_of(request), request.get("access") or READ
+        topic, access = _topic(request), request.get("access") or READ
         if access not in (READ, WRITE):
             raise request.refuse(400, "INVALID_ACCESS_MODE")
         partitions = self._partitions(request, topic)
@@ -131,7 +127,7 @@ class ClusterLookupRoutes:
         return {"meta_info": rows, **topics}
 
     def _channels(self, request: Request) -> dict[str, Any]:
-        topic = topic_of(request)
+        topic = _topic(request)
         return {"channels": self._channels_of(topic, self._partitions(request, topic))}
 
     def _nodes(self) -> list[dict[str, Any]]:
@@ -155,7 +151,7 @@ class ClusterLookupRoutes:
     # --- topics ------------------------------------------------------------------------------------------------------
 
     def _create_topic(self, request: Request) -> None:
-        topic = topic_of(request)
+        topic = _topic(request)
         if not is_valid_name(topic):
             raise request.refuse(400, "INVALID_ARG_TOPIC")
         meta = TopicMeta(
@@ -166,29 +162,27 @@ class ClusterLookupRoutes:
             multi_part=_flag(request, "multipart"),
             disable_channel_auto_create=_flag(request, "disable_channel_auto_create"),
             sync_every=_sync_every(request, 0),
-            retention_days=_days(request, 0),
+            retention_days=request.integer("retention", default=0),
         )
         if not self._leads():
-            raise request.refuse(400, NotLeader.code)
-        with _refusing(request):
-            self._coordinator.create(topic, meta)
+            raise NotLeader
+        self._coordinator.create(topic, meta)
 
     def _delete_topic(self, request: Request) -> None:
-        topic, which = topic_of(request), request.get("partition")
+        topic, which = _topic(request), request.get("partition")
         if not which:
             raise request.refuse(400, "MISSING_ARG_TOPIC_PARTITION")
         if which != "**":
             raise request.refuse(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
-        self._require_leader(request, 500)
-        with _refusing(request, 500):
-            self._coordinator.delete(topic)
+        self._require_leader()
+        self._coordinator.delete(topic)
 
     def _tombstone(self, request: Request) -> None:
         """Show a node, by host and HTTP port, no more to those who publish to a topic, or show it again.
 
         Only this nsqlookupd knows of it. Whether there is such a topic, or node, is not looked at.
         """
-        topic, address = topic_of(request), request.get("node")
+        topic, address = _topic(request), request.get("node")
         if not address:
             raise request.refuse(400, "MISSING_ARG_NODE")
         for partition in self._state.topics.get(topic, ()):
@@ -200,24 +194,23 @@ class ClusterLookupRoutes:
                     (self._tombstones.discard if is_shown else self._tombstones.add)((topic, node))
 
     def _expand_topic(self, request: Request) -> None:
-        topic = topic_of(request)
+        topic = _topic(request)
         count = _number(request, "partition_num", MAX_PARTITION_NUM)
-        self._require_leader(request, 500)
+        self._require_leader()
         if not is_valid_name(topic):
-            raise request.refuse(500, "invalid topic name")
+            raise ClusterError("invalid topic name")
         if count >= MAX_PARTITION_NUM:
-            raise request.refuse(500, "max partition allowed exceed")
-        with _refusing(request, 500):
-            self._coordinator.require_stable()
-            if not self._state.topics.get(topic):
-                raise ClusterError(_NOT_CREATED)
-            self._coordinator.expand(topic, count)
+            raise ClusterError("max partition allowed exceed")
+        self._coordinator.require_stable()
+        if not self._state.topics.get(topic):
+            raise ClusterError(_NOT_CREATED)
+        self._coordinator.expand(topic, count)
 
     def _update_meta(self, request: Request) -> None:
-        topic = topic_of(request)
+        topic = _topic(request)
         replica = _number(request, "replicator", MAX_REPLICATOR) if request.get("replicator") else None
-        sync_every, days = _sync_every(request, -1), _days(request, -1)
-        self._require_leader(request)
+        sync_every, days = _sync_every(request, -1), request.integer("retention", default=-1)
+        self._require_leader()
         for is_wrong, text in (
             (not is_valid_name(topic), "invalid topic name"),
             (days > MAX_RETENTION_DAYS, "max retention days allowed exceed"),
@@ -225,39 +218,36 @@ class ClusterLookupRoutes:
             (not self._state.topics.get(topic), _NOT_CREATED),
         ):
             if is_wrong:
-                raise request.refuse(400, text)
-        with _refusing(request):
-            self._coordinator.update(
-                topic,
-                replica=replica,
-                sync_every=sync_every,
-                retention_days=days,
-                upgrade_ext=_flag(request, "upgradeext"),
-            )
+                raise ClusterError(text)
+        self._coordinator.update(
+            topic,
+            replica=replica,
+            sync_every=sync_every,
+            retention_days=days,
+            upgrade_ext=_flag(request, "upgradeext"),
+        )
         disabled = request.get("disable_channel_auto_create")
         if disabled:
             self._coordinator.set_channel_auto_create(topic, disabled == "true")
 
     def _create_channel(self, request: Request) -> None:
-        topic, channel = valid_topic_of(request), channel_of(request)
-        with _refusing(request):
-            self._coordinator.check_new_channel(topic, channel)
-            self._require_leader(request)
-            self._coordinator.register_channel(topic, channel)
+        topic, channel = request.valid("topic", is_filled=True), request.valid("channel", is_filled=True)
+        self._coordinator.check_new_channel(topic, channel)
+        self._require_leader()
+        self._coordinator.register_channel(topic, channel)
 
     def _delete_channel(self, request: Request) -> None:
-        topic, channel = valid_topic_of(request), channel_of(request)
-        with _refusing(request):
-            if self._coordinator.has_registered(topic, channel):
-                self._require_leader(request)
-                self._coordinator.unregister_channel(topic, channel)
+        topic, channel = request.valid("topic", is_filled=True), request.valid("channel", is_filled=True)
+        if self._coordinator.has_registered(topic, channel):
+            self._require_leader()
+            self._coordinator.unregister_channel(topic, channel)
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _cluster_stats(self, request: Request) -> dict[str, Any]:
         """Loads are numbers of partitions: one is as much to do as any other."""
         if not self._leads():
-            raise request.refuse(400, NotLeader.code)
+            raise NotLeader
         rows = []
         for node in self._running():
             place = {key: self._peer(node)[key] for key in _PLACE}
@@ -268,39 +258,42 @@ class ClusterLookupRoutes:
 
     def _remove_node(self, request: Request) -> None:
         """Whether there is such a node is not looked at."""
-        self._require_leader(request)
+        self._require_leader()
         self._coordinator.empty(request.get("remove_node") or "")
 
     def _move_partition(self, request: Request) -> None:
-        topic, number = topic_of(request), _partition(request)
+        topic, number = (
+            _topic(request),
+            _in_range(request, "partition", "PARTITION", range(MAX_PARTITION_NUM), "PARTITION_NUM"),
+        )
         origin, target = request.get("move_from") or "", request.get("move_to") or ""
         if origin == target:
-            raise request.refuse(400, SAME_NODE)
-        if self._state.partition(topic, number) is None:
-            raise request.refuse(400, NO_TOPIC)
-        self._require_leader(request)
-        with _refusing(request):
-            self._coordinator.require_stable()
-            is_leader = request.get("move_leader") == "true"
-            self._coordinator.check(topic, number, origin, target, is_leader=is_leader)
-            self._coordinator.move(topic, number, origin, target, is_leader=is_leader)
+            raise ClusterError("move to and from node can not be the same")
+        partition = self._state.partition(topic, number)
+        if partition is None:
+            raise ClusterError(NO_TOPIC)
+        self._require_leader()
+        self._coordinator.move(partition, origin, target, is_leader=_flag(request, "move_leader"))
 
     def _leads(self) -> bool:
         return next((each for each in self._cluster.lookupds if each.is_running), None) is self._server
 
-    def _require_leader(self, request: Request, status: int = 400) -> None:
+    def _require_leader(self) -> None:
         """Refuse a request where this one does not lead; other routes of the real server say it in other words."""
         if not self._leads():
-            raise request.refuse(status, "Not nsqlookup leader")
+            raise ClusterError("Not nsqlookup leader")
 
 
-@contextmanager
-def _refusing(request: Request, status: int = 400) -> Iterator[None]:
-    """Refuse a request with the text of a ClusterError."""
-    try:
-        yield
-    except ClusterError as error:
-        raise request.refuse(status, str(error)) from error
+def _failing(handle: Callable[[Request], None]) -> Callable[[Request], None]:
+    """A handler: what the cluster refuses is a failure of the server."""
+
+    def fail(request: Request) -> None:
+        try:
+            handle(request)
+        except ClusterError as error:
+            raise request.refuse(500, str(error)) from error
+
+    return fail
 
 
 def _original(peer: Any) -> dict[str, Any]:
@@ -312,15 +305,8 @@ def _original(peer: Any) -> dict[str, Any]:
 # --- arguments of requests; each refuses the request -----------------------------------------------------------------
 
 
-def topic_of(request: Request) -> str:
-    topic = required(request, "topic")
-    if not topic:
-        raise request.refuse(400, "MISSING_ARG_TOPIC")
-    return topic
-
-
-def _partition(request: Request) -> int:
-    return _in_range(request, "partition", "PARTITION", range(MAX_PARTITION_NUM), "PARTITION_NUM")
+def _topic(request: Request) -> str:
+    return request.required("topic", is_filled=True)
 
 
 def _number(request: Request, name: str, largest: int) -> int:
@@ -328,35 +314,16 @@ def _number(request: Request, name: str, largest: int) -> int:
 
 
 def _in_range(request: Request, name: str, missing: str, numbers: range, invalid: str) -> int:
-    value = request.get(name)
-    if not value:
+    if not request.get(name):
         raise request.refuse(400, f"MISSING_ARG_TOPIC_{missing}")
-    try:
-        number = parse_integer(value.encode())
-    except ValueError:
-        number = -1
+    number = request.integer(name, f"INVALID_ARG_TOPIC_{invalid}")
     if number not in numbers:
         raise request.refuse(400, f"INVALID_ARG_TOPIC_{invalid}")
     return number
 
 
 def _sync_every(request: Request, default: int) -> int:
-    return _integer(request, "syncdisk", default, "INVALID_ARG_TOPIC_SYNC_DISK")
-
-
-def _days(request: Request, default: int) -> int:
-    return _integer(request, "retention", default)
-
-
-def _integer(request: Request, name: str, default: int, text: str | None = None) -> int:
-    """A whole number; refuses the request with a text, or with what is wrong."""
-    value = request.get(name)
-    if not value:
-        return default
-    try:
-        return parse_integer(value.encode())
-    except ValueError as error:
-        raise request.refuse(400, text or str(error)) from error
+    return request.integer("syncdisk", "INVALID_ARG_TOPIC_SYNC_DISK", default)
 
 
 def _flag(request: Request, name: str) -> bool:
