@@ -209,6 +209,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         owed: replies that it has to send before it takes publishes again; 0 while it is not stalled.
         error: why it takes no publishes; None while it does.
         is_stopping: ``stop`` was called.
+        tried: set when it was connected, or could not be, for the first time.
     """
 
     def __init__(self, address: Address, sender: Sender) -> None:
@@ -235,6 +236,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._latest: Connection | None = None
         self._tries: dict[Connection, Task] = {}
         self._tried_at = self._failed_at = self._pause = 0.0
+        self.tried: Event = Event(self._loop)
         self._news = Event(self._loop)
         self._ended = Event(self._loop)
         self._task: Task | None = None
@@ -347,12 +349,14 @@ class ProducerConnection(ConnectionOwner[Connection]):
         conn.read_replies_soon()
         self._latest = self.conn = conn
         self._sender.link_opened(self)
+        self.tried.set()
 
     def _try_failed(self, error: NsqError) -> None:
         self._paused(self._delay.next(monotonic()))
         if self.conn is not None:
             return  # it is silent, and whoever waits for it knows
         self.error = error
+        self.tried.set()
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error, extra=CONNECT_FAILED)
