@@ -98,6 +98,11 @@ def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(
         sock.sendall(b"x")
         assert sock.recv(1) == b"x"
         link.garble()
+        sock.sendall(b"z")  # the server hears it, and its reply is garbage
+        received = b""
+        while len(received) < 64:
+            received += sock.recv(64)
+        assert received == b"\xff" * 64
         sock.sendall(b"swallowed")
         with gevent.Timeout(0.05, False):
             sock.recv(1)
@@ -105,6 +110,15 @@ def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(
     with socket.create_connection(link.address) as sock:
         sock.sendall(b"y")
         assert sock.recv(1) == b"y"
+
+
+def test_a_producer_behind_a_garbled_link_sees_it_at_once(nsq_broker, nsq_link):
+    link = nsq_link(nsq_broker.nsqd.tcp_address)
+    with nsq_fast.threads.Producer(str(link.address), attempt_timeout=600.0, publish_timeout=600.0) as producer:
+        producer.publish("t", b"before")
+        link.garble()
+        assert producer.publish("t", b"x") == b"OK"
+    assert nsq_broker.messages("t") == [b"before", b"x", b"x"]  # the reply to the first copy was garbage
 
 
 def test_the_broker_fixture_serves_asyncio(nsq_broker):
