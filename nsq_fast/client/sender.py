@@ -539,6 +539,7 @@ class Sender(SendPath):
             awaits_leader=lookup is not None,
         )
         self._is_unordered_told = False
+        self._is_draining = False
         self.supervisor: Supervisor = loop.supervisor(logger, lambda error: self.tell("on_error", error=error))
         self.news: Event = Event(loop)
         self.looks: int = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
@@ -726,14 +727,18 @@ class Sender(SendPath):
         self.finish(publish, self._timeout_error(publish))
 
     def abandon(self, publish: Publish) -> None:
-        """Its caller was interrupted. What was not sent yet will not be."""
-        if not publish.done and publish.attempt is None:
+        """Its caller was interrupted. What was not sent yet will not be, and ``drain`` does not wait for the rest."""
+        publish.is_abandoned = True
+        if not publish.done and (publish.attempt is None or self._is_draining):
             interrupted = ConnectionClosed("interrupted")
-            self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.possibly_stored))
+            self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.may_be_stored))
 
     async def drain(self, timeout: float | None) -> None:
-        """Wait until nothing is pending; after ``timeout`` seconds fail what is."""
+        """Wait until nothing is pending that somebody waits for; after ``timeout`` seconds fail what is."""
         self.flush()
+        self._is_draining = True
+        for publish in [each for each in self.pending.publishes if each.is_abandoned]:
+            self.abandon(publish)
         if not await self.pending.wait_for_none(timeout):
             self.end_all()
 
