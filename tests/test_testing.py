@@ -20,6 +20,7 @@ import yaml
 from gevent import socket
 from gevent.server import StreamServer
 from support.cluster import Standalone
+from support.processes import until_async
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import PROCESS, until
 from support.wire import WireClient, sized
@@ -132,6 +133,22 @@ def test_the_broker_fixture_serves_asyncio(nsq_broker):
 
     asyncio.run(main())
     assert nsq_broker.messages("t") == [b"y"]  # without a data path a restart begins empty
+
+
+@pytest.mark.nsq_broker(nsqds=2)
+def test_a_publish_survives_that_all_nsqds_are_killed_at_once(nsq_broker):
+    """It is sent before anybody has read that they are gone, and is not what ended them."""
+
+    async def main():
+        async with nsq_fast.aio.Producer([str(nsqd.tcp_address) for nsqd in nsq_broker.nsqds]) as producer:
+            for _ in range(5):
+                await until_async(lambda: len(producer.stats()["connected"]) == 2)
+                await producer.publish("t", b"before")
+                with nsq_broker.fault("kill"):
+                    published = producer.publish_nowait("t", b"x")
+                assert await published == b"OK"
+
+    asyncio.run(main())
 
 
 def test_the_broker_fixture_serves_what_blocks_its_thread(nsq_broker):
