@@ -50,6 +50,7 @@ TOPIC_UNKNOWN = _event("topic_unknown", "no nsqlookupd knows the topic yet")
 TOPIC_FOUND = _event("topic_found", "an nsqlookupd knows the topic now")
 TOPIC_MATCHED = _event("topic_matched", "a topic that a consumer's pattern matches is listed: it is consumed")
 TOPIC_LEFT = _event("topic_left", "a topic that a consumer's pattern matches is listed no longer")
+NSQD_LEFT = _event("nsqd_left", "lookup no longer names an nsqd whose connection has ended: it is left")
 TOPICS_UNKNOWN = _event("topics_unknown", "nothing that lookup lists matches a consumer's pattern, or nobody answers")
 PARTITIONS_MISSING = _event("partitions_missing", "the topic lacks partitions that the option partitions names")
 DISCOVERY_EXCLUDED = _event(

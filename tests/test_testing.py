@@ -20,6 +20,7 @@ import yaml
 from gevent import socket
 from gevent.server import StreamServer
 from support.cluster import Standalone
+from support.processes import until_async
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import PROCESS, until
 from support.wire import WireClient, sized
@@ -98,6 +99,11 @@ def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(
         sock.sendall(b"x")
         assert sock.recv(1) == b"x"
         link.garble()
+        sock.sendall(b"z")  # the server hears it, and its reply is garbage
+        received = b""
+        while len(received) < 64:
+            received += sock.recv(64)
+        assert received == b"\xff" * 64
         sock.sendall(b"swallowed")
         with gevent.Timeout(0.05, False):
             sock.recv(1)
@@ -105,6 +111,15 @@ def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(
     with socket.create_connection(link.address) as sock:
         sock.sendall(b"y")
         assert sock.recv(1) == b"y"
+
+
+def test_a_producer_behind_a_garbled_link_sees_it_at_once(nsq_broker, nsq_link):
+    link = nsq_link(nsq_broker.nsqd.tcp_address)
+    with nsq_fast.threads.Producer(str(link.address), attempt_timeout=600.0, publish_timeout=600.0) as producer:
+        producer.publish("t", b"before")
+        link.garble()
+        assert producer.publish("t", b"x") == b"OK"
+    assert nsq_broker.messages("t") == [b"before", b"x", b"x"]  # the reply to the first copy was garbage
 
 
 def test_the_broker_fixture_serves_asyncio(nsq_broker):
@@ -118,6 +133,22 @@ def test_the_broker_fixture_serves_asyncio(nsq_broker):
 
     asyncio.run(main())
     assert nsq_broker.messages("t") == [b"y"]  # without a data path a restart begins empty
+
+
+@pytest.mark.nsq_broker(nsqds=2)
+def test_a_publish_survives_that_all_nsqds_are_killed_at_once(nsq_broker):
+    """It is sent before anybody has read that they are gone, and is not what ended them."""
+
+    async def main():
+        async with nsq_fast.aio.Producer([str(nsqd.tcp_address) for nsqd in nsq_broker.nsqds]) as producer:
+            for _ in range(5):
+                await until_async(lambda: len(producer.stats()["connected"]) == 2)
+                await producer.publish("t", b"before")
+                with nsq_broker.fault("kill"):
+                    published = producer.publish_nowait("t", b"x")
+                assert await published == b"OK"
+
+    asyncio.run(main())
 
 
 def test_the_broker_fixture_serves_what_blocks_its_thread(nsq_broker):

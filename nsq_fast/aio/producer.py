@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -16,7 +17,7 @@ from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.loop import EXIT_TIMEOUT, tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
-from nsq_fast.errors import NotRunning
+from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import OK, Receipt
 
@@ -238,10 +239,16 @@ class Producer(ProducerCore):
         return self._is_running and home is not None and not home.is_closed() and self._pid == os.getpid()
 
     def _check_loop(self, call: str) -> None:
-        """Raise NotRunning in another loop than its own."""
+        """Raise NotRunning in another loop than its own, WrongThread where none runs."""
         home = self._home
-        if home is asyncio.get_running_loop():
-            return
+        try:
+            if home is asyncio.get_running_loop():
+                return
+        except RuntimeError:
+            raise WrongThread(
+                f"Producer.{call} was called where no event loop runs, in thread {threading.current_thread().name!r};"
+                " nothing was done. Use loop.call_soon_threadsafe, or a Producer of nsq_fast.threads"
+            ) from None
         if home is None or home.is_closed() or self._pid != os.getpid():
             raise self._not_running()
         raise NotRunning(

@@ -249,7 +249,7 @@ class FaultyLink:
 
     __slots__ = (
         *("address", "chunk", "connections", "delay", "target"),
-        *("_flowing", "_garbled", "_pairs", "_refusing", "_server"),
+        *("_flowing", "_garbled", "_pairs", "_refusing", "_server", "_spoilt"),
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -267,6 +267,7 @@ class FaultyLink:
         self._flowing.set()
         self._pairs: set[tuple[Any, Any]] = set()
         self._garbled: set[tuple[Any, Any]] = set()
+        self._spoilt: set[tuple[Any, Any]] = set()
         self._server = StreamServer(listen, self._serve)
         self._server.start()
         self.address: Address = Address(*self._server.address)
@@ -287,9 +288,10 @@ class FaultyLink:
             self._close(pair)
 
     def garble(self) -> None:
-        """Put bytes that are no protocol into what the server sends next on each open connection; then stay silent.
+        """Put bytes that are no protocol in the place of what the server sends next on each open connection.
 
-        What follows the garbage is swallowed, so that no real bytes are misread as something else.
+        Until then the client is heard, or a producer that has a reply to wait for would get no garbage. Then nothing
+        passes any more, so that no real bytes are misread as something else.
         """
         self._garbled.update(self._pairs)
 
@@ -322,8 +324,11 @@ class FaultyLink:
     def _pump(self, source: Any, sink: Any, pair: tuple[Any, Any]) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if pair in self._garbled:
-                    sink.sendall(b"" if source is pair[0] else _GARBAGE)
+                if pair in self._spoilt:
+                    continue
+                if pair in self._garbled and source is pair[1]:
+                    self._spoilt.add(pair)
+                    sink.sendall(_GARBAGE)
                 else:
                     self._pass_on(data, sink)
         self._close(pair)
@@ -339,6 +344,7 @@ class FaultyLink:
     def _close(self, pair: tuple[Any, Any]) -> None:
         self._pairs.discard(pair)
         self._garbled.discard(pair)
+        self._spoilt.discard(pair)
         for sock in pair:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -131,6 +131,7 @@ LOOKUP_TIMEOUT = 2.0
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(us|ms|s|m|h|)\Z")
 _PAIR = re.compile(r"([^=,]+)[=,](.*)\Z", re.DOTALL)
+_SET_BY_COMMANDS = {"self", "topic", "channel", "message_handler", "nsqd_tcp_addresses", "lookupd_http_addresses"}
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -214,6 +215,14 @@ def pair(text: str) -> tuple[str, str]:
     if not match:
         raise click.BadParameter(f"{text!r} is not name=value")
     return match[1].replace("-", "_"), match[2]
+
+
+def option_of_client(text: str) -> tuple[str, str]:
+    """A pair that names an option of a Consumer or Producer which its command does not set itself."""
+    name, value = pair(text)
+    if name in _SET_BY_COMMANDS:
+        raise click.BadParameter(f"{name!r} is set by the command; its --help names the option or argument for it")
+    return name, value
 
 
 def _or_bad_parameter(parse: Callable[[str], T]) -> Callable[[str], T]:

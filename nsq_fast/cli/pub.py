@@ -75,7 +75,7 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
 @click.option("--to-all", is_flag=True, help="Publish every message to every nsqd given, as to_nsq does.")
 @click.option(
     "--producer-opt",
-    type=options.pair,
+    type=options.option_of_client,
     metavar="NAME=VALUE",
     multiple=True,
     help="Any option of Producer, as name=value (repeatable).",

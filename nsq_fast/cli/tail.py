@@ -148,7 +148,7 @@ BACKLOG_CHANNEL = "tail"
 @options.number("--max-in-flight", default=200, help="Messages held at once.")
 @click.option(
     "--consumer-opt",
-    type=options.pair,
+    type=options.option_of_client,
     metavar="NAME=VALUE",
     multiple=True,
     help="Any option of Consumer, as name=value (repeatable).",

@@ -63,6 +63,7 @@ class Publish(PublishPath, PublishState):
         key, pin: what its partition follows from, where it must go to one; ``pin`` is the number, once it is known.
         partition: where it was stored; None when the server was to choose.
         receipts: what the server said of it, when it was traced.
+        is_abandoned: whether its caller was interrupted, so that nobody hears of its end.
     """
 
     __slots__ = ()
@@ -76,6 +77,7 @@ class Publish(PublishPath, PublishState):
     pin: int | None = None
     partition: int | None = None
     receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
+    is_abandoned: bool = False
 
     @property
     def topic(self) -> str:

@@ -141,10 +141,10 @@ class Queue(QueuePath):
         ``is_stale``: the nsqd does not lead the partition (any more).
         """
         self.in_flight -= 1
-        if again and delay:
+        if again:
+            # Never at once: of nsqds that end together, each would be sent what the one before has let fall, as long as
+            # nobody has read that it is gone; and two that end with the same publish are said to end because of it.
             self._sender.later(delay, lambda: self.resend(again))
-        elif again:
-            self.resend(again)
 
     def resend(self, again: list[Publish]) -> None:
         """Send these as soon as possible: in the order in which they failed."""

@@ -209,6 +209,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         owed: replies that it has to send before it takes publishes again; 0 while it is not stalled.
         error: why it takes no publishes; None while it does.
         is_stopping: ``stop`` was called.
+        tried: set when it was connected, or could not be, for the first time.
     """
 
     def __init__(self, address: Address, sender: Sender) -> None:
@@ -235,6 +236,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._latest: Connection | None = None
         self._tries: dict[Connection, Task] = {}
         self._tried_at = self._failed_at = self._pause = 0.0
+        self.tried: Event = Event(self._loop)
         self._news = Event(self._loop)
         self._ended = Event(self._loop)
         self._task: Task | None = None
@@ -347,12 +349,14 @@ class ProducerConnection(ConnectionOwner[Connection]):
         conn.read_replies_soon()
         self._latest = self.conn = conn
         self._sender.link_opened(self)
+        self.tried.set()
 
     def _try_failed(self, error: NsqError) -> None:
         self._paused(self._delay.next(monotonic()))
         if self.conn is not None:
             return  # it is silent, and whoever waits for it knows
         self.error = error
+        self.tried.set()
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error, extra=CONNECT_FAILED)
@@ -535,6 +539,7 @@ class Sender(SendPath):
             awaits_leader=lookup is not None,
         )
         self._is_unordered_told = False
+        self._is_draining = False
         self.supervisor: Supervisor = loop.supervisor(logger, lambda error: self.tell("on_error", error=error))
         self.news: Event = Event(loop)
         self.looks: int = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
@@ -722,14 +727,18 @@ class Sender(SendPath):
         self.finish(publish, self._timeout_error(publish))
 
     def abandon(self, publish: Publish) -> None:
-        """Its caller was interrupted. What was not sent yet will not be."""
-        if not publish.done and publish.attempt is None:
+        """Its caller was interrupted. What was not sent yet will not be, and ``drain`` does not wait for the rest."""
+        publish.is_abandoned = True
+        if not publish.done and (publish.attempt is None or self._is_draining):
             interrupted = ConnectionClosed("interrupted")
-            self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.possibly_stored))
+            self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.may_be_stored))
 
     async def drain(self, timeout: float | None) -> None:
-        """Wait until nothing is pending; after ``timeout`` seconds fail what is."""
+        """Wait until nothing is pending that somebody waits for; after ``timeout`` seconds fail what is."""
         self.flush()
+        self._is_draining = True
+        for publish in [each for each in self.pending.publishes if each.is_abandoned]:
+            self.abandon(publish)
         if not await self.pending.wait_for_none(timeout):
             self.end_all()
 

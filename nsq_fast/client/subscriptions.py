@@ -37,6 +37,7 @@ from nsq_fast.errors import (
     ServerError,
 )
 from nsq_fast.log_events import (
+    NSQD_LEFT,
     PARTITIONS_MISSING,
     SUBSCRIBED,
     SUBSCRIPTION_FAILED,
@@ -82,6 +83,11 @@ SEEK_INTERVAL = 1.0
 
 LOST_SPREAD = 5.0
 """Seconds over which the consumers that lose an nsqd without partitions spread their questions to lookup."""
+
+RETURN_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds, half as long to one and a half times, between questions to lookup about an nsqd that it named no more when
+its connection had ended. One that restarts is unregistered as long as it is away (nsqio/nsq: nsqlookupd/
+lookup_protocol_v1.go, IOLoop), and nobody would take its messages until the next poll."""
 
 FIRST_DELAY = 0.1
 FIRST_DELAY_OF_LISTED = 1.0
@@ -275,6 +281,8 @@ class TopicSubscriptions:
         self._told_missing: list[int] = []
         self._seeks = Repeated(f"{consumer.name} seeker", self._seek)
         self._is_seeking = False
+        self._returns = Repeated(f"{consumer.name} returns", self._look_for_return)
+        self._return_looks = 0
         self._starter = None if positions is None else Starter(consumer, topic, positions)
 
     def __iter__(self) -> Iterator[Subscriber]:
@@ -290,6 +298,7 @@ class TopicSubscriptions:
         """Make no new subscriptions and forget none; does not block."""
         self._is_stopped = True
         self._seeks.stop()
+        self._returns.stop()
 
     def leave(self) -> None:
         """Lookup no longer lists the topic: keep the connections that there are, and make no other."""
@@ -297,6 +306,7 @@ class TopicSubscriptions:
             return
         self._is_leaving = True
         self._stop_seeking()
+        self._returns.stop()
         self._lookup.remove_topic(self.topic)
         self._follow({})
         self._tell_left()
@@ -417,6 +427,13 @@ class TopicSubscriptions:
         self._is_seeking = True
         return SEEK_INTERVAL
 
+    def _look_for_return(self, now: float) -> float | None:
+        """Ask whether an nsqd that has left is back: soon at first, then more rarely, at last by polls only."""
+        look, self._return_looks = self._return_looks, self._return_looks + 1
+        if look:
+            self._ask()
+        return RETURN_PAUSES[look] * (0.5 + random.random()) if look < len(RETURN_PAUSES) else None
+
     def _is_missing(self) -> bool:
         """Whether lookup may know what some partition or subscriber needs."""
         chosen = self._consumer.config.partitions
@@ -478,6 +495,12 @@ class TopicSubscriptions:
             self.past.add(subscriber.counters)
             self._consumer.pools.drop(subscriber.pool)
             self._tell_left()
+            # A partition is complete only with a leader, which is sought anyway.
+            if self._lookup is not None and not self._is_leaving and subscriber.target.partition is None:
+                text = "%s: lookup names it no longer; it is subscribed to again when lookup does"
+                self._consumer.logger.info(text, subscriber.target, extra=NSQD_LEFT)
+                self._return_looks = 0
+                self._returns.start(self._consumer.loop, self._consumer.supervisor)
 
 
 class State(Enum):

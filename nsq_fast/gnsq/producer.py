@@ -7,8 +7,11 @@ PublishRefused, which is an instance of the server error's class too.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import monotonic
 from typing import Any
 
+from nsq_fast.client.gevent_loop import run
+from nsq_fast.client.greenlets import may_wait
 from nsq_fast.errors import NSQInvalid
 from nsq_fast.names import Address
 from nsq_fast.producer import Producer as _Producer
@@ -33,6 +36,13 @@ class Producer(_Producer):
         super().__init__(sorted(parse_nsqds(nsqd_tcp_addresses)), **ours)
         self.max_backoff_duration = max_backoff_duration
         self.conn_kwargs = options
+
+    def start(self) -> None:
+        """Start, and wait until each nsqd is connected, or could not be, as gnsq does: then ``block=False`` works."""
+        super().start()
+        deadline = monotonic() + self.connection_config.connect_timeout
+        for link in list(self._sender.pool) if may_wait() else ():
+            run(link.tried.wait(max(0.0, deadline - monotonic())))
 
     def publish(  # type: ignore[override]
         self,

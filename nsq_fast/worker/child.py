@@ -186,8 +186,15 @@ def _loaded(target: str, folder: str, settings: Settings) -> list[Running]:
 
 def _imported(name: str, folder: str) -> object:
     """The module. That it is missing itself is said with where it was looked for."""
-    if "/" in name:
-        meant = name.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+    if not name:
+        raise ConfigError("no module is named: nsq-fast run MODULE, or MODULE:ATTRIBUTE")
+    if "/" in name or (name.endswith(".py") and os.path.exists(os.path.join(folder, name))):
+        path = os.path.normpath(name.removesuffix(".py"))
+        within, _, meant = path.rpartition("/")
+        if path.startswith(("/", "..")):
+            meant += f" --app-dir {within}"
+        else:
+            meant = path.replace("/", ".")
         raise ConfigError(f"{name} is a path: name a module, as in nsq-fast run {meant}")
     try:
         return importlib.import_module(name)

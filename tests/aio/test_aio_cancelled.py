@@ -484,6 +484,24 @@ async def test_a_publish_that_was_sent_says_so_however_often_it_is_cancelled(nsq
         assert raised[0].possibly_stored is True  # type: ignore[attr-defined]
 
 
+def test_a_close_waits_for_no_publish_that_was_cancelled(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address, publish_timeout=600.0) as producer:
+            await producer.publish("t", b"first")
+            nsqd_process.freeze()
+            publishes = (producer.publish("t", b"2"), producer.multipublish("t", [b"3", b"4"]))
+            tasks = [asyncio.ensure_future(publish) for publish in publishes]
+            await until_async(lambda: producer.stats()["pending"] == len(tasks))
+            await asyncio.sleep(0.05)  # sleep: they are sent
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await asyncio.wait_for(producer.close(), WAIT)
+            nsqd_process.thaw()
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is of Python 3.11")
 async def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
     async with Producer("127.0.0.1:1") as producer:

@@ -20,7 +20,7 @@ from support.waiting import WAIT, until
 
 from nsq_fast import Message, threads
 from nsq_fast.aio import Consumer, Producer
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.errors import ConfigError, NotRunning, WrongThread
 
 COUNT = 20
 number_of = contextvars.ContextVar[int]("number_of")
@@ -56,6 +56,13 @@ def test_another_loop_is_told_that_it_may_not_use_them_and_has_its_own(filled: s
         await until_async(lambda: not consumer.is_running and not producer.is_running)
 
     asyncio.run(after_its_end())
+
+
+async def test_a_thread_without_a_loop_is_told_that_it_may_not_publish(filled: str) -> None:
+    async with Producer(filled) as producer:
+        with pytest.raises(WrongThread, match="no event loop runs"):
+            await asyncio.to_thread(producer.publish_nowait, "t", b"x")
+        assert producer.stats()["pending"] == 0
 
 
 async def test_each_message_has_a_context_of_its_own(filled: str) -> None:

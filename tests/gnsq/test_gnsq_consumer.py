@@ -688,6 +688,15 @@ def test_no_connection_raises_and_never_hangs(closed_port):
     producer.close(timeout=0.1)
 
 
+def test_a_producer_that_was_started_publishes_without_waiting(nsq_broker, closed_port):
+    """gnsq's start returns when each nsqd is connected, or could not be (gnsq/producer.py, connect_to_nsqd)."""
+    producer = gnsq.Producer([str(nsq_broker.nsqd.tcp_address), f"127.0.0.1:{closed_port}"])
+    producer.start()
+    assert producer.publish("topic", b"x", block=False) == b"OK"
+    assert producer.publish("topic", b"x", timeout=0) == b"OK"
+    producer.close()
+
+
 def test_one_more_nsqd_can_be_published_to_while_it_runs(closed_port, nsq_broker):
     producer = gnsq.Producer(f"127.0.0.1:{closed_port}")
     producer.start()

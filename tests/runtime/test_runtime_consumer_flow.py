@@ -206,6 +206,27 @@ def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_l
     assert caplog.text.count("topic young is known now") == 1
 
 
+def test_an_nsqd_that_restarts_is_consumed_again_without_waiting_for_a_poll(make_nsqd, make_lookupd, caplog):
+    """Its lookupd forgets an nsqd that is away, and another nsqd has the topic: so nothing is sought."""
+    lookupd = make_lookupd()
+    nsqds = [make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]
+    for nsqd in nsqds:
+        with Producer(str(nsqd.tcp_address)) as producer:
+            producer.publish("restarted", b"before")
+    caplog.set_level("INFO", "nsq_fast")
+    seen = []
+    options = {"lookupd_http_addresses": str(lookupd.http_address), "lookupd_poll_interval": 600.0}
+    with Consumer("restarted", "c", message_handler=lambda _, m: seen.append(m.body), **options) as consumer:
+        until(lambda: len(seen) == 2)
+        nsqds[0].stop()
+        until(lambda: len(consumer.stats().connections) == 1)
+        assert f"{nsqds[0].tcp_address}: lookup names it no longer" in caplog.text
+        nsqds[0].start()
+        with Producer(str(nsqds[0].tcp_address)) as producer:
+            producer.publish("restarted", b"after")
+        until(lambda: b"after" in seen)
+
+
 # The end: nothing acknowledged is lost, nothing waits longer than it must
 
 

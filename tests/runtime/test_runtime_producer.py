@@ -278,6 +278,19 @@ def test_one_that_was_interrupted_keeps_nobody_waiting(publishing, linger):
     assert producer.stats()["held"] == 0
 
 
+def test_a_close_waits_for_no_publish_whose_caller_was_interrupted(publishing):
+    server, producer = publishing(lambda peer, command: None, publish_timeout=600.0)
+    callers = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(3)]
+    until(lambda: len(server.bodies) == 3)
+    callers[0].kill()
+    closing = gevent.spawn(producer.close)
+    until(lambda: not producer.is_running)
+    callers[1].kill()
+    assert not closing.ready()  # one is waited for
+    callers[2].kill()
+    closing.get(timeout=WAIT)
+
+
 @pytest.mark.parametrize("callers", [1, 3])
 def test_a_switch_without_a_reason_ends_no_publish(publishing, callers):
     withheld = []

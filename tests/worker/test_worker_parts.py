@@ -447,6 +447,11 @@ def test_check_says_what_would_run(program: Path, capfd: pytest.CaptureFixture[s
     [
         ("no_such_module", "there is no module 'no_such_module' in "),
         ("there/app.py", "there/app.py is a path: name a module, as in nsq-fast run there.app"),
+        ("./there/../app.py", "is a path: name a module, as in nsq-fast run app\n"),
+        ("../there/app.py", "is a path: name a module, as in nsq-fast run app --app-dir ../there\n"),
+        ("/srv/there/app.py", "is a path: name a module, as in nsq-fast run app --app-dir /srv/there\n"),
+        ("checked_app.py", "checked_app.py is a path: name a module, as in nsq-fast run checked_app\n"),
+        ("", "no module is named: nsq-fast run MODULE"),
         ("checked_app:nothing", "has no 'nothing'"),
         ("checked_app:__name__", "cannot be run: it must be declared with subscribe"),
         ("json", "there is nothing to run"),
