@@ -42,7 +42,8 @@ from .connection import check_delay
 
 if TYPE_CHECKING:
     from .loop import Loop, Waiter
-    from .routing import Queue, TopicRoute
+    from .queues import Queue
+    from .routing import TopicRoute
 
 
 class Promise(Protocol):

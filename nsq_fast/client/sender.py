@@ -80,7 +80,8 @@ from nsq_fast.protocol.publishing import (
 from .connection import CLOSE_TIMEOUT, Connection, ConnectionOwner
 from .loop import Event
 from .publishes import PendingLimit, Publish
-from .routing import Pool, Queue, Routing
+from .queues import Queue
+from .routing import Pool, Routing
 
 if TYPE_CHECKING:
     from nsq_fast.config import ProducerConfig
