@@ -25,7 +25,7 @@ from nsq_fast.printable import printable
 from nsq_fast.protocol.delays import grown
 
 from .http import HttpClient, parse_endpoint
-from .lookup import parse_lookupds
+from .lookupds import parse_lookupds
 from .loop import Event
 
 if TYPE_CHECKING:
