@@ -319,7 +319,7 @@ class Transport(TransportPath):
 
 def check_tls_options(config: ConnectionConfig) -> None:
     """Raise ConfigError for ``tls_options`` that no connection could use."""
-    if config.tls_v1 or config.tls_options is not None:
+    if config.tls_v1:
         from .layers import client_context  # which needs ssl
 
         try:
