@@ -18,6 +18,7 @@ cdef class Wakeups:
     cdef public bint is_waking
 
     cdef int add_all(self, list awaited) except -1
+    cdef bint is_in_hub(self) except -1
     cdef list _take_ready(self)
 
 

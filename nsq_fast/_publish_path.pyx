@@ -107,6 +107,10 @@ cdef class Wakeups:
         self._due = due
         return due
 
+    cdef bint is_in_hub(self) except -1:
+        """Whether the caller has interrupted the hub, where nothing can wait."""
+        return self._hub is not None and self._getcurrent() is self._hub
+
     def wait_for(self, awaited):
         """Switch to whoever is to run next, until somebody resumes the calling greenlet, which waits for it."""
         cdef list due = self._due
@@ -505,7 +509,10 @@ cdef class ProducerPath:
 
     def _publish_usual(self, topic, body, key, partition, trace_id):
         """As ``publish``. None: it is not for this to do, and nothing was done."""
-        cdef PublishPath publish = self._prepared(topic, body, key, partition, trace_id)
+        cdef PublishPath publish
+        if (<Wakeups?>self._wakeups).is_in_hub():
+            return None
+        publish = self._prepared(topic, body, key, partition, trace_id)
         if publish is None:
             return None
         return self._end_of(publish, <QueuePath?>publish.destination)
@@ -541,6 +548,8 @@ cdef class ProducerPath:
         cdef Py_ssize_t weight
         route = self._route_of(topic)
         if route is None or type(bodies) is not list or self._trace.is_active:
+            return None
+        if (<Wakeups?>self._wakeups).is_in_hub():
             return None
         queue, weight = route.any, len(bodies)
         if not weight or not self._pending_limit.has_room(weight):

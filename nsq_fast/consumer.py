@@ -22,6 +22,7 @@ from nsq_fast.client.greenlets import (
     OwnerThread,
     Supervisor,
     Waiters,
+    check_can_wait,
     get_ident,
     is_interrupting,
     keep,
@@ -131,6 +132,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         self._thread.check("Consumer.start()")
         if not self.acknowledger.has_handler:
             raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
+        if block:
+            check_can_wait("Consumer.start()", "; or start(block=False)")
         self._start(is_iterated=False)
         if block:
             self.join()
@@ -176,6 +179,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         at which the loop is left early is requeued, unless it was answered.
         """
         self._thread.check("Consumer.iter()")
+        check_can_wait("Consumer.iter()")
         if self.acknowledger.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
         if not self._is_started:

@@ -286,7 +286,8 @@ class NSQRequeueMessage(RequeueMessage):
 
 
 class WrongThread(NsqError, RuntimeError):
-    """A method was called in another thread than the one in which its object runs. Nothing was done."""
+    """A method was called in another thread than the one in which its object runs, or in that thread's hub, where
+    nothing can wait. Nothing was done."""
 
 
 class HandlerDeferred(NsqError, TypeError):

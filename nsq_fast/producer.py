@@ -11,7 +11,7 @@ from gevent.event import AsyncResult
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.gevent_loop import GeventLoop, run
-from nsq_fast.client.greenlets import is_interrupting, keep, may_wait, tell_forks
+from nsq_fast.client.greenlets import check_can_wait, is_interrupting, keep, may_wait, tell_forks
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
 from nsq_fast.client.signals import LazySignal, emit
@@ -254,7 +254,9 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
     def _carry_out(self, parts: list[Publish], whole: Publish | Group, block: bool, raise_error: bool) -> Any:
         """Send the parts of a call, and wait for its end unless it is to give an AsyncResult."""
         result: AsyncResult[Any] | None = None
-        if not raise_error:
+        if raise_error:
+            check_can_wait("Producer.publish()", "; or publish_nowait(), which waits for nothing")
+        else:
             result = whole.promised = AsyncResult()
         run(self._enter_all(parts, whole, block))
         if result is not None:

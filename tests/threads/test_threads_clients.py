@@ -115,6 +115,24 @@ print("closed")
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
 
 
+@pytest.mark.parametrize("hub", ["", "import gevent; gevent.get_hub()"])
+def test_a_signal_handler_publishes(nsqd_process: Any, hub: str) -> None:
+    done = run_python(
+        f"""
+import os, signal
+from nsq_fast.threads import Producer
+{hub}
+with Producer({nsqd_process.address!r}) as producer:
+    def publish(*_):
+        print(producer.publish("t", b"x"), producer.multipublish("t", [b"y"]), flush=True)
+    signal.signal(signal.SIGTERM, publish)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(producer.publish("t", b"z"))
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'OK' b'OK'\nb'OK'\n", "")
+
+
 def test_the_interpreter_ends_while_handlersrun_python(filled: str) -> None:
     done = run_python(
         f"""
