@@ -14,7 +14,7 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
 from nsq_fast._codec import Message
 from nsq_fast.client.connection import Connection
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
 from nsq_fast.client.greenlets import (
@@ -31,6 +31,7 @@ from nsq_fast.client.greenlets import (
     tell_forks,
 )
 from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
+from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import Cursor, Pool, Worker
 from nsq_fast.log_events import HANDLER_KILLED
@@ -221,7 +222,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
             self._thread.check("Consumer.close()")
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if is_in_handler:
             self._thread.hand_over(self.begin_closing, drain, timeout)
             return

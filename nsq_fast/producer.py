@@ -12,8 +12,9 @@ from gevent.event import AsyncResult
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import check_can_wait, is_interrupting, keep, may_wait, tell_forks
+from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.producer import ProducerCore
-from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
+from nsq_fast.client.publishes import Body, Group, Publish, options_of
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
@@ -303,7 +304,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
                 own deadline.
         """
         self._thread.check("Producer.close()")
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if is_interrupting():
             get_hub().loop.run_callback(self._begin_closing, timeout)
         elif may_wait():
@@ -320,8 +321,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
         Raises NotRunning when it would wait for ever: without a timeout, before ``start`` and ``close``.
         """
         self._thread.check("Producer.join()")
-        if timeout != 0:  # which only asks
-            check_timeout(timeout)
+        check_end_timeout(timeout)
         if timeout is None and not self.is_running and not self._is_closed:
             raise NotRunning("join() before start(): call start() first")
         return run(self._closed.wait(timeout))

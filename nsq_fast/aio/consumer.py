@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore
 from nsq_fast.client.handlers import deferred_kind
-from nsq_fast.client.loop import SLICE
+from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.client.workers import Cursor, Pool, Worker, thread_frames
 from nsq_fast.errors import ConfigError, NotRunning
 
@@ -126,7 +126,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         A close that is cancelled cancels the handlers, as when the task within ``async with`` is: the consumer is
         closed within a second and a half. Cancelled once more, it drops the connections at once.
         """
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if self._is_closed or (self._is_started and self.loop.is_closed):
             self._abandon()
             return

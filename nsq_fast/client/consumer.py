@@ -43,7 +43,7 @@ from .deadlines import Deadlines
 from .flow import Flow
 from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
 from .handlers import check_handler
-from .loop import Event
+from .loop import Event, check_end_timeout
 from .ordered import BLOCKED_POLICIES, PAUSE, BlockedPolicy, Ordered
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
@@ -396,7 +396,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until it is closed, ``timeout`` seconds at most; whether it is. Raises what it closed of."""
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if timeout is None and not self._is_started and not self._is_closing:
             raise NotRunning(
                 f"{self.name}: join() before start(): call start(block=False) first, or start(), which joins"
@@ -682,14 +682,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.topic} {self.channel}>"
-
-
-def check_timeout(timeout: object) -> None:
-    """Raise ConfigError unless ``timeout`` is a number of seconds, or None."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
 
 
 def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[Any], *, is_pattern: bool, is_placed: bool) -> None:

@@ -556,7 +556,7 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError unless it is a number of seconds, or None."""
+    """Raise ConfigError unless it is one of a publish: a number of seconds, or None."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
 from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
-from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, check_timeout
+from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions
 from nsq_fast.client.handlers import check_handler
-from nsq_fast.client.loop import SLICE
+from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.consumer import Consumer as GeventConsumer
 from nsq_fast.errors import NotRunning, RequeueMessage
 from nsq_fast.handler_threads import Batch, OutsideHandlers
@@ -277,7 +277,7 @@ class Consumer(ConsumerOptions):
         In any thread. In a handler, in a handler of ``signal.signal``, and in a thread that iterates and is at a
         message, it only begins to close; ``join`` waits for the end.
         """
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         consumer = self._place.get()
         only_begins = consumer.is_calling or (self._taken is not None and self._taken.is_held_here())
         self._place.thread.call_or_begin(consumer.close, drain, timeout, only_begins=only_begins)

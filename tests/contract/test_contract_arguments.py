@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.contract import Face
+from support.held_publishes import PublishNsqd
 
 import nsq_fast
 from nsq_fast import Producer, aio, threads
@@ -129,6 +130,28 @@ def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face
         async with face.client("Producer", nsqd_process.address) as producer:
             await check_timeouts(face, producer)
             assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+
+    face.run(main())
+
+
+def test_a_timeout_of_0_waits_for_nothing(face: Face) -> None:
+    """``join`` asks; ``close`` ends at once, and says of what is pending that it may be stored."""
+
+    async def main() -> None:
+        with PublishNsqd() as server:
+            async with face.client("Producer", server.address) as producer:
+                pending = producer.publish_nowait("t", b"one")
+                await face.until(lambda: server.commands)
+                assert await face(producer.join(timeout=0)) is False
+                await face(producer.close(timeout=0))
+                assert await face(producer.join(timeout=0)) is True
+                with pytest.raises(PublishFailed) as caught:
+                    await face.result(pending)
+                assert caught.value.possibly_stored
+        async with face.client("Consumer", "t", "c", "127.0.0.1:1") as consumer:
+            assert await face(consumer.join(timeout=0)) is False
+            await face(consumer.close(timeout=0))
+            assert await face(consumer.join(timeout=0)) is True
 
     face.run(main())
 
