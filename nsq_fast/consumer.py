@@ -6,6 +6,7 @@ stands in ``nsq_fast.client.consumer``.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,7 @@ from nsq_fast.client.greenlets import (
     get_ident,
     is_interrupting,
     keep,
+    known,
     loop_turns,
     may_wait,
     tell_forks,
@@ -99,7 +101,6 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     """
 
     loop: GeventLoop
-    _new_outside: Callable[[], OutsideHandlers | None] | None = None
 
     def _build(self, start: StartPositions | None) -> None:
         if not hasattr(self, "_thread"):
@@ -177,7 +178,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """Take messages one by one, until the consumer is closed; starts it if need be.
 
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
-        at which the loop is left early is requeued, unless it was answered.
+        at which the loop is left early is requeued, unless it was answered. The consumer goes on then, and holds what
+        came meanwhile: ``close`` it, or use it in a ``with`` block.
         """
         self._thread.check("Consumer.iter()")
         check_can_wait("Consumer.iter()")
@@ -256,12 +258,15 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """It is about to begin, in the calling thread."""
         self._thread.claim()
         threads = self.config.handler_threads
-        if self._new_outside is not None:
-            self._outside = self._new_outside()
+        self._outside = self._new_outside()
         if threads and self._outside is None and not is_iterated:
             from .handler_threads import HandlerThreads  # most handlers run in greenlets
 
             self._outside = HandlerThreads(min(threads, self.config.concurrency or threads), self._thread)
+
+    def _new_outside(self) -> OutsideHandlers | None:
+        """Where its handlers run, if that is another place than the options say."""
+        return None
 
     def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
         waiters = Waiters()
@@ -308,3 +313,10 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def _count_orphaned(self) -> int:
         is_here = self._thread.ident in (0, get_ident())
         return self.pools.count_orphans() if is_here else self.pools.orphaned
+
+
+@atexit.register
+def _at_exit() -> None:
+    for consumer in known(Consumer):
+        if consumer.is_running and consumer.ident == get_ident():  # those of the hub thread are closed there
+            consumer.tell_unclosed()

@@ -55,7 +55,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     messages may be awaited, and need not be. A plain function is refused.
 
     Instead of a handler, iterate: ``async for message in consumer``. Asking for the next message finishes the one
-    before. A message at which the loop is left early is requeued, unless it was responded to.
+    before. A message at which the loop is left early is requeued, unless it was responded to. The consumer goes on
+    then, until it is closed.
 
     When the task that is within ``async with`` is cancelled, by Ctrl-C too, so are the handlers, which have half a
     second to clean up; what is held is requeued, and the consumer is closed within a second after that. A handler that
@@ -74,7 +75,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def _build(self, start: StartPositions | None) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}  # workers, in their order
         self._cursors: list[_Cursor] = []
-        self._is_ending = False
+        self._is_ending = self._is_unclosed = False
         super()._build(start)
 
     def check_handler(self, name: str, handler: Any) -> None:
@@ -99,7 +100,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         was_started = self._is_started
         self._start(is_iterated=not self.acknowledger.has_handler)
         if not was_started:
-            self._forget_loop = self.loop.tell_end(self._abandon)
+            self._forget_loop = self.loop.tell_end(self._loop_ended)
             self.loop.tell_forks(self)
             try:
                 await self._subscribe()
@@ -127,6 +128,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         closed within a second and a half. Cancelled once more, it drops the connections at once.
         """
         check_end_timeout(timeout)
+        self._is_unclosed = False
         if self._is_closed or (self._is_started and self.loop.is_closed):
             self._abandon()
             return
@@ -159,6 +161,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     async def _end_at_once(self) -> None:
         """Cancel the handlers, requeue what is held, and close; who is cancelled meanwhile drops all of it."""
+        self._is_unclosed = False
         if self._is_closed or not self._is_started or self.loop.is_closed:
             return
         self._is_ending = True
@@ -200,12 +203,19 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
             subscriber.abandon(self.loop.is_closed)
         self._closed()
 
+    def _loop_ended(self) -> None:
+        try:
+            if self._is_unclosed or not self._is_closing:
+                self.tell_unclosed()
+        finally:
+            self._abandon()
+
     def _closed(self) -> None:
         if self._is_closed:  # abandoned while it closed
             return
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             super()._closed()
-        if self._is_started:
+        if self._is_started and not self._is_unclosed:
             self._forget_loop()
 
     def forked(self) -> None:
@@ -271,6 +281,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         if self._is_ending or not (is_cancelled or task.exception()):
             return
         if is_cancelled and self.is_cut_off:
+            self._is_unclosed = True  # unless who is within its ``async with`` is cancelled a moment later
             self._abandon()
         else:  # a handler has exited, or cancelled its task, and the loop goes on all the same
             self.start_worker(worker, name)

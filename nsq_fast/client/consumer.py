@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -578,6 +579,17 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     def _set_paused(self, is_paused: bool) -> None:
         self.flow.is_paused = is_paused
         self.flow.changed()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is iterated and nobody does: it was left in the middle of a loop, say."""
+        pool = self.pools.shared
+        return pool is not None and not pool.workers
+
+    def tell_unclosed(self) -> None:
+        """What it runs in ends: warn, as of a file, that nobody has closed it."""
+        text = f"unclosed consumer {self!r}: close it, or use it in a with block"
+        warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         """Have a change made in the loop. Raises WrongThread where the caller may not make this call."""
