@@ -11,8 +11,10 @@ the server refuses (its reason is ``error.text``) or does not reply.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -32,7 +34,10 @@ from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_look
 from . import lookup
 from .gevent_loop import GeventLoop, run
 from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
-from .start_position import parse_start
+from .start_position import END as POSITION_END
+from .start_position import parse_start, tell_beyond
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")
@@ -399,14 +404,20 @@ class ClusterAdmin:
 
         Args:
             position: as the option ``start_position``: ``'end'``, a datetime, ``'offset:...'``, ``'count:...'``,
-                ``'timestamp:...'``, or a mapping by partition, which leaves the others alone.
+                ``'timestamp:...'``, or a mapping by partition, which leaves the others alone. One beyond the end of the
+                log is the end, of which a warning tells.
         """
         positions = parse_start(position)
         if positions is None:
             raise ConfigError("position=None: name one")
 
         def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
-            client.call("POST", "/channel/setoffset", str(positions.of(place["partition"])).encode(), **place)
+            chosen = str(positions.of(place["partition"]))
+            client.call("POST", "/channel/setoffset", chosen.encode(), **place)
+            if chosen != POSITION_END:
+                with suppress(NsqError, LookupError):  # it is done, whether or not there is more to say of it
+                    (row,) = client.call_json("GET", "/stats", format="json", **place)["topics"]
+                    tell_beyond(logger, f"{topic}-{place['partition']}", channel, chosen, row)
 
         return self._on_partitions(topic, channel, partition, call, lambda number: positions.of(number) is not None)
 
