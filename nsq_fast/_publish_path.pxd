@@ -43,6 +43,7 @@ cdef class PublishPath(PublishFields):
     cdef public object waiter
     cdef public object promised
     cdef public object group
+    cdef public object key
     cdef public double deadline
     cdef public bint is_prompt
     cdef public bint _asyncio_future_blocking

@@ -564,6 +564,7 @@ cdef class ProducerPath:
         """A publish that has its room, and is not on its way yet. None: as above. Raises what is wrong with a trace id.
         """
         cdef Py_ssize_t size
+        cdef PublishPath publish
         route = self._route_of(topic)
         if route is None or type(body) is not bytes or not self._pending_limit.has_room(1):
             return None
@@ -577,7 +578,9 @@ cdef class ProducerPath:
         form = self._plain
         if trace_id is not None or self._trace.is_active:
             form = self._composer.form(route, body, trace_id, None, None)
-        return self._make(queue, body, form, 1)
+        publish = self._make(queue, body, form, 1)
+        publish.key = key
+        return publish
 
     cdef object _route_of(self, topic):
         """What is known of a topic; None where there is more to do than to send what is published to it."""
