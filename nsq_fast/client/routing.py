@@ -665,13 +665,13 @@ class TopicRoute:
         if not self.partition_num:
             return
         for queue in [queue for number, queue in self.partitions.items() if number >= self.partition_num]:
-            moved = [] if queue.held_bytes is not None else [each for each in queue.waiting if each.key is not None]
-            if moved:
-                stay = [each for each in queue.waiting if each.key is None]
-                queue.waiting.clear()
-                queue.waiting.extend(stay)
-            for publish in moved:
-                publish.destination = self.destination(publish.key, None)
+            if queue.held_bytes is not None:
+                continue  # it gathers, and is looked at again with the next answer
+            waiting = list(queue.waiting)
+            queue.waiting.clear()
+            for publish in waiting:
+                if publish.key is not None:
+                    publish.destination = self.destination(publish.key, None)
                 publish.destination.waiting.append(publish)
 
     def set_links(self, links: list[ProducerConnection]) -> bool:
