@@ -36,6 +36,7 @@ from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
 from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import Cursor, Pool, Worker
+from nsq_fast.errors import CallInvalid
 from nsq_fast.log_events import HANDLER_KILLED
 
 if TYPE_CHECKING:
@@ -128,12 +129,12 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def start(self, block: bool = True) -> None:
         """Begin to consume. With ``block``, return only when the consumer is closed.
 
-        Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
+        Raises CallInvalid when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
         with ``block`` also what ``join`` raises.
         """
         self._thread.check("Consumer.start()")
         if not self.acknowledger.has_handler:
-            raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
+            raise CallInvalid("no receivers connected to on_message, and no message_handler or batch_handler")
         if block:
             check_can_wait("Consumer.start()", "; or start(block=False)")
         self._start(is_iterated=False)
@@ -184,12 +185,12 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         self._thread.check("Consumer.iter()")
         check_can_wait("Consumer.iter()")
         if self.acknowledger.has_handler:
-            raise RuntimeError("a consumer with a handler cannot be iterated")
+            raise CallInvalid("a consumer with a handler cannot be iterated")
         if not self._is_started:
             self._start(is_iterated=True)
         pool = self.pools.shared
         if pool is None:
-            raise RuntimeError("a consumer that was started with a handler cannot be iterated")
+            raise CallInvalid("a consumer that was started with a handler cannot be iterated")
         return self._messages(pool)
 
     def _messages(self, pool: Pool) -> Iterator[Message]:

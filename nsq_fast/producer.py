@@ -245,7 +245,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
     Receipt instead of ``b"OK"``; while ``trace`` is on its record is written too. Servers that cannot trace take
     the latter untraced. Headers, tags and trace ids need servers with partitions.
 
-    Errors of the publish methods: TypeError, NameInvalid, BodyInvalid and ConfigError for a wrong argument, at
+    Errors of the publish methods: TypeInvalid, NameInvalid, BodyInvalid and ConfigError for a wrong argument, at
     once, or as soon as it is known what servers take the topic; NotRunning; NoNsqd, and NoLeader for a partition;
     PublishFailed, with the last error as its cause; PublishTimeout.
     """

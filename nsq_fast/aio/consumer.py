@@ -27,7 +27,7 @@ from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore
 from nsq_fast.client.handlers import deferred_kind
 from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.client.workers import Cursor, Pool, Worker, thread_frames
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.errors import CallInvalid, ConfigError, NotRunning
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
@@ -247,7 +247,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Raises NotRunning before ``start``: iterate within ``async with``.
         """
         if self.acknowledger.has_handler:
-            raise RuntimeError("a consumer with a handler cannot be iterated")
+            raise CallInvalid("a consumer with a handler cannot be iterated")
         if not self._is_started:
             raise NotRunning("the consumer is not running: await start(), or use it with `async with`")
         self._check_loop("Consumer.iter()")

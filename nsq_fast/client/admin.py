@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from nsq_fast._codec import mpub_body
-from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NsqError, RemoteProtocolError
+from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NsqError, RemoteProtocolError, TypeInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
     DEFAULT_NSQD_HTTP_PORT,
     check_channel,
     check_topic,
     is_unix_address,
+    listed,
     parse_address,
 )
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_lookup, unwrap
@@ -190,7 +191,7 @@ class NsqdHTTPClient(AdminClient):
         """
         check_topic(topic)
         if isinstance(messages, (str, bytes, bytearray)) or not isinstance(messages, Iterable):
-            raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+            raise TypeInvalid(f"messages must be an iterable of bytes, not {type(messages).__name__}")
         bodies = [_body("a message", message) for message in messages]
         if not bodies:
             raise BodyInvalid("no messages to publish")
@@ -389,8 +390,7 @@ class ClusterAdmin:
     def __init__(
         self, lookupd_http_addresses: str | Iterable[str], *, timeout: float = DEFAULT_TIMEOUT, **http_options: Any
     ) -> None:
-        addresses = lookupd_http_addresses
-        self._lookupds: Sequence[str] = [addresses] if isinstance(addresses, str) else list(addresses)
+        self._lookupds: list[Any] = listed(lookupd_http_addresses, "lookupd_http_addresses")
         if not self._lookupds:
             raise ConfigError("lookupd_http_addresses: name at least one nsqlookupd")
         self._options = {"timeout": timeout, **http_options}
@@ -581,7 +581,7 @@ def _text(body: bytes) -> bytes:
 
 def _body(name: str, data: bytes) -> bytes:
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"{name} must be bytes, not {type(data).__name__}")
+        raise TypeInvalid(f"{name} must be bytes, not {type(data).__name__}")
     if not len(data):
         raise BodyInvalid(f"{name} must not be empty")
     return bytes(data)

@@ -21,7 +21,7 @@ from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions
 from nsq_fast.client.handlers import check_handler
 from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.consumer import Consumer as GeventConsumer
-from nsq_fast.errors import NotRunning, RequeueMessage
+from nsq_fast.errors import CallInvalid, NotRunning, RequeueMessage
 from nsq_fast.handler_threads import Batch, OutsideHandlers
 
 if TYPE_CHECKING:
@@ -301,10 +301,10 @@ class Consumer(ConsumerOptions):
     def start(self, block: bool = True) -> None:
         """Begin to consume. With ``block``, return only when the consumer is closed, as ``join``.
 
-        Raises RuntimeError when there is no handler, NotRunning after close.
+        Raises CallInvalid when there is no handler, NotRunning after close.
         """
         if self._is_iterated:
-            raise RuntimeError("no message_handler or batch_handler: iterate over the consumer, or give it one")
+            raise CallInvalid("no message_handler or batch_handler: iterate over the consumer, or give it one")
         self._start()
         if block:
             self.join()
@@ -347,7 +347,7 @@ class Consumer(ConsumerOptions):
         ResourceWarning.
         """
         if not self._is_iterated:
-            raise RuntimeError("a consumer with a handler cannot be iterated")
+            raise CallInvalid("a consumer with a handler cannot be iterated")
         if not self._place.get().is_started:
             self._start()
         return self._messages()

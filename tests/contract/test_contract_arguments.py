@@ -14,7 +14,17 @@ from support.held_publishes import PublishNsqd
 
 import nsq_fast
 from nsq_fast import Producer, aio, threads
-from nsq_fast.errors import AlreadyResponded, ConfigError, NoLeader, NoNsqd, PublishFailed
+from nsq_fast.errors import (
+    AlreadyResponded,
+    CallInvalid,
+    ConfigError,
+    NameInvalid,
+    NoLeader,
+    NoNsqd,
+    NsqError,
+    PublishFailed,
+    TypeInvalid,
+)
 
 ASYNCIO_LACKS = {"raise_error"}  # a coroutine is a promise already
 
@@ -63,6 +73,9 @@ def test_a_method_takes_the_same_arguments(package: Any, kind: str, method: str)
 async def handler(message: object) -> None: ...
 
 
+async def handle(consumer: object, message: object) -> None: ...
+
+
 @pytest.mark.parametrize("package", [nsq_fast, threads, aio])
 def test_arguments_in_the_wrong_place_are_told_in_names_that_people_know(package: Any) -> None:
     with pytest.raises(TypeError, match=r"^Consumer.__init__\(\) .*multiple values for argument 'nsqd_tcp_addresses'"):
@@ -106,7 +119,7 @@ def test_a_wrong_argument_is_refused_and_takes_no_room(face: Face, nsqd_process:
                         try:
                             await published(face, producer, method, "t", content, **{name: value})
                             taken.append((method, name, value))
-                        except (ConfigError, TypeError):  # noqa: PERF203
+                        except ConfigError:  # noqa: PERF203
                             pass
                         except Exception as error:
                             taken.append((method, name, value, repr(error)))
@@ -114,6 +127,39 @@ def test_a_wrong_argument_is_refused_and_takes_no_room(face: Face, nsqd_process:
         assert not taken
 
     face.run(main())
+
+
+WRONG_BODIES: list[Any] = [None, 5, 1.5, "text", [], {}, object(), True]
+
+
+def test_a_wrong_argument_is_an_error_of_ours(face: Face, nsqd_process: Any) -> None:
+    """Also what was a bare TypeError or RuntimeError, and still is one."""
+
+    async def main() -> None:
+        async with face.client("Producer", nsqd_process.address) as producer:
+            for body in WRONG_BODIES:
+                for method, content in (("publish", body), ("publish_nowait", body), ("multipublish", [body])):
+                    with pytest.raises(TypeInvalid, match="body must be bytes"):
+                        await published(face, producer, method, "t", content)
+            for bodies in (None, 5, "text", b"bytes", object()):
+                with pytest.raises(TypeInvalid, match="bodies must be an iterable"):
+                    await published(face, producer, "multipublish", "t", bodies)
+            for topic in (None, 5, b"bytes", [], "x y"):
+                with pytest.raises(NameInvalid):
+                    await published(face, producer, "publish", topic, b"body")
+        for addresses in (None, 5, b"bytes", object()):
+            for option in ("nsqd_tcp_addresses", "lookupd_http_addresses"):
+                with pytest.raises(TypeInvalid, match=option):
+                    face.package.Producer(**{option: addresses})
+                with pytest.raises(TypeInvalid, match=option):
+                    face.package.Consumer("t", "c", **{option: addresses})
+        async with face.client("Consumer", "t", "c", nsqd_process.address, message_handler=handle) as consumer:
+            with pytest.raises(CallInvalid, match="cannot be iterated"):
+                await anext(face.messages(consumer))
+
+    face.run(main())
+    assert issubclass(TypeInvalid, (ConfigError, TypeError))
+    assert issubclass(CallInvalid, (NsqError, RuntimeError))
 
 
 async def check_timeouts(face: Face, client: Any) -> None:
