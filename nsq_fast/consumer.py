@@ -15,7 +15,7 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
 from nsq_fast._codec import Message
 from nsq_fast.client.connection import Connection
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
 from nsq_fast.client.greenlets import (
@@ -320,4 +320,4 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 def _at_exit() -> None:
     for consumer in known(Consumer):
         if consumer.is_running and consumer.ident == get_ident():  # those of the hub thread are closed there
-            consumer.tell_unclosed()
+            warn_unclosed(consumer)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
 from nsq_fast.client.handlers import deferred_kind
 from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.client.workers import Cursor, Pool, Worker, thread_frames
@@ -206,7 +206,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def _loop_ended(self) -> None:
         try:
             if self._is_unclosed or not self._is_closing:
-                self.tell_unclosed()
+                warn_unclosed(self)
         finally:
             self._abandon()
 

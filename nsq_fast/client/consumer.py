@@ -586,11 +586,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         pool = self.pools.shared
         return pool is not None and not pool.workers
 
-    def tell_unclosed(self) -> None:
-        """What it runs in ends: warn, as of a file, that nobody has closed it."""
-        text = f"unclosed consumer {self!r}: close it, or use it in a with block"
-        warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
-
     def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         """Have a change made in the loop. Raises WrongThread where the caller may not make this call."""
         function(value)
@@ -694,6 +689,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.topic} {self.channel}>"
+
+
+def warn_unclosed(consumer: AnyConsumer) -> None:
+    """What it runs in ends: warn, as of a file, that nobody has closed it."""
+    text = f"unclosed consumer {consumer!r}: close it, or use it in a with block"
+    warnings.warn(text, ResourceWarning, stacklevel=2, source=consumer)
 
 
 def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[Any], *, is_pattern: bool, is_placed: bool) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
 from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
-from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions
+from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.handlers import check_handler
 from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.consumer import Consumer as GeventConsumer
@@ -109,7 +109,7 @@ class HubConsumer(GeventConsumer):
     def close_at_exit(self, timeout: float) -> int:
         """Close within ``timeout`` seconds. Messages whose handlers run then are delivered again."""
         if self.is_running:
-            self.tell_unclosed()
+            warn_unclosed(self)
         self.close(drain=True, timeout=timeout)
         return 0
 
@@ -273,7 +273,7 @@ class Consumer(ConsumerOptions):
         if consumer.is_running:
             with suppress(NotRunning):  # the thread has just ended
                 place.thread.submit(place.thread.start_job, consumer.close)
-            consumer.tell_unclosed()
+            warn_unclosed(consumer)
 
     def _with_self(self, handler: Any) -> Callable[[object, Any], object]:
         return lambda consumer, item: handler(self, item)
