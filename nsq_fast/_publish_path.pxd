@@ -18,7 +18,8 @@ cdef class Wakeups:
     cdef public bint is_waking
 
     cdef int add_all(self, list awaited) except -1
-    cdef bint is_in_hub(self) except -1
+    cdef object waiting_greenlet(self)
+    cdef int wait_in(self, current, awaited) except -1
     cdef list _take_ready(self)
 
 
@@ -51,6 +52,7 @@ cdef class PublishPath(PublishFields):
     cdef object _cancelled      # what the task that awaits it gets
 
     cdef Wakeups _wakeups(self)
+    cdef object wait_in(self, current, Wakeups wakeups)
     cpdef bint read_soon(self, Wakeups wakeups) except -1
 
 
@@ -121,7 +123,7 @@ cdef class ProducerPath:
 
     cdef object _route_of(self, topic)
     cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight)
-    cdef object _end_of(self, PublishPath publish, QueuePath queue)
+    cdef object _end_of(self, PublishPath publish, QueuePath queue, Wakeups wakeups, current)
 
 
 cdef class Latch:
