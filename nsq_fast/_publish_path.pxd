@@ -18,6 +18,8 @@ cdef class Wakeups:
     cdef public bint is_waking
 
     cdef int add_all(self, list awaited) except -1
+    cdef object waiting_greenlet(self)
+    cdef int wait_in(self, current, awaited) except -1
     cdef list _take_ready(self)
 
 
@@ -42,6 +44,7 @@ cdef class PublishPath(PublishFields):
     cdef public object waiter
     cdef public object promised
     cdef public object group
+    cdef public object key
     cdef public double deadline
     cdef public bint is_prompt
     cdef public bint _asyncio_future_blocking
@@ -49,6 +52,7 @@ cdef class PublishPath(PublishFields):
     cdef object _cancelled      # what the task that awaits it gets
 
     cdef Wakeups _wakeups(self)
+    cdef object wait_in(self, current, Wakeups wakeups)
     cpdef bint read_soon(self, Wakeups wakeups) except -1
 
 
@@ -119,7 +123,7 @@ cdef class ProducerPath:
 
     cdef object _route_of(self, topic)
     cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight)
-    cdef object _end_of(self, PublishPath publish, QueuePath queue)
+    cdef object _end_of(self, PublishPath publish, QueuePath queue, Wakeups wakeups, current)
 
 
 cdef class Latch:

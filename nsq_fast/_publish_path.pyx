@@ -107,19 +107,28 @@ cdef class Wakeups:
         self._due = due
         return due
 
+    cdef object waiting_greenlet(self):
+        """The calling greenlet; None for the hub, where nothing can wait."""
+        current = self._getcurrent()
+        return None if current is self._hub else current
+
     def wait_for(self, awaited):
         """Switch to whoever is to run next, until somebody resumes the calling greenlet, which waits for it."""
+        self.wait_in(self._getcurrent(), awaited)
+
+    cdef int wait_in(self, current, awaited) except -1:
         cdef list due = self._due
-        awaited.waiter = self._getcurrent()
+        awaited.waiter = current
         try:
             while due:
                 waiter = waiter_of(due.pop())
                 if waiter is not None:
                     waiter.switch()
-                    return
+                    return 0
             self._hub.switch()
         finally:
             awaited.waiter = None
+        return 0
 
 
 cdef int settle(awaited) except -1:
@@ -202,12 +211,15 @@ cdef class PublishPath(PublishFields):
 
     def wait(self, Wakeups wakeups not None):
         """Block the calling greenlet until it is done; return its value or raise its error."""
+        return self.wait_in(wakeups._getcurrent(), wakeups)
+
+    cdef object wait_in(self, current, Wakeups wakeups):
         if not self.done:
             # Of several that were woken together, each would keep the next one waiting.
             if not len(wakeups.loop._callbacks):
                 self.read_soon(wakeups)
             while not self.done:  # whoever switches here without a reason does not end it
-                wakeups.wait_for(self)
+                wakeups.wait_in(current, self)
         if self.error is not None:
             raise self.error
         return b"OK" if self.is_plain else self.value()
@@ -505,10 +517,13 @@ cdef class ProducerPath:
 
     def _publish_usual(self, topic, body, key, partition, trace_id):
         """As ``publish``. None: it is not for this to do, and nothing was done."""
-        cdef PublishPath publish = self._prepared(topic, body, key, partition, trace_id)
+        cdef Wakeups wakeups = self._wakeups
+        cdef PublishPath publish
+        current = wakeups.waiting_greenlet()
+        publish = None if current is None else self._prepared(topic, body, key, partition, trace_id)
         if publish is None:
             return None
-        return self._end_of(publish, <QueuePath?>publish.destination)
+        return self._end_of(publish, <QueuePath?>publish.destination, wakeups, current)
 
     def _sent_usual(self, topic, body, key, partition, trace_id):
         """A publish of a task of the producer's loop, on its way, or done. None: as above."""
@@ -539,8 +554,9 @@ cdef class ProducerPath:
         cdef PublishPath publish
         cdef QueuePath queue
         cdef Py_ssize_t weight
-        route = self._route_of(topic)
-        if route is None or type(bodies) is not list or self._trace.is_active:
+        cdef Wakeups wakeups = self._wakeups
+        route, current = self._route_of(topic), wakeups.waiting_greenlet()
+        if route is None or current is None or type(bodies) is not list or self._trace.is_active:
             return None
         queue, weight = route.any, len(bodies)
         if not weight or not self._pending_limit.has_room(weight):
@@ -549,12 +565,13 @@ cdef class ProducerPath:
             return None
         publish = self._make(queue, (<list>bodies)[:], self._plain_batch, weight)
         route.is_used = True
-        return self._end_of(publish, queue)
+        return self._end_of(publish, queue, wakeups, current)
 
     def _prepared(self, topic, body, key, partition, trace_id):
         """A publish that has its room, and is not on its way yet. None: as above. Raises what is wrong with a trace id.
         """
         cdef Py_ssize_t size
+        cdef PublishPath publish
         route = self._route_of(topic)
         if route is None or type(body) is not bytes or not self._pending_limit.has_room(1):
             return None
@@ -568,7 +585,9 @@ cdef class ProducerPath:
         form = self._plain
         if trace_id is not None or self._trace.is_active:
             form = self._composer.form(route, body, trace_id, None, None)
-        return self._make(queue, body, form, 1)
+        publish = self._make(queue, body, form, 1)
+        publish.key = key
+        return publish
 
     cdef object _route_of(self, topic):
         """What is known of a topic; None where there is more to do than to send what is published to it."""
@@ -582,10 +601,10 @@ cdef class ProducerPath:
         self._pending_limit.used += weight
         return self._new_publish(queue, body, monotonic() + self._timeout, form, weight)
 
-    cdef object _end_of(self, PublishPath publish, QueuePath queue):
+    cdef object _end_of(self, PublishPath publish, QueuePath queue, Wakeups wakeups, current):
         try:
             queue.add(publish)
-            return publish.wait(self._wakeups)
+            return publish.wait_in(current, wakeups)
         finally:
             if not publish.done:  # its caller was interrupted, or it could not be put in: its room is given back
                 publish.destination.sender.abandon(publish)

@@ -6,6 +6,7 @@ stands in ``nsq_fast.client.consumer``.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
 from nsq_fast._codec import Message
 from nsq_fast.client.connection import Connection
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
 from nsq_fast.client.greenlets import (
@@ -22,16 +23,20 @@ from nsq_fast.client.greenlets import (
     OwnerThread,
     Supervisor,
     Waiters,
+    check_can_wait,
     get_ident,
     is_interrupting,
     keep,
+    known,
     loop_turns,
     may_wait,
     tell_forks,
 )
 from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
+from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import Cursor, Pool, Worker
+from nsq_fast.errors import CallInvalid
 from nsq_fast.log_events import HANDLER_KILLED
 
 if TYPE_CHECKING:
@@ -97,7 +102,6 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     """
 
     loop: GeventLoop
-    _new_outside: Callable[[], OutsideHandlers | None] | None = None
 
     def _build(self, start: StartPositions | None) -> None:
         if not hasattr(self, "_thread"):
@@ -125,12 +129,14 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def start(self, block: bool = True) -> None:
         """Begin to consume. With ``block``, return only when the consumer is closed.
 
-        Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
+        Raises CallInvalid when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
         with ``block`` also what ``join`` raises.
         """
         self._thread.check("Consumer.start()")
         if not self.acknowledger.has_handler:
-            raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
+            raise CallInvalid("no receivers connected to on_message, and no message_handler or batch_handler")
+        if block:
+            check_can_wait("Consumer.start()", "; or start(block=False)")
         self._start(is_iterated=False)
         if block:
             self.join()
@@ -173,16 +179,18 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """Take messages one by one, until the consumer is closed; starts it if need be.
 
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
-        at which the loop is left early is requeued, unless it was answered.
+        at which the loop is left early is requeued, unless it was answered. The consumer goes on then, and holds what
+        came meanwhile: ``close`` it, or use it in a ``with`` block.
         """
         self._thread.check("Consumer.iter()")
+        check_can_wait("Consumer.iter()")
         if self.acknowledger.has_handler:
-            raise RuntimeError("a consumer with a handler cannot be iterated")
+            raise CallInvalid("a consumer with a handler cannot be iterated")
         if not self._is_started:
             self._start(is_iterated=True)
         pool = self.pools.shared
         if pool is None:
-            raise RuntimeError("a consumer that was started with a handler cannot be iterated")
+            raise CallInvalid("a consumer that was started with a handler cannot be iterated")
         return self._messages(pool)
 
     def _messages(self, pool: Pool) -> Iterator[Message]:
@@ -217,7 +225,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
             self._thread.check("Consumer.close()")
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if is_in_handler:
             self._thread.hand_over(self.begin_closing, drain, timeout)
             return
@@ -251,12 +259,15 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """It is about to begin, in the calling thread."""
         self._thread.claim()
         threads = self.config.handler_threads
-        if self._new_outside is not None:
-            self._outside = self._new_outside()
+        self._outside = self._new_outside()
         if threads and self._outside is None and not is_iterated:
             from .handler_threads import HandlerThreads  # most handlers run in greenlets
 
             self._outside = HandlerThreads(min(threads, self.config.concurrency or threads), self._thread)
+
+    def _new_outside(self) -> OutsideHandlers | None:
+        """Where its handlers run, if that is another place than the options say."""
+        return None
 
     def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
         waiters = Waiters()
@@ -303,3 +314,10 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def _count_orphaned(self) -> int:
         is_here = self._thread.ident in (0, get_ident())
         return self.pools.count_orphans() if is_here else self.pools.orphaned
+
+
+@atexit.register
+def _at_exit() -> None:
+    for consumer in known(Consumer):
+        if consumer.is_running and consumer.ident == get_ident():  # those of the hub thread are closed there
+            warn_unclosed(consumer)

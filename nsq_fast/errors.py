@@ -20,6 +20,14 @@ class ConfigError(NsqError, ValueError):
     """An option or argument is wrong. The message names it, its value and what is allowed."""
 
 
+class TypeInvalid(ConfigError, TypeError):
+    """An argument is of a wrong type."""
+
+
+class CallInvalid(NsqError, RuntimeError):
+    """A method does not fit how its object was made: a consumer with a handler is iterated, one without is started."""
+
+
 class NameInvalid(NsqError, ValueError):
     """A topic or channel name breaks NSQ's naming rule."""
 
@@ -286,7 +294,8 @@ class NSQRequeueMessage(RequeueMessage):
 
 
 class WrongThread(NsqError, RuntimeError):
-    """A method was called in another thread than the one in which its object runs. Nothing was done."""
+    """A method was called in another thread than the one in which its object runs, or in that thread's hub, where
+    nothing can wait. Nothing was done."""
 
 
 class HandlerDeferred(NsqError, TypeError):

@@ -85,6 +85,9 @@ RESPONSE_LOST = _event("response_lost", "a connection ended before a FIN or REQ;
 ORDER_VIOLATED = _event("order_violated", "a message of an ordered partition lies before one delivered earlier")
 PARTITION_BLOCKED = _event("partition_blocked", "an ordered message has more attempts than attempts_threshold")
 START_POSITION_SET = _event("start_position_set", "a channel begins where start_position says")
+START_POSITION_BEYOND = _event(
+    "start_position_beyond", "a channel was to begin beyond the end of the log, and stands at the end"
+)
 START_POSITION_KEPT = _event("start_position_kept", "a channel has begun before: start_position changes nothing")
 
 # Flow

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .errors import ConfigError, ConnectFailed, NameInvalid
+from .errors import ConfigError, ConnectFailed, NameInvalid, TypeInvalid
 
 # nsqio/nsq and youzan/nsq: internal/protocol/names.go, isValidName
 MAX_NAME_LENGTH = 64
@@ -172,7 +172,7 @@ def parse_addresses(
 
 
 def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str | tuple[str, int]]:
-    """Several addresses as a list, not yet read; a string may hold a comma separated list. Raises TypeError.
+    """Several addresses as a list, not yet read; a string may hold a comma separated list. Raises TypeInvalid.
 
     One (host, port) pair, an Address say, is one address.
     """
@@ -180,7 +180,7 @@ def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str 
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
         hint = "; a handler is passed as message_handler=" if callable(value) else ""
-        raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}{hint}")
+        raise TypeInvalid(f"{name} must be a string or a list, tuple or set of them, not {value!r}{hint}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
         return [(value[0], value[1])]
     return list(value)

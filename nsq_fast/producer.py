@@ -11,9 +11,10 @@ from gevent.event import AsyncResult
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.gevent_loop import GeventLoop, run
-from nsq_fast.client.greenlets import is_interrupting, keep, may_wait, tell_forks
+from nsq_fast.client.greenlets import check_can_wait, is_interrupting, keep, may_wait, tell_forks
+from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.producer import ProducerCore
-from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
+from nsq_fast.client.publishes import Body, Group, Publish, options_of
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
@@ -244,7 +245,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
     Receipt instead of ``b"OK"``; while ``trace`` is on its record is written too. Servers that cannot trace take
     the latter untraced. Headers, tags and trace ids need servers with partitions.
 
-    Errors of the publish methods: TypeError, NameInvalid, BodyInvalid and ConfigError for a wrong argument, at
+    Errors of the publish methods: TypeInvalid, NameInvalid, BodyInvalid and ConfigError for a wrong argument, at
     once, or as soon as it is known what servers take the topic; NotRunning; NoNsqd, and NoLeader for a partition;
     PublishFailed, with the last error as its cause; PublishTimeout.
     """
@@ -254,7 +255,9 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
     def _carry_out(self, parts: list[Publish], whole: Publish | Group, block: bool, raise_error: bool) -> Any:
         """Send the parts of a call, and wait for its end unless it is to give an AsyncResult."""
         result: AsyncResult[Any] | None = None
-        if not raise_error:
+        if raise_error:
+            check_can_wait("Producer.publish()", "; or publish_nowait(), which waits for nothing")
+        else:
             result = whole.promised = AsyncResult()
         run(self._enter_all(parts, whole, block))
         if result is not None:
@@ -301,7 +304,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
                 own deadline.
         """
         self._thread.check("Producer.close()")
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if is_interrupting():
             get_hub().loop.run_callback(self._begin_closing, timeout)
         elif may_wait():
@@ -318,8 +321,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
         Raises NotRunning when it would wait for ever: without a timeout, before ``start`` and ``close``.
         """
         self._thread.check("Producer.join()")
-        if timeout != 0:  # which only asks
-            check_timeout(timeout)
+        check_end_timeout(timeout)
         if timeout is None and not self.is_running and not self._is_closed:
             raise NotRunning("join() before start(): call start() first")
         return run(self._closed.wait(timeout))

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
 from nsq_fast.client.handlers import deferred_kind
-from nsq_fast.client.loop import SLICE
+from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.client.workers import Cursor, Pool, Worker, thread_frames
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.errors import CallInvalid, ConfigError, NotRunning
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
@@ -55,7 +55,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     messages may be awaited, and need not be. A plain function is refused.
 
     Instead of a handler, iterate: ``async for message in consumer``. Asking for the next message finishes the one
-    before. A message at which the loop is left early is requeued, unless it was responded to.
+    before. A message at which the loop is left early is requeued, unless it was responded to. The consumer goes on
+    then, until it is closed.
 
     When the task that is within ``async with`` is cancelled, by Ctrl-C too, so are the handlers, which have half a
     second to clean up; what is held is requeued, and the consumer is closed within a second after that. A handler that
@@ -74,7 +75,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def _build(self, start: StartPositions | None) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}  # workers, in their order
         self._cursors: list[_Cursor] = []
-        self._is_ending = False
+        self._is_ending = self._is_unclosed = False
         super()._build(start)
 
     def check_handler(self, name: str, handler: Any) -> None:
@@ -99,7 +100,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         was_started = self._is_started
         self._start(is_iterated=not self.acknowledger.has_handler)
         if not was_started:
-            self._forget_loop = self.loop.tell_end(self._abandon)
+            self._forget_loop = self.loop.tell_end(self._loop_ended)
             self.loop.tell_forks(self)
             try:
                 await self._subscribe()
@@ -126,7 +127,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         A close that is cancelled cancels the handlers, as when the task within ``async with`` is: the consumer is
         closed within a second and a half. Cancelled once more, it drops the connections at once.
         """
-        check_timeout(timeout)
+        check_end_timeout(timeout)
+        self._is_unclosed = False
         if self._is_closed or (self._is_started and self.loop.is_closed):
             self._abandon()
             return
@@ -159,6 +161,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     async def _end_at_once(self) -> None:
         """Cancel the handlers, requeue what is held, and close; who is cancelled meanwhile drops all of it."""
+        self._is_unclosed = False
         if self._is_closed or not self._is_started or self.loop.is_closed:
             return
         self._is_ending = True
@@ -200,12 +203,19 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
             subscriber.abandon(self.loop.is_closed)
         self._closed()
 
+    def _loop_ended(self) -> None:
+        try:
+            if self._is_unclosed or not self._is_closing:
+                warn_unclosed(self)
+        finally:
+            self._abandon()
+
     def _closed(self) -> None:
         if self._is_closed:  # abandoned while it closed
             return
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             super()._closed()
-        if self._is_started:
+        if self._is_started and not self._is_unclosed:
             self._forget_loop()
 
     def forked(self) -> None:
@@ -237,7 +247,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Raises NotRunning before ``start``: iterate within ``async with``.
         """
         if self.acknowledger.has_handler:
-            raise RuntimeError("a consumer with a handler cannot be iterated")
+            raise CallInvalid("a consumer with a handler cannot be iterated")
         if not self._is_started:
             raise NotRunning("the consumer is not running: await start(), or use it with `async with`")
         self._check_loop("Consumer.iter()")
@@ -271,6 +281,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         if self._is_ending or not (is_cancelled or task.exception()):
             return
         if is_cancelled and self.is_cut_off:
+            self._is_unclosed = True  # unless who is within its ``async with`` is cancelled a moment later
             self._abandon()
         else:  # a handler has exited, or cancelled its task, and the loop goes on all the same
             self.start_worker(worker, name)

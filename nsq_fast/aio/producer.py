@@ -14,9 +14,9 @@ from weakref import WeakSet
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.loop import EXIT_TIMEOUT, tell_unconfirmed
+from nsq_fast.client.loop import EXIT_TIMEOUT, check_end_timeout, tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
-from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
+from nsq_fast.client.publishes import Body, Group, Publish, options_of
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import OK, Receipt
@@ -211,7 +211,7 @@ class Producer(ProducerCore):
         Args:
             timeout: seconds that all of it may take; publishes that are still pending then fail.
         """
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if self._home is None:
             self._is_closed = True  # never started: there is nothing to wait for
         elif self._home.is_closed():
@@ -223,8 +223,7 @@ class Producer(ProducerCore):
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the producer has closed; whether it has."""
-        if timeout != 0:  # which only asks
-            check_timeout(timeout)
+        check_end_timeout(timeout)
         if self._home is None and not self._is_closed:
             raise self._not_running()
         if self._is_closed and not self._is_closing:

@@ -12,6 +12,7 @@ from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import HttpError, NsqError
 
 from . import options
+from .console import warnings_shown
 from .options import Security, security_options
 from .servers import Lookup
 
@@ -201,7 +202,8 @@ def _unskip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
 def _set_offset(
     lookup: Lookup, topic: str, channel: str, partition: int | None, position: str
 ) -> Sequence[PartitionResult]:
-    return lookup.set_offset(topic, channel, position, partition=partition)
+    with warnings_shown():  # of a position beyond the end
+        return lookup.set_offset(topic, channel, position, partition=partition)
 
 
 @_of_channel(

@@ -11,20 +11,23 @@ the server refuses (its reason is ``error.text``) or does not reply.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from nsq_fast._codec import mpub_body
-from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NsqError, RemoteProtocolError
+from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NsqError, RemoteProtocolError, TypeInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
     DEFAULT_NSQD_HTTP_PORT,
     check_channel,
     check_topic,
     is_unix_address,
+    listed,
     parse_address,
 )
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_lookup, unwrap
@@ -32,7 +35,10 @@ from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_look
 from . import lookup
 from .gevent_loop import GeventLoop, run
 from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
-from .start_position import parse_start
+from .start_position import END as POSITION_END
+from .start_position import parse_start, tell_beyond
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")
@@ -185,7 +191,7 @@ class NsqdHTTPClient(AdminClient):
         """
         check_topic(topic)
         if isinstance(messages, (str, bytes, bytearray)) or not isinstance(messages, Iterable):
-            raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+            raise TypeInvalid(f"messages must be an iterable of bytes, not {type(messages).__name__}")
         bodies = [_body("a message", message) for message in messages]
         if not bodies:
             raise BodyInvalid("no messages to publish")
@@ -384,8 +390,7 @@ class ClusterAdmin:
     def __init__(
         self, lookupd_http_addresses: str | Iterable[str], *, timeout: float = DEFAULT_TIMEOUT, **http_options: Any
     ) -> None:
-        addresses = lookupd_http_addresses
-        self._lookupds: Sequence[str] = [addresses] if isinstance(addresses, str) else list(addresses)
+        self._lookupds: list[Any] = listed(lookupd_http_addresses, "lookupd_http_addresses")
         if not self._lookupds:
             raise ConfigError("lookupd_http_addresses: name at least one nsqlookupd")
         self._options = {"timeout": timeout, **http_options}
@@ -399,14 +404,20 @@ class ClusterAdmin:
 
         Args:
             position: as the option ``start_position``: ``'end'``, a datetime, ``'offset:...'``, ``'count:...'``,
-                ``'timestamp:...'``, or a mapping by partition, which leaves the others alone.
+                ``'timestamp:...'``, or a mapping by partition, which leaves the others alone. One beyond the end of the
+                log is the end, of which a warning tells.
         """
         positions = parse_start(position)
         if positions is None:
             raise ConfigError("position=None: name one")
 
         def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
-            client.call("POST", "/channel/setoffset", str(positions.of(place["partition"])).encode(), **place)
+            chosen = str(positions.of(place["partition"]))
+            client.call("POST", "/channel/setoffset", chosen.encode(), **place)
+            if chosen != POSITION_END:
+                with suppress(NsqError, LookupError):  # it is done, whether or not there is more to say of it
+                    (row,) = client.call_json("GET", "/stats", format="json", **place)["topics"]
+                    tell_beyond(logger, f"{topic}-{place['partition']}", channel, chosen, row)
 
         return self._on_partitions(topic, channel, partition, call, lambda number: positions.of(number) is not None)
 
@@ -570,7 +581,7 @@ def _text(body: bytes) -> bytes:
 
 def _body(name: str, data: bytes) -> bytes:
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"{name} must be bytes, not {type(data).__name__}")
+        raise TypeInvalid(f"{name} must be bytes, not {type(data).__name__}")
     if not len(data):
         raise BodyInvalid(f"{name} must not be empty")
     return bytes(data)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -43,7 +44,7 @@ from .deadlines import Deadlines
 from .flow import Flow
 from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
 from .handlers import check_handler
-from .loop import Event
+from .loop import Event, check_end_timeout
 from .ordered import BLOCKED_POLICIES, PAUSE, BlockedPolicy, Ordered
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
@@ -396,7 +397,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until it is closed, ``timeout`` seconds at most; whether it is. Raises what it closed of."""
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         if timeout is None and not self._is_started and not self._is_closing:
             raise NotRunning(
                 f"{self.name}: join() before start(): call start(block=False) first, or start(), which joins"
@@ -579,6 +580,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self.flow.is_paused = is_paused
         self.flow.changed()
 
+    @property
+    def is_left(self) -> bool:
+        """Whether it is iterated and nobody does: it was left in the middle of a loop, say."""
+        pool = self.pools.shared
+        return pool is not None and not pool.workers
+
     def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         """Have a change made in the loop. Raises WrongThread where the caller may not make this call."""
         function(value)
@@ -684,12 +691,10 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         return f"<{type(self).__module__}.{type(self).__name__} {self.topic} {self.channel}>"
 
 
-def check_timeout(timeout: object) -> None:
-    """Raise ConfigError unless ``timeout`` is a number of seconds, or None."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+def warn_unclosed(consumer: AnyConsumer) -> None:
+    """What it runs in ends: warn, as of a file, that nobody has closed it."""
+    text = f"unclosed consumer {consumer!r}: close it, or use it in a with block"
+    warnings.warn(text, ResourceWarning, stacklevel=2, source=consumer)
 
 
 def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[Any], *, is_pattern: bool, is_placed: bool) -> None:

@@ -41,6 +41,9 @@ LOG_PAUSE = 10.0
 """Seconds between two lines of the log about expired messages."""
 
 
+LEFT = ", as nobody iterates: a consumer is closed by close(), or at the end of its with block, not by leaving a loop"
+
+
 class Deadlines:
     """Watches the messages of one consumer.
 
@@ -113,8 +116,8 @@ class Deadlines:
         self._quiet_until = now + LOG_PAUSE
         self._log.warning(
             "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
-            " no handler had begun with %d of them",
-            self._expired, self._unstarted, extra=MESSAGES_EXPIRED,
+            " no handler had begun with %d of them%s",
+            self._expired, self._unstarted, LEFT if self._consumer.is_left else "", extra=MESSAGES_EXPIRED,
         )  # fmt: skip
         self._expired = self._unstarted = 0
 

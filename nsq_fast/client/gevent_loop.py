@@ -12,13 +12,14 @@ from weakref import WeakKeyDictionary
 from gevent import Timeout, get_hub, getcurrent, sleep
 from gevent import socket as gsocket
 from gevent.event import AsyncResult
+from gevent.exceptions import BlockingSwitchOutError
 from gevent.resolver.thread import Resolver as ThreadResolver
 
 from nsq_fast.client import signals
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, WrongThread
 
 from .connection import Connection
-from .greenlets import LAST, OwnerThread, Supervisor, get_ident, known, loop_turns, tell_forks
+from .greenlets import IN_THE_HUB, LAST, OwnerThread, Supervisor, get_ident, known, loop_turns, tell_forks
 from .resolver import look_up
 from .transport import Transport
 
@@ -35,6 +36,8 @@ def run(sequence: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         value: T = end.value
         return value
+    except BlockingSwitchOutError as error:
+        raise WrongThread(f"What has to wait {IN_THE_HUB.format(done='it was broken off')}") from error
     sequence.close()
     raise RuntimeError("a sequence waited for something else than the leaves of the port")
 

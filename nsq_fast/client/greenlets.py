@@ -283,6 +283,20 @@ def must_go_on() -> bool:
     return current is get_hub() or (isinstance(current, Job) and not current.runs_handlers)
 
 
+IN_THE_HUB = (
+    "was called in a callback of gevent's hub, or in a handler of signal.signal that has interrupted the hub, where"
+    " nothing can wait; {done}. Handle signals with gevent.signal_handler, whose handlers run in greenlets of their"
+    " own, and use gevent.spawn in callbacks"
+)
+"""Of an error, after what was called. ``done``: what became of it."""
+
+
+def check_can_wait(call: str, instead: str = "") -> None:
+    """Raise WrongThread in the hub, where nothing can wait, before anything is done."""
+    if getcurrent() is get_hub():
+        raise WrongThread(f"{call} {IN_THE_HUB.format(done='nothing was done')}{instead}")
+
+
 def is_interrupting() -> bool:
     """Whether the caller runs in a handler of ``signal.signal``, in the middle of whatever was interrupted by it.
 

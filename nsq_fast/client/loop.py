@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
-from nsq_fast.errors import InternalError, NsqError
+from nsq_fast.errors import ConfigError, InternalError, NsqError
 from nsq_fast.log_events import INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 from nsq_fast.printable import printable
 
@@ -327,6 +327,14 @@ class Repeated:
             self._supervisor.report(self._name, fault, f"it is looked at again in {pause:.3g} s")
         if pause is not None and self._loop is not None and not self._is_asked:
             self._timer = self._loop.call_later(pause, self._run)
+
+
+def check_end_timeout(timeout: object) -> None:
+    """Raise ConfigError unless it is one of ``close`` or ``join``: seconds, or None. With 0 nothing is waited for."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
 
 
 EXIT_TIMEOUT = 2.0

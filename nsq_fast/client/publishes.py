@@ -20,7 +20,7 @@ from nsq_fast import _codec
 from nsq_fast._publish_path import LimitPath, PublishPath, Wakeups
 from nsq_fast.client.trace import TraceLog, check_trace_id, new_trace_id
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
-from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, PublishFailed
+from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, PublishFailed, TypeInvalid
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
 from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.publishing import (
@@ -74,7 +74,6 @@ class Publish(PublishPath, PublishState):
     destination: Queue
 
     timeout: float | None = None
-    key: Key | None = None
     pin: int | None = None
     partition: int | None = None
     receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
@@ -352,7 +351,7 @@ class Composer:
         return WireForm("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
 
     def check_binding(self, key: Key | None, partition: int | None) -> None:
-        """Raise ConfigError or TypeError unless both can name a partition."""
+        """Raise ConfigError unless both can name a partition."""
         if key is not None:
             if partition is not None:
                 raise ConfigError(f"key={key!r} with partition={partition}: the key names the partition")
@@ -360,6 +359,8 @@ class Composer:
                 return  # what it takes is for the function to say, when it is asked for a partition
             try:
                 self._partition_of_key(key, 1)
+            except TypeError as error:
+                raise TypeInvalid(str(error)) from None
             except ValueError as error:
                 raise ConfigError(str(error)) from None
         elif partition is not None and (
@@ -482,10 +483,10 @@ _TRACE_ID_BYTES = WireForm("PUB_TRACE").overhead
 
 
 def size_of(body: Any) -> int:
-    """The bytes of a body. Raises TypeError or BodyInvalid where no server takes it."""
+    """The bytes of a body. Raises TypeInvalid or BodyInvalid where no server takes it."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
         hint = "; encode it first" if isinstance(body, str) else ""
-        raise TypeError(f"body must be bytes, bytearray or memoryview, not {type(body).__name__}{hint}")
+        raise TypeInvalid(f"body must be bytes, bytearray or memoryview, not {type(body).__name__}{hint}")
     size = body.nbytes if isinstance(body, memoryview) else len(body)
     if not size:
         raise BodyInvalid("body is empty: nsqd takes no empty message")
@@ -499,7 +500,7 @@ def owned(bodies: Any) -> list[Any]:
 
 def _as_list(bodies: Any) -> list[Any]:
     if isinstance(bodies, (str, bytes, bytearray, memoryview)) or not isinstance(bodies, Iterable):
-        raise TypeError(f"bodies must be an iterable of messages, not {type(bodies).__name__}")
+        raise TypeInvalid(f"bodies must be an iterable of messages, not {type(bodies).__name__}")
     return list(bodies)  # a copy: the caller may change its own
 
 
@@ -515,7 +516,7 @@ def _each(name: str, value: Any, count: int) -> Sequence[Any]:
 def _merge(headers: Any, tag: Any, trace_id: Any) -> tuple[dict[str, Any], int | None]:
     """The fields of a header, and the trace id. Those of a received message may be passed on as they are."""
     if headers is not None and not (isinstance(headers, Mapping) and all(isinstance(name, str) for name in headers)):
-        raise TypeError(f"headers must be a mapping with str keys, not {headers!r:.100}")
+        raise TypeInvalid(f"headers must be a mapping with str keys, not {headers!r:.100}")
     fields = dict(headers or {})
     if tag is not None:
         if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG_SIZE:
@@ -559,7 +560,7 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError unless it is a number of seconds, or None."""
+    """Raise ConfigError unless it is one of a publish: a number of seconds, or None."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:

@@ -261,6 +261,23 @@ class TopicRoute:
                 queue.leader = None
         return moved
 
+    def move_keys(self) -> None:
+        """The topic was made anew, with fewer partitions: keys of those that are no more go where they belong now.
+
+        What names its partition by number waits for that. What may be stored already is tried again, as anywhere.
+        """
+        if not self.partition_num:
+            return
+        for queue in [queue for number, queue in self.partitions.items() if number >= self.partition_num]:
+            if queue.held_bytes is not None:
+                continue  # it gathers, and is looked at again with the next answer
+            waiting = list(queue.waiting)
+            queue.waiting.clear()
+            for publish in waiting:
+                if publish.key is not None:
+                    publish.destination = self.destination(publish.key, None)
+                publish.destination.waiting.append(publish)
+
     def set_links(self, links: list[ProducerConnection]) -> bool:
         """The connections that are open to its nsqds; whether a partition has lost those to its leader."""
         is_lost = False
@@ -600,6 +617,7 @@ class Routing:
             if is_news:
                 route.refuse_misfits()
         moved = route.set_partitions(topology)
+        route.move_keys()
         leaders = (queue.leader for queue in route.partitions.values())
         self._connect(route, frozenset(leader for leader in leaders if leader is not None))
         for queue in moved:

@@ -10,15 +10,17 @@ first message and has no client.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import datetime
+from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from nsq_fast.config import EACH_START
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
-from nsq_fast.log_events import START_POSITION_KEPT, START_POSITION_SET
+from nsq_fast.log_events import START_POSITION_BEYOND, START_POSITION_KEPT, START_POSITION_SET
 from nsq_fast.protocol.targets import Target
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, unwrap
 
@@ -40,6 +42,10 @@ LATEST = 10**11
 """Unix seconds that no clock shows: the year 5138. What is above is of another unit."""
 
 _ALLOWED = "must be 'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>' or 'count:<messages>'"
+
+
+CLOCKS = 60.0
+"""Seconds by which clocks may differ: no message has a later moment than now and that."""
 
 
 class StartPositions(NamedTuple):
@@ -78,6 +84,30 @@ def _position(value: Any) -> str:
     if kind == "timestamp" and int(number) > LATEST:  # servers take what lies ahead for the end, and skip all there is
         raise ConfigError(f"start_position={value!r}: a timestamp is in seconds, and this one is in the far future")
     return f"{_WIRE_KINDS[kind]}:{int(number)}"
+
+
+def tell_beyond(log: logging.Logger, place: object, channel: str, position: str, row: Mapping[str, Any]) -> None:
+    """Warn of a position beyond the end of the log of a partition.
+
+    Servers take it, and set the channel to the end without a word: what is published from then on is delivered,
+    wherever it lies (youzan/nsq: nsqdserver/context.go, SetChannelOffset).
+
+    Args:
+        row: of the partition, from the stats of its leader.
+    """
+    kind, _, number = position.partition(":")
+    asked, end = int(number), None
+    if kind == "virtual_queue":
+        name, end = "offset", row.get("backend_depth")
+    elif kind == "msgcount":
+        name, end = "count", row.get("message_count", -1) + 1  # messages are counted from 1
+    elif kind == "timestamp":
+        name, end = kind, int(time() + CLOCKS)
+    if end is not None and asked > end:
+        log.warning(
+            "%s: channel %s was to begin at %s:%d, beyond the end of the log, %s:%d, and begins there",
+            place, channel, name, asked, name, end, extra=START_POSITION_BEYOND,
+        )  # fmt: skip
 
 
 class Starter:
@@ -121,7 +151,7 @@ class Starter:
         query = {"topic": self._topic, "channel": self._channel}
         if target.partition is not None:
             query["partition"] = str(target.partition)
-        channel = await self._find(client, query)
+        row, channel = await self._find(client, query)
         # A channel that we created stands at the end, where its creation put it, until the position is set.
         is_ours = self._is_for_each_start or target.partition in self._created
         if channel is not None and not is_ours and _has_begun(channel):
@@ -139,23 +169,25 @@ class Starter:
         # skips what has come since.
         if position != END or target.partition not in self._created:
             await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+            tell_beyond(self._log, f"{self._topic}-{target.partition}", self._channel, position, row)
         self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
 
-    async def _find(self, client: HttpClient, query: dict[str, str]) -> dict[str, Any] | None:
-        """The stats of the channel; None when it does not exist."""
+    async def _find(self, client: HttpClient, query: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The stats of the partition, and of the channel; None when it does not exist."""
         reply = await client.ask(self._consumer.loop, "GET", "/stats", {"format": "json", **query})
         try:
             stats = msgspec.json.decode(unwrap(reply.body))
             # All channels of a partition are given when it does not have this one: youzan/nsq: nsqdserver/http.go,
             # doStats.
+            rows = stats["topics"] or [{"channels": ()}]
             return next(
                 (
-                    channel
-                    for topic in stats["topics"] or ()
+                    (topic, channel)
+                    for topic in rows
                     for channel in topic["channels"] or ()
                     if channel["channel_name"] == self._channel
                 ),
-                None,
+                (rows[0], None),
             )
         except (KeyError, TypeError, RecursionError, msgspec.DecodeError) as error:
             raise RemoteProtocolError(f"{client.endpoint}: not the stats of a redesigned nsqd: {error!r}") from error

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from nsq_fast._codec import Message, TracedReply
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, TypeInvalid
 from nsq_fast.log_events import TRACE_CONSUMED, TRACE_PUBLISHED, TRACE_RECEIVED
 from nsq_fast.names import Address, check_topic
 
@@ -296,7 +296,7 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
     of the line, for one that holds no record, and TypeError for a path.
     """
     if isinstance(lines, (str, bytes)):
-        raise TypeError(f"read_records wants lines, not {lines!r:.100}: give it open(path)")
+        raise TypeInvalid(f"read_records wants lines, not {lines!r:.100}: give it open(path)")
     decode = msgspec.json.Decoder(TraceRecord).decode
     for number, line in enumerate(lines, 1):
         text = line.encode() if isinstance(line, str) else line

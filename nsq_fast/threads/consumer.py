@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
 from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
-from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, check_timeout
+from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.handlers import check_handler
-from nsq_fast.client.loop import SLICE
+from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.consumer import Consumer as GeventConsumer
-from nsq_fast.errors import NotRunning, RequeueMessage
+from nsq_fast.errors import CallInvalid, NotRunning, RequeueMessage
 from nsq_fast.handler_threads import Batch, OutsideHandlers
 
 if TYPE_CHECKING:
@@ -55,13 +55,43 @@ _COUNTED = {"is_starved", "total_in_flight", "total_ready_count"}
 
 
 class HubConsumer(GeventConsumer):
-    """A Consumer in the hub thread that hands its messages to other threads. All of it belongs to that thread."""
+    """A Consumer in the hub thread that hands its messages to other threads. All of it belongs to that thread.
 
-    def live_in(self, hub_thread: HubThread, new_handlers: Callable[[], OutsideHandlers | None]) -> HubConsumer:
-        """Say in which thread it is, and what makes the place where handlers run; None: native threads."""
-        self._new_outside = new_handlers
+    Attributes:
+        taken: brings messages to those who iterate, from the start on; None: handlers run on native threads.
+    """
+
+    taken: TakenBatches | None = None
+    _is_iterated = False
+
+    def live_in(self, hub_thread: HubThread, *, is_iterated: bool) -> HubConsumer:
+        """Say in which thread it is, and whether threads take its messages by iterating."""
+        self._is_iterated = is_iterated
         hub_thread.adopt(self)
         return self
+
+    def _new_outside(self) -> OutsideHandlers | None:
+        self.taken = TakenBatches() if self._is_iterated else None
+        return self.taken
+
+    def __repr__(self) -> str:
+        return f"<{Consumer.__module__}.Consumer {self.topic} {self.channel}>"
+
+    @property
+    def is_left(self) -> bool:
+        return self.taken is not None and not self.taken.at
+
+    @property
+    def is_started(self) -> bool:
+        """Whether ``start`` was called, whatever has become of it since."""
+        return self._is_started
+
+    def _closed(self) -> None:
+        try:
+            super()._closed()
+        finally:
+            if self.taken is not None:
+                self.taken.put(None)
 
     @property
     def is_calling(self) -> bool:
@@ -78,6 +108,8 @@ class HubConsumer(GeventConsumer):
 
     def close_at_exit(self, timeout: float) -> int:
         """Close within ``timeout`` seconds. Messages whose handlers run then are delivered again."""
+        if self.is_running:
+            warn_unclosed(self)
         self.close(drain=True, timeout=timeout)
         return 0
 
@@ -155,6 +187,14 @@ class TakenBatches(OutsideHandlers):
             self.done(batch)
 
 
+def _never_called(consumer: object, message: Message) -> None:
+    """In place of the handler where threads iterate."""
+
+
+def _nothing_more(consumer: HubConsumer) -> None:
+    """One that was made again, in a child of a fork say, has to be started."""
+
+
 class Consumer(ConsumerOptions):
     """Consume one topic, or several, through a channel; handlers run on native threads.
 
@@ -210,27 +250,33 @@ class Consumer(ConsumerOptions):
         self._is_iterated = handler is None and batch_handler is None
         concurrency = given.get("concurrency") or 1
         given["handler_threads"] = given.get("handler_threads") or concurrency
-        if self._is_iterated:
+        is_iterated = self._is_iterated
+        if is_iterated:
             given["concurrency"] = concurrency
-        if batch_handler is None:
+            given["message_handler"] = _never_called  # it must not hold what is to be collected: see __del__
+        elif batch_handler is None:
             given["message_handler"] = self._with_self(handler)
         else:  # the consumer in the hub thread refuses both
             given["batch_handler"] = self._with_self(batch_handler)
 
         def make(thread: HubThread) -> HubConsumer:
-            consumer = HubConsumer(**given).live_in(thread, self._new_handlers)
-            consumer.on_close.connect(self._closed, weak=False)
-            return consumer
+            return HubConsumer(**given).live_in(thread, is_iterated=is_iterated)
 
-        self._is_started = False
-        self._taken: TakenBatches | None = None
-        self._place: Place[HubConsumer] = Place(make, self._renewed)
+        self._place: Place[HubConsumer] = Place(make, _nothing_more)
+
+    def __del__(self) -> None:
+        """One that is iterated is of no use without whoever iterates: nobody can take what it holds. Does not block."""
+        place = vars(self).get("_place")  # none if its arguments were wrong
+        if place is None or not self._is_iterated or place.thread.is_over:
+            return
+        consumer = place.get()
+        if consumer.is_running:
+            with suppress(NotRunning):  # the thread has just ended
+                place.thread.submit(place.thread.start_job, consumer.close)
+            warn_unclosed(consumer)
 
     def _with_self(self, handler: Any) -> Callable[[object, Any], object]:
         return lambda consumer, item: handler(self, item)
-
-    def _renewed(self, consumer: HubConsumer) -> None:
-        self._is_started = False
 
     def _call(self, function: Callable[[HubConsumer], T]) -> T:
         consumer = self._place.get()
@@ -255,17 +301,16 @@ class Consumer(ConsumerOptions):
     def start(self, block: bool = True) -> None:
         """Begin to consume. With ``block``, return only when the consumer is closed, as ``join``.
 
-        Raises RuntimeError when there is no handler, NotRunning after close.
+        Raises CallInvalid when there is no handler, NotRunning after close.
         """
         if self._is_iterated:
-            raise RuntimeError("no message_handler or batch_handler: iterate over the consumer, or give it one")
+            raise CallInvalid("no message_handler or batch_handler: iterate over the consumer, or give it one")
         self._start()
         if block:
             self.join()
 
     def _start(self) -> None:
         self._call(lambda consumer: consumer.start(block=False))
-        self._is_started = True
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first."""
@@ -277,9 +322,9 @@ class Consumer(ConsumerOptions):
         In any thread. In a handler, in a handler of ``signal.signal``, and in a thread that iterates and is at a
         message, it only begins to close; ``join`` waits for the end.
         """
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         consumer = self._place.get()
-        only_begins = consumer.is_calling or (self._taken is not None and self._taken.is_held_here())
+        only_begins = consumer.is_calling or (consumer.taken is not None and consumer.taken.is_held_here())
         self._place.thread.call_or_begin(consumer.close, drain, timeout, only_begins=only_begins)
 
     def __enter__(self) -> Self:
@@ -297,33 +342,26 @@ class Consumer(ConsumerOptions):
         """Take messages one by one, until the consumer is closed; starts it if need be.
 
         Asking for the next message finishes the one before, unless it was responded to or made asynchronous. A message
-        at which the loop is left early is requeued, unless it was responded to. Several threads may iterate.
+        at which the loop is left early is requeued, unless it was responded to. Several threads may iterate. The
+        consumer goes on after that, until it is closed; one that nobody can reach any more is closed with a
+        ResourceWarning.
         """
         if not self._is_iterated:
-            raise RuntimeError("a consumer with a handler cannot be iterated")
-        if not self._is_started:
+            raise CallInvalid("a consumer with a handler cannot be iterated")
+        if not self._place.get().is_started:
             self._start()
         return self._messages()
 
     def _messages(self) -> Iterator[Message]:
-        taken = self._taken
+        consumer = self._place.get()
+        taken = consumer.taken
         if taken is None:
             raise NotRunning("the consumer is closed")
-        consumer = self._place.get()
         while (batch := taken.next()) is not None:
             yield from taken.messages(batch)
         taken.put(None)  # for the others that iterate
         if consumer.failure is not None:
             raise consumer.failure
-
-    def _new_handlers(self) -> TakenBatches | None:
-        """Who is given the messages, made in the hub thread when the consumer starts; None: native threads."""
-        self._taken = TakenBatches() if self._is_iterated else None
-        return self._taken
-
-    def _closed(self, sender: object) -> None:
-        if self._taken is not None:
-            self._taken.put(None)
 
     # Flow
 

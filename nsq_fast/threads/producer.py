@@ -21,6 +21,7 @@ from gevent.exceptions import HubDestroyed
 from nsq_fast._publish_path import PlainPath, wake_all
 from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
 from nsq_fast.client.gevent_loop import run
+from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
     Group,
@@ -512,7 +513,7 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
         Args:
             timeout: seconds that all of it may take; publishes that are still pending then fail.
         """
-        check_timeout(timeout)
+        check_end_timeout(timeout)
         producer = self._place.get()
         self._is_started = False  # a child that is forked later does not begin again
         self._place.thread.call_or_begin(producer.close, timeout)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.held_publishes import OK, PublishNsqd
-from support.processes import LOOPS, NewLoop, run_quietly, until_async
+from support.processes import LOOPS, NewLoop, run, run_quietly, until_async
 from support.waiting import WAIT, until
 
 from nsq_fast import Message, threads
@@ -63,6 +63,59 @@ async def test_a_thread_without_a_loop_is_told_that_it_may_not_publish(filled: s
         with pytest.raises(WrongThread, match="no event loop runs"):
             await asyncio.to_thread(producer.publish_nowait, "t", b"x")
         assert producer.stats()["pending"] == 0
+
+
+UNCLOSED = ["left in a loop", "not closed", "with handlers"]
+CLOSED = ["closed", "a with block", "a with block that is cancelled", "not started"]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("way", [*UNCLOSED, *CLOSED])
+@pytest.mark.parametrize("cancels", [True, False])
+def test_the_end_of_the_loop_warns_of_a_consumer_that_nobody_closed(
+    filled: str, new_loop: NewLoop, way: str, cancels: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Where the loop is closed only, and where all tasks are cancelled before, as by ``asyncio.run``."""
+    if way == "a with block that is cancelled" and not cancels:
+        pytest.skip("it is not cancelled")
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        await asyncio.sleep(WAIT)  # sleep: a handler that the end of the loop cancels
+
+    async def within(consumer: Consumer) -> None:
+        async with consumer:
+            await consumer.join()
+
+    async def main() -> None:
+        is_handled = way in ("with handlers", "a with block that is cancelled")
+        consumer = Consumer("t", "c", filled, message_handler=handle if is_handled else None)
+        if way == "a with block":
+            async with consumer:
+                return
+        if way == "a with block that is cancelled":
+            keep.append(asyncio.create_task(within(consumer)))
+            await until_async(lambda: consumer.total_in_flight)
+        elif way != "not started":
+            await consumer.start()
+            await until_async(lambda: consumer.total_in_flight)
+        if way == "left in a loop":
+            async for message in consumer:
+                assert message.body
+                break
+        if way == "closed":
+            await consumer.close()
+        if cancels:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    keep: list[Any] = []
+    run(main(), new_loop)
+    keep.clear()
+    gc.collect()
+    told = [each for each in recwarn if "unclosed consumer <nsq_fast.aio.consumer.Consumer t c>" in str(each.message)]
+    assert [each.category for each in told] == [ResourceWarning] * (way in UNCLOSED)
 
 
 async def test_each_message_has_a_context_of_its_own(filled: str) -> None:

@@ -10,10 +10,21 @@ from typing import Any
 
 import pytest
 from support.contract import Face
+from support.held_publishes import PublishNsqd
 
 import nsq_fast
 from nsq_fast import aio, threads
-from nsq_fast.errors import AlreadyResponded, ConfigError, NoLeader, NoNsqd, PublishFailed
+from nsq_fast.errors import (
+    AlreadyResponded,
+    CallInvalid,
+    ConfigError,
+    NameInvalid,
+    NoLeader,
+    NoNsqd,
+    NsqError,
+    PublishFailed,
+    TypeInvalid,
+)
 
 ASYNCIO_LACKS = {"raise_error"}  # a coroutine is a promise already
 
@@ -62,6 +73,9 @@ def test_a_method_takes_the_same_arguments(package: Any, kind: str, method: str)
 async def handler(message: object) -> None: ...
 
 
+async def handle(consumer: object, message: object) -> None: ...
+
+
 @pytest.mark.parametrize("package", [nsq_fast, threads, aio])
 def test_arguments_in_the_wrong_place_are_told_in_names_that_people_know(package: Any) -> None:
     with pytest.raises(TypeError, match=r"^Consumer.__init__\(\) .*multiple values for argument 'nsqd_tcp_addresses'"):
@@ -104,12 +118,42 @@ async def test_a_wrong_argument_is_refused_and_takes_no_room(face: Face, nsqd_pr
                     try:
                         await published(face, producer, method, "t", content, **{name: value})
                         taken.append((method, name, value))
-                    except (ConfigError, TypeError):  # noqa: PERF203
+                    except ConfigError:  # noqa: PERF203
                         pass
                     except Exception as error:
                         taken.append((method, name, value, repr(error)))
         assert await published(face, producer, "publish", "t", b"the last") == b"OK"
     assert not taken
+
+
+WRONG_BODIES: list[Any] = [None, 5, 1.5, "text", [], {}, object(), True]
+
+
+async def test_a_wrong_argument_is_an_error_of_ours(face: Face, nsqd_process: Any) -> None:
+    """Also what was a bare TypeError or RuntimeError, and still is one."""
+
+    async with face.client("Producer", nsqd_process.address) as producer:
+        for body in WRONG_BODIES:
+            for method, content in (("publish", body), ("publish_nowait", body), ("multipublish", [body])):
+                with pytest.raises(TypeInvalid, match="body must be bytes"):
+                    await published(face, producer, method, "t", content)
+        for bodies in (None, 5, "text", b"bytes", object()):
+            with pytest.raises(TypeInvalid, match="bodies must be an iterable"):
+                await published(face, producer, "multipublish", "t", bodies)
+        for topic in (None, 5, b"bytes", [], "x y"):
+            with pytest.raises(NameInvalid):
+                await published(face, producer, "publish", topic, b"body")
+    for addresses in (None, 5, b"bytes", object()):
+        for option in ("nsqd_tcp_addresses", "lookupd_http_addresses"):
+            with pytest.raises(TypeInvalid, match=option):
+                face.package.Producer(**{option: addresses})
+            with pytest.raises(TypeInvalid, match=option):
+                face.package.Consumer("t", "c", **{option: addresses})
+    async with face.client("Consumer", "t", "c", nsqd_process.address, message_handler=handle) as consumer:
+        with pytest.raises(CallInvalid, match="cannot be iterated"):
+            await anext(face.messages(consumer))
+    assert issubclass(TypeInvalid, (ConfigError, TypeError))
+    assert issubclass(CallInvalid, (NsqError, RuntimeError))
 
 
 async def check_timeouts(face: Face, client: Any) -> None:
@@ -125,6 +169,25 @@ async def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face
     async with face.client("Producer", nsqd_process.address) as producer:
         await check_timeouts(face, producer)
         assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+
+
+async def test_a_timeout_of_0_waits_for_nothing(face: Face) -> None:
+    """``join`` asks; ``close`` ends at once, and says of what is pending that it may be stored."""
+
+    with PublishNsqd() as server:
+        async with face.client("Producer", server.address) as producer:
+            pending = producer.publish_nowait("t", b"one")
+            await face.until(lambda: server.commands)
+            assert await face(producer.join(timeout=0)) is False
+            await face(producer.close(timeout=0))
+            assert await face(producer.join(timeout=0)) is True
+            with pytest.raises(PublishFailed) as caught:
+                await face.result(pending)
+            assert caught.value.possibly_stored
+    async with face.client("Consumer", "t", "c", "127.0.0.1:1") as consumer:
+        assert await face(consumer.join(timeout=0)) is False
+        await face(consumer.close(timeout=0))
+        assert await face(consumer.join(timeout=0)) is True
 
 
 async def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:

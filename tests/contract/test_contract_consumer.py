@@ -267,6 +267,31 @@ def holding(face: Face, handled: list[int], over: list[int]) -> tuple[Any, Any]:
     return handle, handle_batch
 
 
+def test_the_log_says_that_messages_expire_as_nobody_iterates(face: Face, caplog: pytest.LogCaptureFixture) -> None:
+    """Who leaves a loop leaves the consumer as it is: what it holds comes to nobody until its time is over."""
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "messages_expired"]
+
+    async def main(server: ScriptedNsqd) -> None:
+        async with face.client("Consumer", "t", "c", str(server.address), max_in_flight=10) as consumer:
+            await face.until(lambda: is_ready(server, 1))
+            (connection,) = server.connections
+            await face.do(lambda: connection.send(b"".join(map(message_frame, (1, 2, 3)))))
+            async with aclosing(face.messages(consumer)) as messages:
+                message = await anext(messages)
+                message.finish()
+            await face.until(lambda: consumer.stats().totals.expired == 2)
+            await face.until(told)
+        assert "as nobody iterates" in told()[0]
+
+    server = ScriptedNsqd({"msg_timeout": 300})
+    try:
+        face.run(main(server))
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("way", ["one by one", "shared pool", "batches", "ordered", "iterated", "at a thread", "kept"])
 async def test_no_handler_gets_a_message_whose_time_is_over(face: Face, servers: Any, way: str) -> None:
     """It expired while it waited for the handler of another one. Unless ``drop_expired=False`` says so."""

@@ -19,7 +19,7 @@ from support.scripted_nsqd import frame, message_frame
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer
-from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed
+from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed, WrongThread
 from nsq_fast.names import Address
 
 
@@ -455,6 +455,61 @@ def test_a_producer_closes(publish_nsqd, new_producer, call):
     answer.set()
     assert producer.join(WAIT)
     assert publishing.get(timeout=WAIT) == b"OK"
+
+
+WAITS = {
+    "publish": lambda consumer, producer: producer.publish("t", b"x"),
+    "publish with arguments": lambda consumer, producer: producer.publish("t", bytearray(b"x"), timeout=WAIT),
+    "publish without room": lambda consumer, producer: producer.publish("t", b"x", raise_error=False),
+    "multipublish": lambda consumer, producer: producer.multipublish("t", [b"x"]),
+    "multipublish with arguments": lambda consumer, producer: producer.multipublish("t", (b"x",), timeout=WAIT),
+    "Producer.join": lambda consumer, producer: producer.join(),
+    "Consumer.join": lambda consumer, producer: consumer.join(0.01),
+    "Consumer.start": lambda consumer, producer: consumer.start(),
+    "iter": lambda consumer, producer: iter(consumer),
+}
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("call", CALLS[2:])
+def test_what_has_to_wait_is_refused_in_the_hub(publish_nsqd, new_producer, consume, call, wait):
+    answer = Event()
+    server = publish_nsqd(lambda peer, command: (command.bodies == [b"first"] or answer.wait()) and peer.ok())
+    producer = new_producer(server, **({"max_pending": 1} if wait == "publish without room" else {}))
+    assert producer.publish("t", b"first") == b"OK"
+    pending = gevent.spawn(producer.publish, "t", b"pending")
+    until(lambda: producer.stats()["pending"] == 1)
+    consumer = consume(None if wait == "iter" else ignore)
+    raised = []
+
+    def waits():
+        try:
+            WAITS[wait](consumer, producer)
+        except BaseException as error:
+            raised.append(error)
+
+    call(waits)
+    until(lambda: raised)
+    assert isinstance(raised[0], WrongThread), raised
+    assert "gevent.signal_handler" in str(raised[0])
+    stats = producer.stats()
+    assert (stats["pending"], stats["held"]) == (1, 1)
+    answer.set()
+    assert pending.get(timeout=WAIT) == b"OK"
+    assert producer.publish("t", b"last") == b"OK"
+    assert server.bodies == [b"first", b"pending", b"last"]
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("call", CALLS)
+def test_what_waits_for_nothing_may_be_called_there(publish_nsqd, new_producer, call):
+    producer = new_producer(publish_nsqd())
+    assert producer.publish("t", b"first") == b"OK"
+    given = []
+    call(lambda: given.append(producer.publish_nowait("t", b"x")))
+    until(lambda: given)
+    assert given[0].get(timeout=WAIT) == b"OK"
 
 
 def test_a_consumer_of_frozen_servers(real_nsqd):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from time import monotonic, time_ns
 
 import gevent
@@ -10,7 +11,7 @@ from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.waiting import WAIT, holds, promptly, until
 
-from nsq_fast import NsqdHTTPClient, Producer, RequeueMessage
+from nsq_fast import ClusterAdmin, NsqdHTTPClient, Producer, RequeueMessage
 from nsq_fast.client.http import HttpClient
 from nsq_fast.errors import OrderViolated, PartitionBlocked
 
@@ -477,6 +478,48 @@ def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, beg
     consumer, seen = begin("new", "end")
     finished(consumer, 1)
     assert seen == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("position", "told"),
+    [("offset:{end}", None), ("offset:{beyond}", "offset:{beyond}"), ("count:4", None), ("count:5", "count:5")],
+)
+@pytest.mark.parametrize("way", ["consumer", "admin"])
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)  # a real one takes positions in a cluster only
+def test_a_position_beyond_the_end_is_told_and_is_the_end(place, begin, caplog, position, told, way):
+    producer, lookups, leader = place
+    end = {}
+    with NsqdHTTPClient(*leader) as client:
+
+        def is_known():
+            (row,) = client.stats("t")["topics"]
+            end.update(end=row["backend_depth"], beyond=row["backend_depth"] + 1)
+            return row["message_count"] == 3
+
+        producer.multipublish("t", [b"before"] * 3)
+        until(is_known)
+    if way == "consumer":
+        consumer, seen = begin("new", position.format(**end))
+    else:
+        consumer, seen = begin("new", "end")
+        assert all(result.is_done for result in ClusterAdmin(lookups).set_offset("t", "new", position.format(**end)))
+    producer.publish("t", b"1")
+    finished(consumer, 1)
+    assert seen == [b"1"]
+    said = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "start_position_beyond"]
+    assert len(said) == (told is not None)
+    if told:
+        assert f"was to begin at {told.format(**end)}, beyond the end of the log" in said[0]
+        assert "new" in said[0]
+
+
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+def test_a_position_in_the_future_is_told(place, begin, caplog):
+    ahead = int(time.time()) + 3600
+    place[0].publish("t", b"before")
+    begin("new", f"timestamp:{ahead}")
+    (said,) = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "start_position_beyond"]
+    assert f"timestamp:{ahead}" in said
 
 
 @pytest.mark.parametrize("channel", ["old", "new"])

@@ -13,9 +13,9 @@ from support.partitions import topology
 from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
 from support.servers import free_address
-from support.waiting import WAIT, until
+from support.waiting import WAIT, promptly, until
 
-from nsq_fast import Receipt, errors
+from nsq_fast import LookupdHTTPClient, Producer, Receipt, errors
 from nsq_fast.protocol import publishing
 from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.topology import Nsqd, Topology
@@ -887,3 +887,31 @@ def test_callers_that_waited_for_room_are_not_passed(leading):
     gevent.joinall([gevent.spawn(work, name) for name in range(10)], timeout=WAIT, raise_error=True)
     assert log.stored == called
     assert sender.stats()["held"] == 0
+
+
+# A topic that is deleted, and made anew with another number of partitions
+
+
+@pytest.mark.parametrize("options", GATHERING)
+def test_a_key_whose_partition_is_no_more_goes_where_it_belongs_now(cluster, options):
+    """At once, and not when lookup is next asked by itself, or the publish has timed out."""
+
+    def make(partitions):
+        cluster.create_topic("t", partitions=partitions, replicas=1, multi_part=True, channels=["c"])
+
+    def publish(key):
+        return producer.publish("t", b"x", key=key, trace_id=7).partition
+
+    keys = [f"k{number}" for number in range(20)]
+    addresses = [str(each.http_address) for each in cluster.lookupds]
+    make(4)
+    with Producer((), addresses, lookupd_poll_interval=600.0, publish_timeout=WAIT, **options) as producer:
+        assert [publish(key) for key in keys] == [murmur3_partition(key, 4) for key in keys]
+        with LookupdHTTPClient.from_url(addresses[0]) as client:
+            client.delete_topic("t", partition="**")
+        make(2)
+        with promptly():
+            jobs = [gevent.spawn(publish, key) for key in keys]
+            assert [job.get() for job in jobs] == [murmur3_partition(key, 2) for key in keys]
+            with pytest.raises(errors.ConfigError, match="has 2 partitions"):
+                producer.publish("t", b"x", partition=3)

@@ -28,6 +28,10 @@ FIRST_DESCRIPTOR = 1_000_000
 FIRST_REPEAT = 0.2
 """Seconds after which a system sends again what nobody has acknowledged."""
 
+NSQD_PORT = 4150
+TRY_INTERVAL = 0.999
+"""Seconds between tries to connect to one nsqd that does not answer: docs/producer.md."""
+
 CAPACITY = 200_000
 """Bytes that a direction holds: the send buffer of one system, and the receive buffer of the other."""
 
@@ -276,6 +280,10 @@ class Socket:
     def is_open(self) -> bool:
         return self._descriptor >= 0
 
+    @property
+    def is_connecting(self) -> bool:
+        return self.is_open and self._is_connecting
+
     def readiness(self, wanted: int = selectors.EVENT_READ | selectors.EVENT_WRITE) -> int:
         """What a selector would say of it that was asked for that."""
         if self._is_connecting:
@@ -365,6 +373,7 @@ class Network:
     Attributes:
         streams: both ends of every stream there was, the client's first.
         lost: bytes that had arrived, and were lost with a stream that was reset.
+        links: most connections that the client may have to one nsqd; 0: how it tries to make them is not looked at.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -374,6 +383,8 @@ class Network:
         self.names: dict[str, list[str]] = {}
         self.streams: list[tuple[End, End]] = []
         self.lost = 0
+        self.links = 0
+        self._tries: dict[tuple[str, int], list[tuple[Socket, float]]] = {}  # and until when no other may begin
         self._listeners: dict[tuple[str, int], Callable[[End], object]] = {}
         self._knocking: list[tuple[Socket, tuple[str, int]]] = []
         loop.resolve = self.resolve
@@ -418,8 +429,18 @@ class Network:
     # Connecting
 
     def knock(self, sock: Socket, address: tuple[str, int]) -> None:
+        if self.links and address[1] == NSQD_PORT:
+            self._count_try(sock, address)
         host = self.host(address[0])
         self.loop.call_later(2 * host.delay(), self._answer, sock, address)
+
+    def _count_try(self, sock: Socket, address: tuple[str, int]) -> None:
+        """An nsqd that does not answer is tried once a second for each connection to it."""
+        now = self.loop.time()
+        waiting = [each for each in self._tries.get(address, ()) if each[0].is_connecting and each[1] > now]
+        text = f"{len(waiting)} tries to connect to {address[0]} began less than a second ago and wait for an answer"
+        self.loop.books.require(len(waiting) < self.links, f"{text}, and another begins")
+        self._tries[address] = [*waiting, (sock, now + TRY_INTERVAL)]
 
     def knock_again(self, host: Host) -> None:
         knocking, self._knocking = self._knocking, []

@@ -269,6 +269,7 @@ PLANTED = (
     Planted("deadlines do not ring", "producer", _set(sender.Pending, "_ring", _nothing), 12),
     Planted("a partition stays paused", "producer", _set(routing.PartitionQueue, "resume", _nothing), 40),
     Planted("a lost connection is not made anew", "producer", _set(sender.ProducerConnection, "_begin", _nothing)),
+    Planted("tries to connect do not wait for each other", "producer", _set(sender, "TRY_INTERVAL", 0.0), 1),
     Planted("RDY is one more than the share", "consumer", _one_too_many, 1),
     Planted("RDY is raised before others are lowered", "consumer", _raised_before_lowered),
     Planted("what is in flight is not counted", "consumer", _in_flight_not_counted, 16),

@@ -21,6 +21,9 @@ LARGE = 30_000
 SILENCE = 15.0
 """Seconds after which a server that has forgotten a connection is noticed, at the latest."""
 
+MOST_LINKS = 8
+"""Connections to one nsqd, one for each partition, where the option does not say otherwise."""
+
 RECOVERS = 60.0
 """Seconds after the last fault within which a publish succeeds."""
 
@@ -169,12 +172,15 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
             nsqd.max_msg_size = LARGE - 1
     at_most_once = chance.happens(0.3)
     timeout = chance.choice((3.0, 10.0, 30.0))
+    attempt_timeout = chance.choice((None, None, 1.0))
+    per_nsqd = chance.choice((None, None, 1, 3))
+    world.network.links = per_nsqd or (MOST_LINKS if world.is_redesigned else 1)
     producer = Producer(
         **world.addresses,  # type: ignore[arg-type]
         publish_timeout=timeout,
         retry_unknown_outcome=not at_most_once,
-        attempt_timeout=chance.choice((None, None, 1.0)),
-        connections_per_nsqd=chance.choice((None, None, 1, 3)),
+        attempt_timeout=attempt_timeout,
+        connections_per_nsqd=per_nsqd,
         coalesce=chance.happens(0.7),
         linger=chance.choice((0.0, 0.0, 0.01)),
         max_pending=chance.choice((100_000, 5)),

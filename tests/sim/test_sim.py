@@ -200,6 +200,7 @@ def test_after_an_outage_publishes_go_on_within_two_seconds(dialect: str, seed: 
         for number in range(4 if dialect == "redesigned" else 1):
             nsqds[number % 2].log("t", number)
         ModelLookupd(loop.network, loop.books, "10.2.0.1", nsqds)
+        loop.network.links = 2 if dialect == "redesigned" else 1  # partitions have connections of their own
         hosts = [*(nsqd.host for nsqd in nsqds), loop.network.host("10.2.0.1")]
         async with Producer(
             [],

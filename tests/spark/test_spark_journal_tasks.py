@@ -887,6 +887,26 @@ def test_a_batch_read_looks_and_puts_back(server: Server, count: int) -> None:
     account(bodies, batch_rows(server, minPartitions="3")).check()
 
 
+def test_a_batch_read_that_looks_creates_no_channel_that_would_only_fill_up(server: Server) -> None:
+    def channels() -> set[str]:
+        topics = server.client.stats(TOPIC)["topics"]
+        return {each["channel_name"] for topic in topics for each in topic["channels"]}
+
+    server.publish(3)
+    assert channels() == {CHANNEL}
+    with pytest.raises(LookupFailed, match=f"'misspelt' of topic .* is not known .* They have: {CHANNEL}"):
+        batch_rows(server, channel="misspelt")
+    assert channels() == {CHANNEL}
+    server.client.create_topic("channelless")
+    assert batch_rows(server, topic="channelless") == []
+    (topic,) = server.client.stats("channelless")["topics"]
+    assert not topic["channels"]
+    server.client.publish("channelless", b"waits for the first")
+    assert batch_rows(server, topic="channelless") == [b"waits for the first"]
+    (topic,) = server.client.stats("channelless")["topics"]
+    assert [each["channel_name"] for each in topic["channels"]] == [CHANNEL]
+
+
 def test_a_batch_read_that_consumes_gives_the_same_rows_as_long_as_its_journal_is_there(
     server: Server, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import warnings
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -106,6 +107,78 @@ consumer.start()
 print("closed")
 """)
     assert printed == "closed\n"
+
+
+def test_one_that_is_iterated_and_nobody_can_reach_is_closed_with_a_warning(filled: str) -> None:
+    def take_one() -> None:
+        for message in Consumer("t", "c", filled, max_in_flight=50):
+            assert message.body
+            break
+
+    with pytest.warns(ResourceWarning, match="unclosed consumer <nsq_fast.threads.consumer.Consumer t c>") as warned:
+        take_one()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        consumer = Consumer("t", "c", filled)
+        for message in consumer:  # what the other held is there, and it could not be without a close
+            found = {message.body}
+            break
+        for message in consumer:
+            found.add(message.body)
+            if all_of(found):
+                message.finish()
+                break
+        consumer.close()
+        del consumer
+        Consumer("t", "c", filled)  # not started
+        Consumer("t", "c", filled, message_handler=lambda consumer, message: None).start(block=False)
+    assert len(warned) == 1
+
+
+PROGRAMS = {
+    "one that runs": ("consumer.start(block=False)", True),
+    "one that is closed": ("consumer.start(block=False); consumer.close()", False),
+    "one in a with block": ("\nwith consumer: pass", False),
+    "one that never ran": ("", False),
+    "one of the parent of a fork": (
+        "consumer.start(block=False)\nif os.fork(): os.wait(); consumer.close()", False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["nsq_fast", "nsq_fast.threads"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_end_of_the_interpreter_warns_of_those_that_run(nsqd_process: Any, package: str, program: str) -> None:
+    lines, is_told = PROGRAMS[program]
+    done = run_python(
+        f"""
+import os, warnings
+warnings.simplefilter("always")
+from {package} import Consumer
+consumer = Consumer("t", "c", {nsqd_process.address!r}, message_handler=lambda consumer, message: None)
+{lines}
+"""
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("ResourceWarning: unclosed consumer") == is_told, done.stderr
+
+
+@pytest.mark.parametrize("hub", ["", "import gevent; gevent.get_hub()"])
+def test_a_signal_handler_publishes(nsqd_process: Any, hub: str) -> None:
+    done = run_python(
+        f"""
+import os, signal
+from nsq_fast.threads import Producer
+{hub}
+with Producer({nsqd_process.address!r}) as producer:
+    def publish(*_):
+        print(producer.publish("t", b"x"), producer.multipublish("t", [b"y"]), flush=True)
+    signal.signal(signal.SIGTERM, publish)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(producer.publish("t", b"z"))
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'OK' b'OK'\nb'OK'\n", "")
 
 
 def test_the_interpreter_ends_while_handlers_run(filled: str) -> None:

@@ -185,6 +185,7 @@ class Backlog:
 
     Args:
         reminder: that of all topics, so that what they have in common is told once.
+        is_peek: nothing is taken, so a channel is created only where messages wait for the first one.
 
     Attributes:
         silent: the nsqds that did not answer when they were last asked, and why.
@@ -192,12 +193,15 @@ class Backlog:
         begun_at: when it was first asked for.
         creates: whether the channel is created where it is not.
         has_channel: whether a source has the channel.
+        others: the other channels that sources have.
     """
 
-    def __init__(self, options: SourceOptions, reminder: Reminder, *, creates: bool) -> None:
+    def __init__(self, options: SourceOptions, reminder: Reminder, *, creates: bool, is_peek: bool = False) -> None:
         self._options = options
+        self._is_peek = is_peek
         self.creates = creates
         self.has_channel: bool = False
+        self.others: set[str] = set()
         self._servers: TopicServers | None = None
         self._discovered_at = self._asked_at = float("-inf")
         self._depths: dict[str, Depth] = {}
@@ -317,11 +321,14 @@ class Backlog:
                 if channel.get("paused") or topic.get("paused"):
                     return Depth()
                 return Depth(*(int(channel.get(key) or 0) for key in ("depth", "in_flight_count", "deferred_count")))
+            self.others.add(str(channel.get("channel_name")))
         # Until there is a channel, nothing waits in it; messages of the topic come into the first one that is made.
-        if self.creates:
+        waits = int(topic.get("depth") or 0) if partition is None else 0
+        # Who only looks needs no channel where it would see nothing: nobody would read from it, and it would fill up.
+        if self.creates and (waits or not self._is_peek):
             self._client(nsqd).create_channel(self._options.topic, self._options.channel, partition=partition)
             self.has_channel = True
-        return Depth(int(topic.get("depth") or 0) if partition is None else 0)
+        return Depth(waits)
 
 
 def _left_out(nsqd: Nsqd) -> str:
@@ -341,11 +348,12 @@ class Backlogs:
 
     Args:
         creates: whether channels are created where they are not.
+        is_peek: see ``Backlog``.
     """
 
-    def __init__(self, options: SourceOptions, *, creates: bool = True) -> None:
+    def __init__(self, options: SourceOptions, *, creates: bool = True, is_peek: bool = False) -> None:
         self._options = options
-        self._creates = creates
+        self._creates, self._is_peek = creates, is_peek
         self._finder = TopicFinder(options)
         self._topics: dict[str, Backlog] = {}
         self._reminder = Reminder(logger)
@@ -386,8 +394,19 @@ class Backlogs:
 
     def of(self, topic: str) -> Backlog:
         if topic not in self._topics:
-            self._topics[topic] = Backlog(self._options.for_topic(topic), self._reminder, creates=self._creates)
+            own = self._options.for_topic(topic)
+            self._topics[topic] = Backlog(own, self._reminder, creates=self._creates, is_peek=self._is_peek)
         return self._topics[topic]
+
+    def check_channel(self) -> None:
+        """Raise LookupFailed when the topics have other channels, and not that of the options: see ``all_depths``."""
+        asked = self._topics.values()
+        others = set[str]().union(*(each.others for each in asked))
+        if others and not any(each.has_channel for each in asked):
+            raise LookupFailed(
+                f"channel {self._options.channel!r} of topic {self._options.topic!r} is not known to its servers, and"
+                f" who only looks creates none there: is its name right? They have: {', '.join(sorted(others))}"
+            )
 
     def create_channels(self) -> None:
         """From now on they are created where they are not."""

@@ -350,7 +350,7 @@ class JournalBatchReader(_ReadsSlots, DataSourceReader):
 
     @plain_errors
     def partitions(self) -> Sequence[InputPartition]:
-        backlog = Backlogs(self.options)
+        backlog = Backlogs(self.options, is_peek=not self.journal)
         try:
             return self._consume(backlog) if self.journal else self._peek(backlog)
         finally:
@@ -359,6 +359,7 @@ class JournalBatchReader(_ReadsSlots, DataSourceReader):
     def _peek(self, backlog: Backlogs) -> list[Slot]:
         # One task for each source, whatever the options say: a second task would read what the first has put back.
         rows = plan_rows(ready(backlog.all_depths()), None)
+        backlog.check_channel()
         return make_slots(
             self.options,
             QueryJournal(open_storage("", self.options.object_store), ""),
