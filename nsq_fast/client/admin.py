@@ -539,21 +539,25 @@ class ClusterAdmin:
         return merge([parse_lookup(answer)])
 
     def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """The answer of the first nsqlookupd that has one. Raises HttpError, that of the last."""
+        """The answer of the first nsqlookupd that has one. Raises what the last one raises."""
         for number, address in enumerate(self._lookupds, 1):
             with LookupdHTTPClient.from_url(address, **self._options) as client:
                 try:
                     return getattr(client, method)(*arguments, **keywords)
-                except HttpError:
+                except (HttpError, RemoteProtocolError):
                     if number == len(self._lookupds):
                         raise
         raise AssertionError("there is at least one")
 
     def _leading_lookupd(self) -> LookupdHTTPClient:
         leader = self._ask("list_lookupds").get("lookupdleader") or {}
-        if not leader.get("HttpPort"):
+        try:
+            host, port = leader.get("NodeIP"), int(leader.get("HttpPort") or 0)
+        except (AttributeError, TypeError, ValueError):
+            raise RemoteProtocolError(f"nsqlookupd names no leader that can be asked: {leader!r:.200}") from None
+        if not host or not port:
             raise NsqError("no nsqlookupd leads: this is not a redesigned cluster, or it elects a leader just now")
-        return LookupdHTTPClient(leader["NodeIP"], int(leader["HttpPort"]), **self._options)
+        return LookupdHTTPClient(host, port, **self._options)
 
     def _post_lookupd(self, path: str, **query: Any) -> None:
         with self._leading_lookupd() as lookupd:

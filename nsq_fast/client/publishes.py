@@ -9,6 +9,7 @@ is found before anything is queued, or any room taken. ``Publish`` is one comman
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
@@ -479,6 +480,7 @@ class Composer:
         return messages, COUNT_BYTES + LENGTH_BYTES * len(messages) + sum(map(len, messages))
 
 
+_TRACE_DIGITS = re.compile(r"0*([0-9]{1,20})")
 _TRACE_ID_BYTES = WireForm("PUB_TRACE").overhead
 
 
@@ -524,9 +526,10 @@ def _merge(headers: Any, tag: Any, trace_id: Any) -> tuple[dict[str, Any], int |
         fields[TAG_KEY] = tag
     carried = fields.pop(TRACE_ID_KEY, None)
     if trace_id is None and carried is not None:
-        if not isinstance(carried, str) or not carried.isascii() or not carried.isdigit():
-            raise ConfigError(f"headers: {TRACE_ID_KEY} must be a str of decimal digits, not {carried!r}")
-        trace_id = int(carried)
+        found = _TRACE_DIGITS.fullmatch(carried) if isinstance(carried, str) else None
+        if found is None:
+            raise ConfigError(f"headers: {TRACE_ID_KEY} must be a str of 1 to 20 decimal digits, not {carried!r:.100}")
+        trace_id = int(found[1])
     return fields, None if trace_id is None else check_trace_id(trace_id)
 
 

@@ -496,6 +496,24 @@ def test_channels_of_the_original_are_paused_and_have_no_leading_lookupd():
             admin.stats()
 
 
+@pytest.mark.parametrize(
+    "leader",
+    [{"NodeIP": "127.0.0.1", "HttpPort": "http"}, {"NodeIP": "127.0.0.1", "HttpPort": [1]}, [5], "127.0.0.1"],
+    ids=str,
+)
+def test_a_leading_lookupd_without_an_address_is_told(recorder, leader):
+    recorder.reply = reply(json.dumps({"lookupdnodes": [], "lookupdleader": leader}).encode())
+    with pytest.raises(RemoteProtocolError, match="names no leader that can be asked"):
+        ClusterAdmin(f"127.0.0.1:{recorder.port}").stats()
+
+
+def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorder, cluster):
+    recorder.reply = reply(b"[1]")
+    admin = ClusterAdmin([f"127.0.0.1:{recorder.port}", str(cluster.lookupds[0].http_address)])
+    assert admin.stats().nodes
+    assert recorder.questions
+
+
 def test_the_command_line(cluster):
     def run(*arguments):
         return CliRunner().invoke(main, ["admin", *arguments, *server])

@@ -289,6 +289,7 @@ def test_wrong_arguments_are_refused_at_once(lookup_producer, leaders, arguments
         ({"tag": ""}, "1 to 100"),
         ({"tag": "x" * 101}, "1 to 100"),
         ({"headers": {"##trace_id": 5}}, "decimal digits"),
+        ({"headers": {"##trace_id": "9" * 5000}}, "decimal digits"),  # more than Python makes a number of
         ({"headers": {"a": 1}, "trace_id": 1 << 64}, "trace_id"),
     ],
 )
