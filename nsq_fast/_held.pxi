@@ -15,10 +15,11 @@ cdef enum:
 cdef class HeldMessages:
     """Counts messages in flight, and knows which they are; what ``nsq_fast.protocol.in_flight`` is built on.
 
-    ``count`` messages are in flight. One that is answered twice is AlreadyResponded: nsqd refuses the second answer,
-    which would be counted as that of another. An id may stand for its message; nothing is known of it, and it counts
-    each time. ``late`` messages have expired and may still be answered; their answers do not count. ``next_deadline``
-    is when the first to come expires, or earlier, by ``msg_timeout``, in seconds; infinite before there is one.
+    ``count`` messages are in flight. A message that is answered twice is AlreadyResponded: nsqd refuses the second answer,
+    which would be counted as that of another message. An id can be answered in place of its message; nothing is known
+    of it, and it counts each time. ``late`` messages have expired and may
+    still be answered; their answers do not count. ``next_deadline`` is when the first to come expires, or earlier, by
+    ``msg_timeout``, in seconds; infinite before there is one.
     """
 
     cdef public Py_ssize_t count
