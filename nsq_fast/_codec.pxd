@@ -142,7 +142,7 @@ cdef class Message:
     cdef uint32_t _raw_size             # of the record in the partition's log; 0 without detail
     cdef readonly uint16_t attempts
     cdef readonly unsigned char ext_version
-    cdef unsigned char _flags           # RESPONDED, ASYNC, DETAILED, EXPIRED, ANSWERED
+    cdef unsigned char _flags           # RESPONDED, ASYNC, DETAILED, EXPIRED
 
     cpdef bint mark_responded(self) noexcept
     cpdef bint mark_returned(self) noexcept

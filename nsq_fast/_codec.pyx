@@ -78,7 +78,6 @@ cdef enum:
     ASYNC = 2
     DETAILED = 4
     EXPIRED = 8
-    ANSWERED = 16                   # its FIN or REQ was made by the session that has received it
 
     # "OK", internal id, trace id, offset, size. youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse
     TRACED_REPLY_SIZE = 2 + 8 + 8 + 8 + 4

@@ -354,15 +354,6 @@ cpdef bytes fin_many(messages):
 
 
 cdef bytes _fin_each(list items):
-    cdef Py_ssize_t i
-    cdef bytes out = _fins(items)
-    for i in range(PyList_GET_SIZE(items)):
-        if isinstance(<object> PyList_GET_ITEM(items, i), Message):
-            set_flags(&(<Message> PyList_GET_ITEM(items, i))._flags, RESPONDED)
-    return out
-
-
-cdef bytes _fins(list items):
     cdef Py_ssize_t i, count = PyList_GET_SIZE(items)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, count * FIN_SIZE)
     cdef unsigned char* at = <unsigned char*> PyBytes_AS_STRING(out)
@@ -371,6 +362,9 @@ cdef bytes _fins(list items):
         memcpy(at + 4, _id_pointer(<object> PyList_GET_ITEM(items, i), "messages"), ID_SIZE)
         at[FIN_SIZE - 1] = c"\n"
         at += FIN_SIZE
+    for i in range(count):
+        if isinstance(<object> PyList_GET_ITEM(items, i), Message):
+            set_flags(&(<Message> PyList_GET_ITEM(items, i))._flags, RESPONDED)
     return out
 
 

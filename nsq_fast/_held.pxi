@@ -15,9 +15,7 @@ cdef enum:
 cdef class HeldMessages:
     """Counts messages in flight, and knows which they are; what ``nsq_fast.protocol.in_flight`` is built on.
 
-    ``count`` messages are in flight. A message that is answered twice is AlreadyResponded: nsqd refuses the second answer,
-    which would be counted as that of another message. An id can be answered in place of its message; nothing is known
-    of it, and it counts each time. ``late`` messages have expired and may
+    ``count`` messages are in flight; an answer that is given twice counts twice. ``late`` messages have expired and may
     still be answered; their answers do not count. ``next_deadline`` is when the first to come expires, or earlier, by
     ``msg_timeout``, in seconds; infinite before there is one.
     """
@@ -60,8 +58,7 @@ cdef class HeldMessages:
         cdef list items = messages if type(messages) is list else _listed(messages, "messages")
         cdef bytes data
         with cython.critical_section(self, items):
-            data = _fins(items)
-            _claim(items)
+            data = _fin_each(items)
             self._answered(items)
         return data
 
@@ -69,7 +66,6 @@ cdef class HeldMessages:
         """FIN or REQ of these messages is about to be sent; they are marked as responded."""
         cdef list items = messages if type(messages) is list else list(messages)
         with cython.critical_section(self, items):
-            _claim(items)
             self._answered(items)
 
     cdef int _answered(self, list items) except -1:
@@ -80,7 +76,7 @@ cdef class HeldMessages:
             self.late = max(0, self.late - late)
             self.count = max(0, self.count - (count - late))
         else:
-            # More than are in flight: an embedder may answer an id twice, and nsqd refuses the second answer.
+            # More than are in flight: an embedder may answer a message twice, and nsqd refuses the second answer.
             self.count = self.count - count if self.count > count else 0
         while i < count and at + i < size and PyList_GET_ITEM(held, at + i) == PyList_GET_ITEM(items, i):
             i += 1
@@ -128,22 +124,6 @@ cdef class HeldMessages:
         if others is not None:
             found = _unreachable(others, noted) + found
         return found
-
-
-cdef int _claim(list items) except -1:
-    """Mark messages as answered. AlreadyResponded if one of them was: then nothing of them is answered."""
-    cdef Py_ssize_t i, done
-    cdef object item
-    for i in range(PyList_GET_SIZE(items)):
-        item = <object> PyList_GET_ITEM(items, i)
-        if not isinstance(item, Message):
-            continue
-        if not claim_flags(&(<Message> item)._flags, RESPONDED | ANSWERED, ANSWERED):
-            for done in range(i):
-                if isinstance(<object> PyList_GET_ITEM(items, done), Message):
-                    clear_flags(&(<Message> PyList_GET_ITEM(items, done))._flags, ANSWERED)
-            raise AlreadyResponded(f"message {_printable((<Message> item).id)} has been answered already")
-    return 0
 
 
 cdef list _unreachable(list messages, dict noted):

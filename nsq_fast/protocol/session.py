@@ -422,20 +422,21 @@ class Session(SessionPath):
         return data
 
     def fin(self, message: Message) -> bytes:
-        """Finish a message: it was processed. Raises AlreadyResponded the second time, after ``req`` too."""
+        """Finish a message: it was processed."""
         return self.fin_many([message])
 
     def fin_many(self, messages: Sequence[Message]) -> bytes:
-        """Finish several messages in one buffer. Raises AlreadyResponded, and finishes none, if one was answered."""
+        """Finish several messages in one buffer."""
         if not self.is_subscribed:
             self._check_subscribed("FIN")
         return self.ledger.finish(messages)
 
     def req(self, message: Message, delay_ms: int) -> bytes:
-        """Give a message back, to be delivered again after ``delay_ms``. Raises AlreadyResponded the second time."""
+        """Give a message back, to be delivered again after ``delay_ms``."""
         self._check_subscribed("REQ")
         _check_type("message", message, Message)
         data = _codec.req(message.id, delay_ms)
+        message.mark_responded()
         self.ledger.answered([message])
         return data
 
