@@ -32,6 +32,7 @@ class PublishPath(PublishFields):
     waiter: Any
     promised: Any
     group: Any
+    key: Any
     deadline: float
     is_prompt: bool
     def __init__(self, destination: Any, body: Any, deadline: float, form: Any, weight: int = 1) -> None: ...

@@ -75,7 +75,6 @@ class Publish(PublishPath, PublishState):
     destination: Queue
 
     timeout: float | None = None
-    key: Any  # str, bytes, int, or None
     pin: int | None = None
     partition: int | None = None
     receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
