@@ -606,7 +606,7 @@ def test_a_publish_that_fails_says_why(exported: Exported, closed_port: int) -> 
     for span in (one, two):
         assert span.status.status_code is StatusCode.ERROR
         assert (span.attributes or {})["error.type"] == type(caught.value).__qualname__
-    assert (wrong.attributes or {})["error.type"] == "TypeError"
+    assert (wrong.attributes or {})["error.type"] == "TypeInvalid"
 
 
 def test_a_publish_that_returns_at_once_ends_its_span_with_its_result(exported: Exported, nsqd: NsqdServer) -> None:

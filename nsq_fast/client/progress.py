@@ -43,7 +43,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.targets import Target, is_complete
 from nsq_fast.protocol.topology import unwrap
 
-from .queues import PartitionQueue
+from .routing import PartitionQueue
 from .workers import Worker
 
 if TYPE_CHECKING:

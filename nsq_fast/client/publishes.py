@@ -43,8 +43,7 @@ from .connection import check_delay
 
 if TYPE_CHECKING:
     from .loop import Loop, Waiter
-    from .queues import Queue
-    from .routing import TopicRoute
+    from .routing import Queue, TopicRoute
 
 
 class Promise(Protocol):

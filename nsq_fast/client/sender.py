@@ -80,8 +80,7 @@ from nsq_fast.protocol.publishing import (
 from .connection import CLOSE_TIMEOUT, Connection, ConnectionOwner
 from .loop import Event
 from .publishes import PendingLimit, Publish
-from .queues import Queue
-from .routing import Pool, Routing
+from .routing import Pool, Queue, Routing
 
 if TYPE_CHECKING:
     from nsq_fast.config import ProducerConfig

@@ -810,7 +810,7 @@ def test_what_was_behind_what_ended_servers_is_tried_on(leading, publish_nsqd):
 
 
 def test_a_silent_leader_is_asked_about_until_another_leads_and_then_left_at_once(leading, publish_nsqd, monkeypatch):
-    monkeypatch.setattr("nsq_fast.client.queues.SILENCE", 1000.0)
+    monkeypatch.setattr("nsq_fast.client.routing.SILENCE", 1000.0)
     new = publish_nsqd(version=REDESIGNED)
     old, sender, lookup = leading(stay_mute, attempt_timeout=0.1, publish_timeout=60.0, retry_max_delay=0.05)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
