@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
-from support.contract import FACES, Face
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer, errors
 from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
@@ -37,15 +34,11 @@ from nsq_fast.config import (
 )
 from nsq_fast.errors import (
     ERROR_CODES,
-    AlreadyResponded,
     ConfigError,
     ConnectFailed,
     NameInvalid,
-    NoLeader,
-    NoNsqd,
     NsqError,
     NSQRequeueMessage,
-    PublishFailed,
     RequeueMessage,
     ServerError,
     publish_failed_class,
@@ -641,158 +634,3 @@ def test_a_wrong_name_of_an_admin_client_is_named(value: Any) -> None:
 def test_a_wrong_argument_elsewhere_is_named(name: str, use: Use) -> None:
     with pytest.raises((ValueError, TypeError), match=name):
         use()
-
-
-# What no argument may be: refused at once, before any room is taken, on every face.
-
-
-WRONG_TIMES: list[Any] = [-1, NAN, "1", b"1", [], True]
-WRONG_OF_PUBLISH: dict[str, list[Any]] = {
-    "topic": [None, b"t", "", "a b"],
-    "body": [None, "x", b"", ["x"]],
-    "bodies": [None, b"bytes", [], [b"x", None], (each for each in [b""])],
-    "defer": [2**63, 2**64, 10**400, -1, 1.5, NAN, "1", True, []],
-    "timeout": [0, *WRONG_TIMES],
-    "partition": [-1, 2**63, 10**400, 1.5, NAN, "1", True],
-    "key": [1.5, NAN, [], object()],
-    "trace_id": [-1, 2**64, 10**400, 1.5, NAN, "1", True],
-    "headers": [1, "a", [1], {1: "a"}],
-    "tag": [1, 1.5, b"a", [], ""],
-}
-WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
-MOST = 3
-
-
-@pytest.fixture(params=FACES, ids=lambda face: str(face.name))
-def face(request: pytest.FixtureRequest) -> Face:
-    found: Face = request.param
-    return found
-
-
-async def published(face: Face, producer: Any, method: str, *arguments: Any, **extras: Any) -> Any:
-    """What becomes of a publish."""
-    given = getattr(producer, method)(*arguments, **extras)
-    return await (face.result if method == "publish_nowait" else face)(given)
-
-
-class Unstartable:
-    def __iter__(self) -> Iterator[bytes]:
-        raise AssertionError("asked for messages although another argument is wrong")
-
-
-def wrong_publishes() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The method, the argument that is wrong, and all arguments."""
-    for name, values in WRONG_OF_PUBLISH.items():
-        for method in ("publish", "publish_nowait", "multipublish"):
-            content = "bodies" if method == "multipublish" else "body"
-            if (name in ("body", "bodies") and name != content) or (name == "defer" and content == "bodies"):
-                continue
-            right = {
-                "topic": "t",
-                content: b"one" if content == "body" else Unstartable() if name == "topic" else [b"one"],
-            }
-            yield from ((method, name, {**right, name: value}) for value in values)
-
-
-async def test_a_wrong_argument_is_refused_by_name_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
-    async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
-        assert await published(face, producer, "publish", "t", b"the first") == b"OK"
-        for method, name, arguments in wrong_publishes():
-            for _ in range(MOST):
-                with pytest.raises((ConfigError, NameInvalid, ValueError, TypeError), match=name):
-                    await published(face, producer, method, **arguments)
-        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-        assert producer.stats()["held"] == 0
-
-
-async def check_timeouts(face: Face, client: Any) -> None:
-    """Wrong ones of close and join are refused, and end nothing."""
-    for value in WRONG_TIMES:
-        for method in (client.close, client.join):
-            with pytest.raises(ConfigError, match="timeout="):
-                await face(method(timeout=value))
-    assert client.is_running
-
-
-async def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(face: Face, nsqd_process: Any) -> None:
-    async with face.client("Producer", nsqd_process.address) as producer:
-        await check_timeouts(face, producer)
-        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-
-
-async def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(face: Face, closed_port: int) -> None:
-    async with face.client("Producer", f"127.0.0.1:{closed_port}") as producer:
-        for method, content, extras in (
-            ("publish", b"one", {"block": False}),
-            ("publish", b"one", {"timeout": 0.1}),
-            ("publish_nowait", b"one", {"timeout": 0.1}),
-            ("multipublish", [b"one"], {"block": False}),
-        ):
-            with pytest.raises(PublishFailed) as caught:
-                await published(face, producer, method, "t", content, **extras)
-            assert caught.value.possibly_stored is False
-        for extras in ({"block": False}, {"timeout": 0.1}):  # a key waits no longer than its publish
-            with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
-                await published(face, producer, "publish", "t", b"one", key="a", **extras)
-    assert issubclass(NoLeader, NoNsqd)
-    assert NoNsqd("none").possibly_stored is False
-
-
-def check_keys_are_taken(face: Face, caplog: pytest.LogCaptureFixture, *address: str, **options: Any) -> None:
-    """The original NSQ takes every publish with a key, which is said once; ``partition=`` it has not."""
-
-    async def main() -> None:
-        async with face.client("Producer", *address, **options) as producer:  # the first comes before the connection
-            for _ in range(2):
-                assert await published(face, producer, "publish", "t", b"one", key="a") == b"OK"
-                assert await published(face, producer, "multipublish", "t", [b"one", b"two"], key=b"b") == b"OK"
-                assert await published(face, producer, "publish_nowait", "t", b"one", key="c") == b"OK"
-                with pytest.raises(ConfigError, match="partition=0"):
-                    await published(face, producer, "publish", "t", b"one", partition=0)
-
-    caplog.set_level(logging.WARNING)
-    face.run(main())
-    (said,) = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "keys_unordered"]
-    assert "[t]" in said
-    assert "no order" in said
-
-
-def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
-    face: Face, nsqd_process: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    check_keys_are_taken(face, caplog, nsqd_process.address)
-
-
-def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
-    face: Face, real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    lookupd = real_lookupd()
-    real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    check_keys_are_taken(face, caplog, lookupd_http_addresses=str(lookupd.http_address))
-
-
-async def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(
-    face: Face, nsqd_process: Any
-) -> None:
-    with Producer(nsqd_process.address) as producer:
-        producer.publish("t", b"body")
-    async with (
-        face.client("Consumer", "t", "c", nsqd_process.address) as consumer,
-        aclosing(face.messages(consumer)) as messages,
-    ):
-        message = await anext(messages)
-        message.enable_async()
-        await check_timeouts(face, consumer)
-        for value in WRONG_DELAYS:
-            with pytest.raises(ConfigError, match="time_ms="):
-                message.requeue(value)
-        for response in (message.finish, message.touch):
-            with pytest.raises(TypeError):
-                response(1)
-        assert not message.has_responded()
-        message.touch()
-        message.finish()
-        with pytest.raises(AlreadyResponded):
-            message.requeue(0)
-        assert await face(consumer.join(0.01)) is False
-        assert consumer.is_running

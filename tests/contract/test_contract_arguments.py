@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -97,6 +97,12 @@ WRONG: dict[str, list[Any]] = {
     "headers": [1, "a", [1], {1: "a"}],
     "tag": [1, 1.5, b"a", [], ""],
 }
+WRONG_OF_PUBLISH: dict[str, list[Any]] = {
+    "topic": [None, b"t", "", "a b"],
+    "body": [None, "x", b"", ["x"]],
+    "bodies": [None, b"bytes", [], [b"x", None], (each for each in [b""])],
+    **WRONG,
+}
 WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
 MOST = 3
 
@@ -124,6 +130,36 @@ async def test_a_wrong_argument_is_refused_and_takes_no_room(face: Face, nsqd_pr
                         taken.append((method, name, value, repr(error)))
         assert await published(face, producer, "publish", "t", b"the last") == b"OK"
     assert not taken
+
+
+class Unstartable:
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("asked for messages although another argument is wrong")
+
+
+def wrong_publishes() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The method, the argument that is wrong, and all arguments."""
+    for name, values in WRONG_OF_PUBLISH.items():
+        for method in ("publish", "publish_nowait", "multipublish"):
+            content = "bodies" if method == "multipublish" else "body"
+            if (name in ("body", "bodies") and name != content) or (name == "defer" and content == "bodies"):
+                continue
+            right = {
+                "topic": "t",
+                content: b"one" if content == "body" else Unstartable() if name == "topic" else [b"one"],
+            }
+            yield from ((method, name, {**right, name: value}) for value in values)
+
+
+async def test_a_wrong_argument_is_refused_by_name_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
+    async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
+        assert await published(face, producer, "publish", "t", b"the first") == b"OK"
+        for method, name, arguments in wrong_publishes():
+            for _ in range(MOST):
+                with pytest.raises((ConfigError, NameInvalid, ValueError, TypeError), match=name):
+                    await published(face, producer, method, **arguments)
+        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
+        assert producer.stats()["held"] == 0
 
 
 WRONG_BODIES: list[Any] = [None, 5, 1.5, "text", [], {}, object(), True]

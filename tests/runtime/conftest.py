@@ -163,17 +163,9 @@ def consume(request: pytest.FixtureRequest, start_consumer: Callable[..., Consum
 
 
 @pytest.fixture
-def publish_nsqd() -> Iterator[Nsqds]:
-    """A factory of scripted nsqds."""
-    servers: list[PublishNsqd] = []
-
-    def make(*args: Any, **info: Any) -> PublishNsqd:
-        servers.append(PublishNsqd(*args, **info))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.stop()
+def publish_nsqd(servers: Callable[..., Any]) -> Nsqds:
+    """A factory of scripted nsqds that answer publishes."""
+    return lambda *args, **info: servers(*args, kind=PublishNsqd, **info)
 
 
 @pytest.fixture
