@@ -443,10 +443,12 @@ class Place(Generic[ClientT]):
 
     Args:
         make: called in the hub thread, with that.
-        renewed: called there with what was made again, before anybody uses it.
+        renewed: called there with what was made again, before anybody uses it; None: nothing more is to be done.
     """
 
-    def __init__(self, make: Callable[[HubThread], ClientT], renewed: Callable[[ClientT], object]) -> None:
+    def __init__(
+        self, make: Callable[[HubThread], ClientT], renewed: Callable[[ClientT], object] | None = None
+    ) -> None:
         self._make = make
         self._renewed = renewed
         self.thread: HubThread = hub_thread()
@@ -466,7 +468,8 @@ class Place(Generic[ClientT]):
 
     def _make_again(self, thread: HubThread) -> ClientT:
         client = self._make(thread)
-        self._renewed(client)
+        if self._renewed is not None:
+            self._renewed(client)
         return client
 
     @property

@@ -338,6 +338,10 @@ LATEST = "latest"
 EARLIEST_NUMBER = -2
 LATEST_NUMBER = -1
 
+BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+"""Options that say where reading begins and ends: one of each at most."""
+
 ByPartition = Mapping[int, int]
 ByTopic = Mapping[str, ByPartition]
 Positions = Literal["earliest", "latest"] | ByPartition | ByTopic

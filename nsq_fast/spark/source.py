@@ -21,7 +21,9 @@ from .discovery import TIMEOUT, TopicFinder, discover, in_cluster, known_topics,
 from .options import (
     AUTO,
     BATCHES,
+    BEGINS,
     EARLIEST,
+    ENDS,
     JOURNALLED,
     LATEST,
     NAMES,
@@ -190,8 +192,6 @@ def _module(name: str) -> ModuleType:
 # read is written to a journal of ours before its FIN is sent.
 
 
-_BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
-_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _READERS = {each.name: each.readers for each in SOURCE if each.readers.reader} | dict.fromkeys(
     ("nsq.sample_rate", "nsq.desired_tag", "nsq.ext_filter"), Only(JOURNALLED, "messages left out would be missed")
 )
@@ -202,7 +202,7 @@ def check_load(options: SourceOptions) -> None:
     for_batches, for_streams = _given(options, BATCHES), _given(options, STREAMS)
     if for_batches and for_streams:
         raise ConfigError(f"{for_batches[0]} is for spark.read only, {for_streams[0]} for spark.readStream only")
-    for names in (_BEGINS, _ENDS):
+    for names in (BEGINS, ENDS):
         both = [name for name in names if name in options.given]
         if len(both) > 1:
             raise ConfigError(f"{both[0]} and {both[1]}: only one of them may be given")

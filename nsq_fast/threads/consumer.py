@@ -191,10 +191,6 @@ def _never_called(consumer: object, message: Message) -> None:
     """In place of the handler where threads iterate."""
 
 
-def _nothing_more(consumer: HubConsumer) -> None:
-    """One that was made again, in a child of a fork say, has to be started."""
-
-
 class Consumer(ConsumerOptions):
     """Consume one topic, or several, through a channel; handlers run on native threads.
 
@@ -262,7 +258,7 @@ class Consumer(ConsumerOptions):
         def make(thread: HubThread) -> HubConsumer:
             return HubConsumer(**given).live_in(thread, is_iterated=is_iterated)
 
-        self._place: Place[HubConsumer] = Place(make, _nothing_more)
+        self._place: Place[HubConsumer] = Place(make)  # one that is made again has to be started
 
     def __del__(self) -> None:
         """One that is iterated is of no use without whoever iterates: nobody can take what it holds. Does not block."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
-from nsq_fast.spark.options import EARLIEST, SourceOptions
+from nsq_fast.spark.options import BEGINS, EARLIEST, ENDS, SourceOptions
 from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_tracebacks, plain_errors, show_tracebacks
 
 from .logs import Log, Resolver, TopicLogs, check_parts, checked_loss
@@ -21,8 +21,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 START_TIMEOUT = 60.0
-_BEGINS = frozenset({"startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"})
-_ENDS = frozenset({"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"})
 
 
 class ReplayBatchReader(ReadsPieces, DataSourceReader):
@@ -121,13 +119,14 @@ def _check_order(options: SourceOptions, starts: Offsets, ends: Offsets) -> None
 
     A beginning behind all that there is, as of a time to come, is none: there is nothing to read yet.
     """
-    if not (options.given & _BEGINS and options.given & _ENDS):
+    beginning, ending = options.given.intersection(BEGINS), options.given.intersection(ENDS)
+    if not (beginning and ending):
         return
     for partition, start in starts.items():
         if start > ends[partition]:
             raise ConfigError(
-                f"{min(options.given & _BEGINS)}: partition {partition} of topic {options.topic!r} would begin at"
-                f" {start}, behind its end at {ends[partition]} by {min(options.given & _ENDS)}"
+                f"{min(beginning)}: partition {partition} of topic {options.topic!r} would begin at"
+                f" {start}, behind its end at {ends[partition]} by {min(ending)}"
             )
 
 
