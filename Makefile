@@ -126,7 +126,7 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 
 # The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
 QUICK = tests/test_*.py tests/core tests/protocol tests/client tests/contract tests/runtime tests/gnsq tests/sim \
-  -m "round_trip or not (slow or real or fork or flat or kill)"
+  -m "round_trip or not (slow or real or uvloop or fork or flat or kill)"
 
 quick: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)

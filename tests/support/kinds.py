@@ -28,6 +28,9 @@ LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
     "test_spark_deployments", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_report",
     "test_spark_bench", "test_soak", "test_sim", "test_packaging", "test_docs", "test_worker_run", "test_cli_bench",
+    "test_runtime_bad_days", "test_contract_servers", "test_client_connection", "test_contract_progress",
+    "test_contract_producer", "test_contract_consumer", "test_runtime_consumer_redesigned",
+    "test_runtime_producer_failures",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""
@@ -59,6 +62,8 @@ def mark(item: pytest.Item) -> None:
         item.add_marker(name)
     if _needs_real_server(item):
         item.add_marker("real")
+    if "uvloop" in item.name.partition("[")[2]:
+        item.add_marker("uvloop")
 
 
 def _needs_real_server(item: pytest.Item) -> bool:
