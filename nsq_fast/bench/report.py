@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.page import STYLE
-from nsq_fast.printable import printable
+from nsq_fast.printable import counted, printable
 
 from . import charts
 from .clients import CORE_FLOOR, OURS
@@ -31,18 +31,23 @@ _LONGEST_REASON = 100
 _OF_FLOOR = "/floor"
 
 
-def header(scenario: Scenario) -> list[str]:
-    return ["client", *(_head(column) for column in _columns(scenario))]
-
-
-def rows(scenario: Scenario, cores: int) -> Iterator[list[str]]:
-    """A row for each client; one that failed says why."""
+def table(scenario: Scenario, cores: int) -> Iterator[list[str]]:
+    """The head, then a row for each client; one that failed says why."""
     columns = _columns(scenario)
+    yield ["client", *map(_head, columns)]
     for result in scenario.clients:
         if result.rounds:
             yield [result.client, *(_cell(scenario, result, column, cores) for column in columns)]
         else:
             yield [result.client, f"failed: {reason_of(result)}", *([""] * (len(columns) - 1))]
+
+
+GOALS_HEAD = ["what", "target", "actual", "verdict"]
+
+
+def goals(run: Run) -> list[list[str]]:
+    """A row for each goal."""
+    return [[each.what, each.target, each.actual, each.verdict] for each in judge(run)]
 
 
 def reason_of(result: ClientResult) -> str:
@@ -51,10 +56,10 @@ def reason_of(result: ClientResult) -> str:
     return printable(lines[-1].strip(), _LONGEST_REASON)
 
 
-def markdown(head: Sequence[str], body: Iterator[list[str]]) -> str:
+def markdown(head: Sequence[str], *body: Sequence[str]) -> str:
     """A table for Markdown; all columns but the first are numbers."""
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
+    line, *lines = (f"| {' | '.join(row)} |" for row in (head, *body))
+    return "\n".join([line, f"|---|{'---:|' * (len(head) - 1)}", *lines])
 
 
 def _columns(scenario: Scenario) -> list[str]:
@@ -234,22 +239,22 @@ def html(run: Run) -> str:
     except ImportError as error:
         raise ConfigError("the report is made by Jinja2: pip install 'nsq-fast[report]'") from error
     template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.jinja")
-    goals = [each for each in judge(run) if each.verdict != "not measured"]
+    measured = [row for row in goals(run) if row[-1] != "not measured"]
     said = list(conclusion(run)) or ["nsq_fast was not measured."]
-    if goals:
-        said.append(f"{sum(each.verdict == 'met' for each in goals)} of {len(goals)} goals are met.")
+    if measured:
+        said.append(f"{sum(row[-1] == 'met' for row in measured)} of {len(measured)} goals are met.")
     page: str = template.render(
         style=STYLE,
         about=run.about,
         conclusion=said,
-        goals=[(each.what, each.target, each.actual, each.verdict) for each in goals],
+        goals_head=GOALS_HEAD,
+        goals=measured,
         scenarios=[
             {
                 "title": title_of(scenario),
                 "made_on": _made_on(scenario),
                 "charts": list(_charts_of(scenario)),
-                "head": header(scenario),
-                "rows": list(rows(scenario, run.about.cores)),
+                "table": list(table(scenario, run.about.cores)),
             }
             for scenario in run.scenarios
         ],
@@ -295,8 +300,7 @@ def about_rows(run: Run) -> Iterator[list[str]]:
 
 
 def _made_on(scenario: Scenario) -> str:
-    rounds = scenario.settings.rounds
-    return f"{scenario.server}, {rounds} round{'' if rounds == 1 else 's'}"
+    return f"{scenario.server}, {counted(scenario.settings.rounds, 'round')}"
 
 
 def docs(run: Run) -> str:
@@ -304,16 +308,14 @@ def docs(run: Run) -> str:
     parts = [
         "# Performance",
         "Written by `nsq-fast bench report`; change the harness, not this page.",
-        markdown(["run", ""], about_rows(run)),
+        markdown(["run", ""], *about_rows(run)),
         "## Method",
         METHOD.strip(),
+        "## Goals",
+        markdown(GOALS_HEAD, *goals(run)),
     ]
-    goals = [[each.what, each.target, each.actual, each.verdict] for each in judge(run)]
-    parts += ["## Goals", markdown(["what", "target", "actual", "verdict"], iter(goals))]
     for scenario in run.scenarios:
-        parts.append(f"## {title_of(scenario)}")
-        parts.append(f"{_made_on(scenario)}.")
-        parts.append(markdown(header(scenario), rows(scenario, run.about.cores)))
+        parts += [f"## {title_of(scenario)}", f"{_made_on(scenario)}.", markdown(*table(scenario, run.about.cores))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -326,7 +328,7 @@ def readme_block(run: Run) -> str:
     ]
     server = run.scenarios[0].server if run.scenarios else "no server"
     ours, floor = (figure_in(run, "consume", client, "cpu") for client in (OURS, CORE_FLOOR))
-    lines = [markdown(head, iter(body)), ""]
+    lines = [markdown(head, *body), ""]
     if ours and floor:
         lines.append(
             f"Consuming takes {ours / floor:.1f} times the CPU of the compiled core alone on a blocking socket."
@@ -352,7 +354,7 @@ def tuning_block(run: Run) -> str:
         [title, *(shown(figure_in(run, scenario, client, metric), metric) for metric in _TUNING_METRICS)]
         for title, scenario, client in _TUNING_ROWS
     ]
-    return markdown(head, iter(body)) + "\n"
+    return markdown(head, *body) + "\n"
 
 
 def fill(text: str, block: str) -> str:

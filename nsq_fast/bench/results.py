@@ -10,6 +10,7 @@ import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -78,6 +79,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("size", "rounds", "max_in_flight", "connections", "partitions", "concurrency", "batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        fields = msgspec.structs.fields(cls)
+        return {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
 
     @property
     def needs_cluster(self) -> bool:
