@@ -12,11 +12,33 @@ import click
 import msgspec
 
 from nsq_fast.bench.clients import OURS, Client, available, chosen, names, needed_by
-from nsq_fast.bench.counting import INSTRUCTIONS_NEED, SYSCALLS_NEED, Counter, instruction_counter, syscall_counter
-from nsq_fast.bench.figures import METRICS, THRESHOLD, Change, Figure, compare, differences, shown
 from nsq_fast.bench.report import GOALS_HEAD, docs, fill, goals, html, pictures, readme_block, table, tuning_block
-from nsq_fast.bench.results import COMPRESSIONS, MODES, Run, Scenario, Settings, about, as_json, load
-from nsq_fast.bench.runner import Task, run_scenarios
+from nsq_fast.bench.results import (
+    COMPRESSIONS,
+    METRICS,
+    MODES,
+    THRESHOLD,
+    Change,
+    Figure,
+    Run,
+    Scenario,
+    Settings,
+    about,
+    as_json,
+    compare,
+    differences,
+    load,
+    shown,
+)
+from nsq_fast.bench.runner import (
+    INSTRUCTIONS_NEED,
+    SYSCALLS_NEED,
+    Counter,
+    Task,
+    instruction_counter,
+    run_scenarios,
+    syscall_counter,
+)
 from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, rows, settings_of, title_of
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source

@@ -28,11 +28,24 @@ from support.waiting import WAIT
 
 from nsq_fast.bench import results
 from nsq_fast.bench.clients import PROGRAMS, Client, names
-from nsq_fast.bench.counting import INSTRUCTIONS, SYSCALLS, Counter, per_message, read_cachegrind, read_calls
-from nsq_fast.bench.figures import Figure, figure, limit_of, value_of, verdict_on
 from nsq_fast.bench.report import FIGURES, docs, html, readme_block, table, tuning_block
-from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings, load
-from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
+from nsq_fast.bench.results import (
+    INSTRUCTIONS,
+    SYSCALLS,
+    About,
+    ClientResult,
+    Figure,
+    Round,
+    Run,
+    Scenario,
+    Settings,
+    figure,
+    limit_of,
+    load,
+    value_of,
+    verdict_on,
+)
+from nsq_fast.bench.runner import MOST_ROUNDS, Counter, Task, per_message, read_cachegrind, read_calls, run_scenarios
 from nsq_fast.bench.scale import Curve, Point, explained, knee_of
 from nsq_fast.bench.scale import limit_of as scale_limit_of
 from nsq_fast.bench.scale import rows as scale_rows
