@@ -15,7 +15,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from contextlib import suppress
+from itertools import chain, count
 from select import POLLIN
 from time import monotonic
 from typing import Any, NamedTuple
@@ -99,14 +100,11 @@ class Link:
                 line = self.report().line()
             except Exception:  # when the interpreter ends, nothing can be asked; a missing report is noticed
                 return
-            self._write(line)
-
-    def _write(self, line: bytes) -> None:
-        try:
-            while line and self._is_supervised:
-                line = line[os.write(self._descriptor, line) :]
-        except OSError:  # the supervisor has gone
-            self._is_supervised = False
+            try:
+                while line and self._is_supervised:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:  # the supervisor has gone
+                self._is_supervised = False
 
     # In its thread
 
@@ -119,23 +117,17 @@ class Link:
                 os._exit(UNFINISHED)
 
     def _listen(self) -> None:
-        waiting = _poll()
+        waiting, said = _poll(), b""
         if self._is_supervised:
             waiting.register(self._descriptor, POLLIN)
         if waiting.poll(1000 * REPORT_INTERVAL):
-            said = self._read_some()
-            if not said:
-                self._is_supervised = False
+            with suppress(OSError):
+                said = os.read(self._descriptor, 65536)
+            self._is_supervised &= bool(said)
             if (not said or said.endswith(DRAIN)) and self._ask_to_drain is not None:
                 self.expect_end()
                 self._ask_to_drain()
                 self._ask_to_drain = None
-
-    def _read_some(self) -> bytes:
-        try:
-            return os.read(self._descriptor, 65536)
-        except OSError:
-            return b""
 
 
 READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
@@ -160,28 +152,41 @@ def load(target: str, folder: str, settings: Settings) -> list[Running]:
     Raises ConfigError, also where the module ends the program, and whatever else the module raises.
     """
     try:
-        return _loaded(target, folder, settings)
+        found = list(_declared(target, folder))
     except SystemExit as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"{target} ends the program where it should declare what runs: sys.exit({error.code!r}) at"
             f" {at.filename}:{at.lineno}"
         ) from None
-
-
-def _loaded(target: str, folder: str, settings: Settings) -> list[Running]:
-    module_name, _, attribute = target.partition(":")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    module = _imported(module_name, folder)
-    found: list[Any] = list(_named(module, attribute, target)) if attribute else list(declared())
     if not found:
         raise ConfigError(
             f"{target}: there is nothing to run: declare handlers with nsq_fast.worker.subscribe, or name what is to"
-            f" be run, as in {module_name}:consumers"
+            f" be run, as in {target.partition(':')[0]}:consumers"
         )
-    made = [_consumer(each, settings) for each in found]
-    return list(_with_names(made))
+    running: dict[str, Running] = {}
+    for each in found:
+        consumer, place = _consumer(each, settings)
+        plain = f"{consumer.topic}/{consumer.channel}"
+        numbered = chain([plain], (f"{plain}#{number}" for number in count(2)))
+        name = next(name for name in numbered if name not in running)
+        running[name] = Running(name, consumer, place)
+    return list(running.values())
+
+
+def _declared(target: str, folder: str) -> Iterator[Any]:
+    module_name, _, attribute = target.partition(":")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    value: Any = _imported(module_name, folder)
+    if not attribute:
+        yield from declared()
+        return
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"{target}: {value!r} has no {part!r}")
+        value = getattr(value, part)
+    yield from _flat(value, target)
 
 
 def _imported(name: str, folder: str) -> object:
@@ -215,15 +220,6 @@ def of_program(error: Exception) -> Exception:
     return error if at is None else error.with_traceback(at)
 
 
-def _named(module: object, attribute: str, target: str) -> Iterator[Any]:
-    value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            raise ConfigError(f"{target}: {value!r} has no {part!r}")
-        value = getattr(value, part)
-    yield from _flat(value, target)
-
-
 def _flat(value: Any, target: str, may_call: bool = True) -> Iterator[Any]:
     if isinstance(value, (Subscription, *READY_MADE)):
         yield value
@@ -251,15 +247,6 @@ def _consumer(found: Any, settings: Settings) -> tuple[Any, str]:
         return kinds[place](found.topic, found.channel, **handler, **settings.options_of(found)), place
     except (TypeError, ConfigError) as error:
         raise ConfigError(f"{found.name}: {error}") from error
-
-
-def _with_names(made: list[tuple[Any, str]]) -> Iterator[Running]:
-    taken: set[str] = set()
-    for consumer, place in made:
-        plain = f"{consumer.topic}/{consumer.channel}"
-        name = next(name for number in count(1) if (name := plain if number == 1 else f"{plain}#{number}") not in taken)
-        taken.add(name)
-        yield Running(name, consumer, place)
 
 
 _BEAT = 1.0
@@ -372,7 +359,8 @@ class Child:
         on_signal(signal.SIGTERM, self._stopping.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         try:
-            self._load()
+            self._running = load(self._task.target, self._task.folder, self._task.settings)
+            self._metrics = _collected(self._running)
             self._start()
         except Exception as error:
             self._failed_to_start(error)
@@ -389,10 +377,6 @@ class Child:
         if not self._is_consuming:
             os._exit(0)
         self._waker.send()
-
-    def _load(self) -> None:
-        self._running = load(self._task.target, self._task.folder, self._task.settings)
-        self._metrics = _collected(self._running)
 
     def _start(self) -> None:
         self._is_consuming = True

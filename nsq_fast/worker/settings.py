@@ -194,17 +194,14 @@ class SettingsReader:
             if table not in _TABLES or not isinstance(value, dict):
                 self.faults.append(f"{path}: {table!r}: must be one of the tables {', '.join(_TABLES)}")
                 continue
-            if table == "subscription":
-                self._read_special(path, value)
-            else:
+            if table != "subscription":
                 self._read_table(path, table, value, self._worker if table == "worker" else self._general)
-
-    def _read_special(self, path: Path, tables: Mapping[str, Any]) -> None:
-        for name, value in tables.items():
-            if not isinstance(value, dict) or "/" not in name:
-                self.faults.append(f'{path}: subscription.{name}: must be a table, [subscription."topic/channel"]')
                 continue
-            self._read_table(path, f'subscription."{name}"', value, self._special.setdefault(name, {}))
+            for name, special in value.items():
+                if isinstance(special, dict) and "/" in name:
+                    self._read_table(path, f'subscription."{name}"', special, self._special.setdefault(name, {}))
+                else:
+                    self.faults.append(f'{path}: subscription.{name}: must be a table, [subscription."topic/channel"]')
 
     def _read_table(self, path: Path, table: str, values: Mapping[str, Any], taken: dict[str, Given]) -> None:
         known = WorkerConfig.names() if table == "worker" else _FROM_OUTSIDE

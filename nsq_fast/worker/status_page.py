@@ -25,7 +25,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
-JSON = "application/json"
 REQUEST_TIMEOUT = 10.0
 RATE_SECONDS = 5
 """Rates are those over about so long."""
@@ -118,8 +117,8 @@ class StatusPage:
         host, port = parse_listen_address(address, "http")
         pages = {
             "/": lambda: Answer(200, self.html(), HTML),
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
+            "/healthz": lambda: self._probe(liveness),
+            "/readyz": lambda: self._probe(readiness),
             "/metrics": self._metrics,
         }
         try:
@@ -141,26 +140,20 @@ class StatusPage:
         now = self._now
         return _html(now, self._earlier[0], readiness(now, monotonic(), self._timeout))
 
-    def _healthz(self) -> Answer:
-        return self._answer(liveness(self._now, monotonic(), self._timeout))
-
-    def _readyz(self) -> Answer:
-        return self._answer(readiness(self._now, monotonic(), self._timeout))
-
-    def _answer(self, verdict: Verdict) -> Answer:
-        status = 200 if verdict.is_well else 503
+    def _probe(self, judge: Callable[[Snapshot, float, float], Verdict]) -> Answer:
+        verdict = judge(self._now, monotonic(), self._timeout)
         processes = [
             {"number": each.number, "pid": each.pid, "phase": each.report.phase.value, "leaving": each.is_leaving}
             for each in self._now.processes
         ]
         body = {"ok": verdict.is_well, "reasons": verdict.reasons, "processes": processes}
-        return Answer(status, json.dumps(body) + "\n", JSON)
+        return Answer(200 if verdict.is_well else 503, json.dumps(body) + "\n", "application/json")
 
     def _metrics(self) -> Answer:
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
-            return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n", TEXT)
+            return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n")
         snapshot, past = self._now, self._past
         families = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
         return Answer(200, generate_latest(SimpleNamespace(collect=lambda: _metrics_of(families))), CONTENT_TYPE_LATEST)
@@ -170,14 +163,13 @@ def _own(snapshot: Snapshot) -> Iterator[Family]:
     """Of the worker itself."""
     running = [each for each in snapshot.processes if not each.is_leaving]
     ready = sum(each.report.is_ready for each in running)
-    for name, help, value in (
-        ("nsq_fast_worker_processes", "Processes that run and were not asked to end.", len(running)),
-        ("nsq_fast_worker_processes_ready", "Those of them at whose consumers messages can arrive.", ready),
-    ):
-        yield Family(name, help, "gauge", [(name, {}, float(value))])
-    name = "nsq_fast_worker_restarts"
-    help = "Processes started in place of one that ended by itself."
-    yield Family(name, help, "counter", [(f"{name}_total", {}, float(snapshot.restarts))])
+    for name, help, kind, value in (
+        ("nsq_fast_worker_processes", "Processes that run and were not asked to end.", "gauge", len(running)),
+        ("nsq_fast_worker_processes_ready", "Those of them at whose consumers messages can arrive.", "gauge", ready),
+        ("nsq_fast_worker_restarts", "Processes started in place of one that ended by itself.", "counter",
+         snapshot.restarts),
+    ):  # fmt: skip
+        yield Family(name, help, kind, [(f"{name}_total" if kind == "counter" else name, {}, float(value))])
 
 
 def _metrics_of(families: Iterable[Family]) -> Iterator[Any]:
@@ -260,14 +252,9 @@ def _process_rows(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    def cell(name: str, value: object) -> str:
+        return f'<td data-name="{escape(name)}">{escape(str(value))}</td>'
+
     head = "".join(f"<th>{escape(each)}</th>" for each in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td data-name="{escape(name)}">{escape(str(value))}</td>'
-            for name, value in zip(columns, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = "".join(f"<tr>{''.join(map(cell, columns, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

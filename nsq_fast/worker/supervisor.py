@@ -69,12 +69,59 @@ _MOST_READS = 16
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
+class _Lines:
+    """Whole lines from the end of a pipe, so that those of several processes do not mix.
+
+    Args:
+        selector: calls what its keys have as data when there is something to read.
+        longest: what is longer than this without an end is a line all the same; 0: nothing is.
+    """
+
+    def __init__(
+        self, pipe: int, selector: selectors.BaseSelector, take: Callable[[list[bytes]], object], longest: int = 0
+    ) -> None:
+        self._pipe, self._selector, self._take, self._longest = pipe, selector, take, longest
+        self._rest = b""
+        selector.register(pipe, selectors.EVENT_READ, self.read)
+
+    def read(self) -> bool:
+        """Whether there may be more."""
+        try:
+            piece = os.read(self._pipe, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            piece = b""
+        if not piece:
+            self._forget()
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if 0 < self._longest < len(self._rest):
+            lines, self._rest = [*lines, self._rest], b""
+        if lines:
+            self._take(lines)
+        return bool(piece)
+
+    def finish(self) -> None:
+        """Take what is left in it, and no more than it holds: what the process has started itself may still write."""
+        os.set_blocking(self._pipe, False)
+        for _ in range(_MOST_READS):
+            if not self.read():
+                break
+        if self._rest:
+            self._take([self._rest])
+        self._forget()
+
+    def _forget(self) -> None:
+        """Look at it no more: it has ended, maybe before the process."""
+        with suppress(KeyError):
+            self._selector.unregister(self._pipe)
+
+
 class Process:
     """A fresh interpreter that does a task, and the ends of its pipes.
 
     Args:
         number: which of the worker's processes it is.
-        selector: calls what its keys have as data when there is something to read.
 
     Attributes:
         report: the last one.
@@ -94,9 +141,6 @@ class Process:
         self.is_leaving: bool = False
         self._kill_at: float | None = None
         self._drain_timeout = task.settings.worker.drain_timeout
-        self._selector = selector
-        self._lines = b""
-        self._errors = b""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = _start(theirs)
@@ -104,9 +148,10 @@ class Process:
         with suppress(OSError):  # it has ended already
             self._socket.sendall(pack(task))
         assert self._process.stderr is not None
-        self._stderr = self._process.stderr.fileno()
-        selector.register(self._socket, selectors.EVENT_READ, self._read_reports)
-        selector.register(self._stderr, selectors.EVENT_READ, self._read_errors)
+        self._pipes = (
+            _Lines(self._socket.fileno(), selector, self._take_reports),
+            _Lines(self._process.stderr.fileno(), selector, self._show, _LONGEST_LINE),
+        )
 
     def __str__(self) -> str:
         return f"process {self.number} (pid {self.pid})"
@@ -142,16 +187,18 @@ class Process:
         """Its exit code if it has ended, negative for the signal that ended it; then its pipes are closed, too."""
         code = self._process.poll()
         if code is not None and self._process.stderr is not None:
-            self._close()
+            for pipe in self._pipes:
+                pipe.finish()
+            self._socket.close()
+            self._process.stderr.close()
+            self._process.stderr = None
         return code
 
     def why(self, code: int) -> str:
         """How it ended, for people."""
         if code < 0:
-            with suppress(ValueError):
-                how = f"was killed by {signal.Signals(-code).name}"
-                return f"{self} {how}{self._last_words()}"
-            return f"{self} was killed by signal {-code}{self._last_words()}"
+            known = {number.value: number.name for number in signal.Signals}
+            return f"{self} was killed by {known.get(-code, f'signal {-code}')}{self._last_words()}"
         if code == UNFINISHED:
             return f"{self} ended before its handlers had finished: nsqd delivers again what they held"
         return f"{self} ended with exit code {code}{self._last_words()}"
@@ -161,65 +208,17 @@ class Process:
             return f": {self.report.failure}"
         return f"; its last line: {printable(self.last_line)}" if self.last_line else ""
 
-    def _close(self) -> None:
-        """Take what is left in the pipes, and no more than they hold: what it has started itself may still write."""
-        os.set_blocking(self._socket.fileno(), False)
-        os.set_blocking(self._stderr, False)
-        for read in (self._read_reports, self._read_errors):
-            for _ in range(_MOST_READS):
-                if not read():
-                    break
-        if self._errors:
-            self._show(self._errors + b"\n")
-        for each in (self._socket, self._stderr):
-            self._forget(each)
-        self._socket.close()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-        self._process.stderr = None
-
-    def _forget(self, source: socket.socket | int) -> None:
-        """Look at it no more: it has ended, maybe before the process."""
-        with suppress(KeyError):
-            self._selector.unregister(source)
-
-    def _read_reports(self) -> bool:
-        """Whether there may be more."""
-        try:
-            piece = self._socket.recv(_READ_SIZE)
-        except BlockingIOError:
-            return False
-        except OSError:
-            piece = b""
-        if not piece:
-            self._forget(self._socket)
-        *lines, self._lines = (self._lines + piece).split(b"\n")
+    def _take_reports(self, lines: list[bytes]) -> None:
         for line in lines:
             with suppress(msgspec.DecodeError):
                 self.report = parse_report(line)
                 self.reported_at = monotonic()
-        return bool(piece)
 
-    def _read_errors(self) -> bool:
-        """Hand on whole lines of stderr, so that those of several processes do not mix. Whether there may be more."""
-        try:
-            piece = os.read(self._stderr, _READ_SIZE)
-        except BlockingIOError:
-            return False
-        if not piece:
-            self._forget(self._stderr)
-        whole, end, self._errors = (self._errors + piece).rpartition(b"\n")
-        if len(self._errors) > _LONGEST_LINE:
-            whole, end, self._errors = whole + end + self._errors, b"\n", b""
-        if end:
-            self._show(whole + end)
-        return bool(piece)
-
-    def _show(self, lines: bytes) -> None:
-        last = lines.rstrip().rpartition(b"\n")[2].strip()
+    def _show(self, lines: list[bytes]) -> None:
+        last = next((line for line in reversed(lines) if line.strip()), b"").strip()
         self.last_line = _said(last.decode("utf-8", "replace")) or self.last_line
         with suppress(OSError):  # nobody reads our stderr any more
-            sys.stderr.buffer.write(lines)
+            sys.stderr.buffer.write(b"\n".join([*lines, b""]))
             sys.stderr.flush()
 
 
@@ -334,15 +333,18 @@ class Slot:
             self._has_run = True
         if self.successor is None:
             return False
-        if self._may_change_over(self.successor):
-            self._change_over()
+        # Where the old one is not ready either, there is no gap to fear: the servers are away.
+        is_running = self.successor.report.phase is Phase.RUNNING
+        if self.current is None or self.successor.is_ready or (is_running and not self.current.is_ready):
+            if self.current is not None:
+                self._dismiss(self.current)
+            self.current, self.successor = self.successor, None
             return False
         return self._is_overdue(self.successor, now)
 
-    def _may_change_over(self, successor: Process) -> bool:
-        """Where the old one is not ready either, there is no gap to fear: the servers are away."""
-        is_running = successor.report.phase is Phase.RUNNING
-        return self.current is None or successor.is_ready or (is_running and not self.current.is_ready)
+    def _dismiss(self, process: Process) -> None:
+        process.drain()
+        self.leaving.append(process)
 
     def _is_overdue(self, successor: Process, now: float) -> bool:
         """End a successor that is not ready in time."""
@@ -351,16 +353,9 @@ class Slot:
             return False
         text = "%s is not ready after %g s (start_timeout): %s goes on"
         logger.error(text, successor, limit, self.current, extra=WORKER_PROCESS_LATE)
-        successor.drain()
-        self.leaving.append(successor)
+        self._dismiss(successor)
         self.successor = None
         return True
-
-    def _change_over(self) -> None:
-        if self.current is not None:
-            self.current.drain()
-            self.leaving.append(self.current)
-        self.current, self.successor = self.successor, None
 
     def ended(self, process: Process, code: int, now: float) -> bool:
         """A process has ended. Whether a replacement has failed with it."""
@@ -443,31 +438,27 @@ class Notifier:
             self.tell(f"STATUS={text}")
 
 
-class FileWatch:
-    """Watches the Python files below a folder, in a native thread. Raises ConfigError without watchfiles.
+def watch_files(folder: Path, on_change: Callable[[str], object]) -> threading.Event:
+    """Watch the Python files below a folder, in a native thread, until the event is set. Raises ConfigError without
+    watchfiles.
 
     Args:
         on_change: called in that thread with one of the files that changed.
     """
+    try:
+        import watchfiles
+    except ImportError as error:
+        raise ConfigError("reload needs watchfiles: pip install 'nsq-fast[reload]'") from error
+    stop = threading.Event()
+    python = watchfiles.PythonFilter()
+    changes = watchfiles.watch(folder, watch_filter=python, stop_event=stop, raise_interrupt=False)
 
-    def __init__(self, folder: Path, on_change: Callable[[str], object]) -> None:
-        try:
-            import watchfiles
-        except ImportError as error:
-            raise ConfigError("reload needs watchfiles: pip install 'nsq-fast[reload]'") from error
-        self._stop = threading.Event()
-        changes = watchfiles.watch(
-            folder, watch_filter=watchfiles.PythonFilter(), stop_event=self._stop, raise_interrupt=False
-        )
+    def follow() -> None:
+        for changed in changes:
+            on_change(min(path for _, path in changed))
 
-        def follow() -> None:
-            for changed in changes:
-                on_change(min(path for _, path in changed))
-
-        threading.Thread(target=follow, name="nsq_fast reload", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stop.set()
+    threading.Thread(target=follow, name="nsq_fast reload", daemon=True).start()
+    return stop
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -484,8 +475,7 @@ class Supervisor:
         self._past = Totals()
         self._slots = [Slot(number, self._config, self._start_process) for number in range(self._config.processes)]
         self._events: deque[int | str] = deque()
-        self._to_replace: deque[Slot] = deque()
-        self._replacing: Slot | None = None
+        self._replacement: Iterator[None] = iter(())
         self._stop_signal = 0
         self._exit_code = 0
         self._is_up = False
@@ -502,7 +492,7 @@ class Supervisor:
         Raises ConfigError when it cannot listen, or lacks what an option needs.
         """
         self._status.listen(self._config.http)
-        watch = FileWatch(Path(self._task.folder), self._file_changed) if self._config.reload else None
+        watch = watch_files(Path(self._task.folder), self._file_changed) if self._config.reload else None
         self._take_signals()
         for slot in self._slots:
             slot.start()
@@ -513,7 +503,7 @@ class Supervisor:
             self._reap()
             self._look()
         if watch is not None:
-            watch.stop()
+            watch.set()
         self._status.close()
         return self._exit_code
 
@@ -538,13 +528,11 @@ class Supervisor:
         while self._events:
             event = self._events.popleft()
             if isinstance(event, str):
-                logger.info("%s has changed", event, extra=WORKER_RESTART_BEGAN)
-                self._begin_replacing()
+                self._begin_replacing(f"{event} has changed")
             elif event in STOP_SIGNALS:
                 self._stop(event)
             elif event == signal.SIGHUP:
-                logger.info("SIGHUP: the processes are replaced one by one", extra=WORKER_RESTART_BEGAN)
-                self._begin_replacing()
+                self._begin_replacing("SIGHUP: the processes are replaced one by one")
 
     # Starting, and starting again
 
@@ -553,12 +541,31 @@ class Supervisor:
         logger.info("%s is started", process, extra=WORKER_PROCESS_STARTED)
         return process
 
-    def _begin_replacing(self) -> None:
+    def _begin_replacing(self, why: str) -> None:
+        logger.info("%s", why, extra=WORKER_RESTART_BEGAN)
+        if not self._is_ending:
+            self._notifier.reloading()
+            self._replacement = self._replace_all()
+
+    def _replace_all(self) -> Iterator[None]:
+        """Replace the processes one by one, until one fails; it goes on at each look."""
+        while any(slot.is_replacing for slot in self._slots):  # from a restart before
+            yield
+        for slot in self._slots:
+            if self._is_ending:
+                return
+            self._has_replacement_failed = not slot.replace()
+            while slot.is_replacing:
+                yield
+            if self._has_replacement_failed:
+                break
         if self._is_ending:
             return
-        self._notifier.reloading()
-        self._has_replacement_failed = False
-        self._to_replace = deque(self._slots)
+        self._notifier.tell("READY=1")
+        if self._has_replacement_failed:
+            logger.error("the restart has ended: not all processes are replaced", extra=WORKER_RESTART_ENDED)
+        else:
+            logger.info("the restart has ended: all processes are replaced", extra=WORKER_RESTART_ENDED)
 
     def _reap(self) -> None:
         now = monotonic()
@@ -568,48 +575,22 @@ class Supervisor:
                 if code is None:
                     continue
                 self._past = self._past.with_ended(process.report.metrics)
-                if slot.ended(process, code, now):
-                    self._replacement_failed()
+                self._has_replacement_failed |= slot.ended(process, code, now)
 
     def _look(self) -> None:
         now = monotonic()
         self._end_without_program()
         for slot in self._slots:
-            if slot.look(now):
-                self._replacement_failed()
-        self._go_on_replacing()
+            self._has_replacement_failed |= slot.look(now)
+        next(self._replacement, None)
         self._tell(now)
 
     def _end_without_program(self) -> None:
         if all(slot.is_wrong for slot in self._slots) and not self._config.reload and not self._exit_code:
             logger.error("%s cannot be run: the worker ends", self._task.target, extra=WORKER_PROGRAM_FAILED)
             self._exit_code = WRONG_PROGRAM
-            self._to_replace.clear()
             for slot in self._slots:
                 slot.drain()
-
-    def _go_on_replacing(self) -> None:
-        if self._replacing is not None and not self._replacing.is_replacing:
-            self._replacing = None
-            if not self._to_replace:
-                self._replaced()
-        if self._replacing is None and self._to_replace:
-            self._replacing = self._to_replace.popleft()
-            if not self._replacing.replace():
-                self._replacement_failed()
-
-    def _replaced(self) -> None:
-        if self._is_ending:
-            return
-        self._notifier.tell("READY=1")
-        if self._has_replacement_failed:
-            logger.error("the restart has ended: not all processes are replaced", extra=WORKER_RESTART_ENDED)
-        else:
-            logger.info("the restart has ended: all processes are replaced", extra=WORKER_RESTART_ENDED)
-
-    def _replacement_failed(self) -> None:
-        self._has_replacement_failed = True
-        self._to_replace.clear()
 
     # Ending
 
@@ -627,7 +608,6 @@ class Supervisor:
         logger.info("%s: the processes drain for %g s at most", name, limit, extra=WORKER_DRAINING)
         self._stop_signal = number
         self._notifier.tell("STOPPING=1")
-        self._to_replace.clear()
         for slot in self._slots:
             slot.drain()
 
