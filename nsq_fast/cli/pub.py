@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -138,25 +137,17 @@ class _Job:
     batch: int
     rate: float
     stop: Event
-    progress: Progress | None
+    progress: Progress
     published: int = 0
     started: float = dataclasses.field(default_factory=perf_counter)
 
     def run(self, files: Sequence[str], splitter: Splitter) -> None:
         for name in files:
-            advance = self._meter(name)
+            task = self.progress.add_task(name, total=None if name == "-" else os.path.getsize(name))
             for chunk in self._chunks(name):
                 self._publish(splitter.feed(chunk))
-                advance(len(chunk))
+                self.progress.update(task, advance=len(chunk))
             self._publish(splitter.end())
-
-    def _meter(self, name: str) -> Callable[[int], object]:
-        """What to tell how many bytes of a file were read."""
-        progress = self.progress
-        if progress is None or name == "-":
-            return lambda _: None
-        task = progress.add_task(name, total=os.path.getsize(name))
-        return lambda count: progress.update(task, advance=count)
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Read in a thread, so that a quiet standard input does not keep heartbeats and signals waiting."""
@@ -185,10 +176,8 @@ class _Job:
                 self.stop.wait(max(0.0, self.started + self.published / self.rate - perf_counter()))
 
 
-def _progress(files: Sequence[str], quiet: bool) -> AbstractContextManager[Progress | None]:
+def _progress(files: Sequence[str], quiet: bool) -> Progress:
     """A progress bar, where there is a terminal to show it and a size to show."""
     console = Console(stderr=True)
-    if quiet or not files or not console.is_terminal:
-        return nullcontext()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console)
+    return Progress(*columns, console=console, disable=quiet or not files or not console.is_terminal)
