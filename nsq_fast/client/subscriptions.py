@@ -278,12 +278,13 @@ class TopicSubscriptions:
         self._rounds = 0
         self._leaders: dict[int, Address] = {}
         self._impossible: ConfigError | None = None
-        self._told_missing: list[int] = []
+        self._told_missing: dict[str, list[int]] = {}
         self._seeks = Repeated(f"{consumer.name} seeker", self._seek)
         self._is_seeking = False
         self._returns = Repeated(f"{consumer.name} returns", self._look_for_return)
         self._return_looks = 0
         self._starter = None if positions is None else Starter(consumer, topic, positions)
+        self._placed = () if positions is None else tuple(positions.by_partition)
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
@@ -376,7 +377,7 @@ class TopicSubscriptions:
             if subscriber.target not in self._wanted and is_replaced(subscriber.target, live):
                 subscriber.want(Desired.RETIRE)
 
-    # Partitions that were chosen although the topic does not have them: they are waited for, as it may get more
+    # Partitions that an option names although the topic does not have them: they are waited for, as it may get more
 
     def _tell_absent(self, topology: Topology) -> None:
         chosen = self._consumer.config.partitions
@@ -387,16 +388,17 @@ class TopicSubscriptions:
                 self._complain(logging.ERROR, self._impossible)
             return
         self._impossible = None
-        absent = missing(topology, chosen)
-        if absent == self._told_missing or topology.meta is None:
-            return
-        self._told_missing = absent
-        if absent:
-            error = ConfigError(
-                f"partitions: topic {self.topic} has partitions 0 to {topology.meta.partition_num - 1};"
-                f" nothing comes of {', '.join(map(str, absent))} until it has more"
-            )
-            self._complain(logging.WARNING, error)
+        for option, named, verb in (("partitions", chosen, "comes of"), ("start_position", self._placed, "is set for")):
+            absent = missing(topology, named)
+            if topology.meta is None or absent == self._told_missing.get(option, []):
+                continue
+            self._told_missing[option] = absent
+            if absent:
+                error = ConfigError(
+                    f"{option}: topic {self.topic} has partitions 0 to {topology.meta.partition_num - 1};"
+                    f" nothing {verb} {', '.join(map(str, absent))} until it has more"
+                )
+                self._complain(logging.WARNING, error)
 
     def _complain(self, level: int, error: ConfigError) -> None:
         self._consumer.logger.log(level, "%s", error, extra=PARTITIONS_MISSING)

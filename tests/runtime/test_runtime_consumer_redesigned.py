@@ -91,6 +91,17 @@ def test_chosen_partitions_only(nsqds, consume, caplog):
         never.join(WAIT)
 
 
+def test_a_position_for_a_partition_that_the_topic_lacks_is_told_once(nsqds, consume):
+    nsqd = nsqds()
+    consumer = consume(ignore, start_position={5: "end"})
+    errors = []
+    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
+    for _ in range(3):
+        told(consumer, {0: nsqd})
+    finishes(nsqd.subscriber(0), 1)
+    assert errors == ["start_position: topic t has partitions 0 to 0; nothing is set for 5 until it has more"]
+
+
 def test_old_nsqds_beside_partitions(nsqds, consume):
     leader, old = nsqds(), nsqds(kind=ScriptedNsqd)
     told(consume(ignore), {0: leader}, old, ordered=True)
