@@ -332,15 +332,22 @@ class TopicSubscriptions:
             return
         self._rounds += 1
         self._topology = topology
-        self._learn(topology)
+        self._set_mode(self.mode.learn(topology.meta, self._consumer.config.ordered))
         self._follow(targets(topology, self._consumer.config.partitions, self.topic))
         self._retire_replaced()
         self._begin_to_seek()
         self._tell_absent(topology)
         self._owner.fail_if_hopeless()
 
-    def _learn(self, topology: Topology) -> None:
-        mode = self.mode.learn(topology.meta, self._consumer.config.ordered)
+    def unlearns(self, refused: Mode, error: NsqError) -> bool:
+        """Whether a refusal is of headers that lookup spoke of once, and no option: the topic was made anew without."""
+        is_ours = refused.extend_support and not self._consumer.connection_config.extend_support
+        if not (is_ours and isinstance(error, ExtendSubForbidden)):
+            return False
+        self._set_mode(Mode(self.mode.ordered))
+        return True
+
+    def _set_mode(self, mode: Mode) -> None:
         if mode == self.mode:
             return
         self._consumer.logger.info("%s: subscribing with %s", self.topic, mode, extra=SUBSCRIPTION_MODE)
@@ -685,7 +692,7 @@ class Subscriber:
         """No connection could be made, or no subscription on it."""
         if self.desired is Desired.CLOSE:
             return State.ENDED
-        is_final = isinstance(error, REFUSALS)
+        is_final = isinstance(error, REFUSALS) and not self._owner.unlearns(self.subscription.mode, error)
         cause = error.__cause__ or error
         is_move = self._is_led and is_leader_move(error)
         self._delay = self._leader_delay if is_move else self._reconnect

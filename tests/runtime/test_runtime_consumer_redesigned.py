@@ -253,6 +253,26 @@ def test_extended_headers_are_learnt_and_stay(nsqds, consume):
     assert len(consumer.stats().connections) == 1
 
 
+def test_extended_headers_are_forgotten_when_a_topic_made_anew_refuses_them(nsqds, consume):
+    def refuse_headers(connection, command):
+        has_headers = connection.identify.get("extend_support")
+        connection.send(frame(1, b"E_SUB_EXTEND_FORBIDDON ") if has_headers else OK)
+
+    nsqd = nsqds()
+    consumer = consume(ignore)
+    lookup = told(consumer, {0: nsqd, 1: nsqd}, extend_support=True)
+    former = [nsqd.subscriber(partition) for partition in (0, 1)]
+    assert all(each.identify["extend_support"] for each in former)
+    nsqd.replies[b"SUB"] = refuse_headers
+    lookup.tell(topology({0: nsqd, 1: nsqd}))
+    for connection in former:
+        connection.close()
+        connection.wait_for(lambda connection=connection: not connection.is_open)
+    for partition in (0, 1):
+        finishes(nsqd.subscriber(partition), 2)
+    assert consumer.is_running
+
+
 def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
     nsqd = nsqds(replies={b"SUB": frame(1, b"E_SUB_ORDER_IS_MUST ")})
     errors = []
