@@ -524,6 +524,7 @@ def test_start_positions_in_the_words_of_the_server(value, wire):
         5,
         {},
         {"0": "end"},
+        {1024: "end"},
         {0: "x"},
         f"count:{2**63}",
         "timestamp:1700000000000",

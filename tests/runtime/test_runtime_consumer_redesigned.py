@@ -91,6 +91,17 @@ def test_chosen_partitions_only(nsqds, consume, caplog):
         never.join(WAIT)
 
 
+def test_a_position_for_a_partition_that_the_topic_lacks_is_told_once(nsqds, consume):
+    nsqd = nsqds()
+    consumer = consume(ignore, start_position={5: "end"})
+    errors = []
+    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
+    for _ in range(3):
+        told(consumer, {0: nsqd})
+    finishes(nsqd.subscriber(0), 1)
+    assert errors == ["start_position: topic t has partitions 0 to 0; nothing is set for 5 until it has more"]
+
+
 def test_old_nsqds_beside_partitions(nsqds, consume):
     leader, old = nsqds(), nsqds(kind=ScriptedNsqd)
     told(consume(ignore), {0: leader}, old, ordered=True)
@@ -240,6 +251,26 @@ def test_extended_headers_are_learnt_and_stay(nsqds, consume):
     lookup.tell(topology({0: nsqd}))
     assert len(nsqd.connections) == 2, "a lookupd may be behind"
     assert len(consumer.stats().connections) == 1
+
+
+def test_extended_headers_are_forgotten_when_a_topic_made_anew_refuses_them(nsqds, consume):
+    def refuse_headers(connection, command):
+        has_headers = connection.identify.get("extend_support")
+        connection.send(frame(1, b"E_SUB_EXTEND_FORBIDDON ") if has_headers else OK)
+
+    nsqd = nsqds()
+    consumer = consume(ignore)
+    lookup = told(consumer, {0: nsqd, 1: nsqd}, extend_support=True)
+    former = [nsqd.subscriber(partition) for partition in (0, 1)]
+    assert all(each.identify["extend_support"] for each in former)
+    nsqd.replies[b"SUB"] = refuse_headers
+    lookup.tell(topology({0: nsqd, 1: nsqd}))
+    for connection in former:
+        connection.close()
+        connection.wait_for(lambda connection=connection: not connection.is_open)
+    for partition in (0, 1):
+        finishes(nsqd.subscriber(partition), 2)
+    assert consumer.is_running
 
 
 def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
