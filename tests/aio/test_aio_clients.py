@@ -271,6 +271,24 @@ asyncio.run(main())
     run_quietly(program)
 
 
+def test_a_handler_that_exits_ends_the_program_without_another_word(nsqd_process: Any) -> None:
+    program = f"""
+import asyncio
+from nsq_fast.aio import Consumer, Producer
+async def handle(consumer, message):
+    if message.attempts == 1:
+        raise SystemExit  # its message comes again, and is handled, while asyncio.run cancels what runs
+async def main():
+    consumer = Consumer("t", "c", {nsqd_process.address!r}, message_handler=handle)
+    await consumer.start()
+    async with Producer({nsqd_process.address!r}) as producer:
+        await producer.publish("t", b"x")
+    await consumer.join()
+asyncio.run(main())
+"""
+    run_quietly(program)
+
+
 def test_a_handler_that_exits_leaves_what_waits_in_the_loop_to_others(nsqd_process: Any) -> None:
     handled: list[bytes] = []
 
