@@ -111,7 +111,7 @@ def test_bad_addresses_name_themselves(text):
         ("tcp://nsqd", "without a scheme"),
         ("nsqd/path:4150", "neither a host name nor an IP address"),
         ("ns qd:4150", "neither a host name nor an IP address"),
-        ("127.0.0.1:4150:4151", "Exactly 8 parts"),
+        ("127.0.0.1:4150:4151", "neither a host name nor an IP address"),
         (("[::1]", 4150), "neither a host name nor an IP address"),
         ((b"nsqd", 4150), "must be a string"),
     ],

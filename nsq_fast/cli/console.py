@@ -22,9 +22,14 @@ _PIPE_WIDTH = 240
 _INDENT = "  "
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # what rich was handling: it would exit with 1; the group of all commands decides
+
+
 def output() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    console = _Output(highlight=False)
+    return console if console.is_terminal else _Output(highlight=False, width=_PIPE_WIDTH)
 
 
 def progress(line: str) -> None:

@@ -70,6 +70,8 @@ def ls(journal: str, endpoint: str | None, region: str | None, as_json: bool) ->
     head = ("folder", "topic", "channel", "committed", "batch", "rows", "age")
     output = console.output()
     output.print(console.grid(head, rows, output.width, names=3, box=SIMPLE_HEAD))
+    if not rows:
+        console.progress(f"{journal} has no folder of a stream; a batch reads its own again, by the same journal")
 
 
 @command.command("read")
@@ -122,7 +124,7 @@ def _open(journal: str, endpoint: str | None, region: str | None) -> Storage:
         from nsq_fast.spark.options import ObjectStore
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    path = check_path(journal)
+    path = check_path(journal if "://" in journal else str(Path(journal).absolute()))
     if path.startswith("/") and not Path(path).is_dir():
         _fail(f"there is no folder {path}")
     return open_storage(path, ObjectStore(endpoint, region))

@@ -373,6 +373,39 @@ def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
     assert shown.output.count("no client") == 2
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_stat_of_a_topic_that_no_nsqd_has_says_so_and_fails(broker: Servers, topic: str, form: list[str]) -> None:
+    server = ["--nsqd", str(broker.nsqd.http), *form]
+    missing = run("stat", "--count", "2", "--interval", "10ms", "--topic", topic, *server)
+    assert missing.exit_code == 1
+    assert missing.stdout == ("[]\n" if form else f"no nsqd has {topic}\n") * 2
+    pub(topic, b"there\n", "--nsqd", str(broker.nsqd.tcp))
+    assert run("stat", "--once", "--topic", topic, *server).exit_code == 0
+    channel = run("stat", "--once", "--topic", topic, "--channel", "nobody", *server)
+    assert channel.exit_code == 1
+    assert channel.stdout == ("[]\n" if form else f"no nsqd has channel nobody of {topic}\n")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_stat_ends_when_nobody_reads_any_more(broker: Servers, start: Any, form: list[str]) -> None:
+    command = start("stat", *form, "--interval", "10ms", "--nsqd", str(broker.nsqd.http))
+    assert command.line()
+    command.stdout.close()
+    assert (command.process.wait(LIMIT), command.process.stderr.read()) == (0, b"")
+
+
+def test_what_only_shows_has_not_failed_when_nobody_reads(broker: Servers, topic: str) -> None:
+    pub(topic, b"there\n", "-q", "--to-all", "--nsqd", str(broker.nsqd.tcp))
+    command = [sys.executable, "-m", "nsq_fast", "lookup", topic, "--lookupd", str(broker.lookupd.http)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=LIMIT, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:
     command = start("stat", "--json", "--interval", "1h", "--nsqd", str(broker.nsqd.http))
     assert isinstance(json.loads(command.line()), list)
