@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 import pytest
 from support.http_server import reply, scripted_http
-from support.partitions import answers, push_record, topology
+from support.partitions import answers, lookup_of, push_record, topology
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
@@ -379,7 +379,7 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(ns
     nsqd, errors = nsqds(), []
     consumer = consume(lambda c, m: None, found=topology({}), topic=["small", "large"], partitions=[2])
     consumer.on_error.connect(lambda c, error: errors.append(str(error)), weak=False)
-    lookup = consumer._subscriptions.lookup
+    lookup = lookup_of(consumer)
     for _ in range(2):
         lookup.tell(topology({0: nsqd}), "small")
     assert errors == ["topic small: partitions=[2]: the topic has partitions 0 to 0"]
@@ -389,7 +389,7 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(ns
     hopeless = consume(lambda c, m: None, found=topology({}), topic=["a", "b"], partitions=[2])
     for topic in ("a", "b"):
         assert hopeless.is_running
-        hopeless._subscriptions.lookup.tell(topology({0: nsqd}), topic)
+        lookup_of(hopeless).tell(topology({0: nsqd}), topic)
     with pytest.raises(ConfigError, match="topic a: partitions"):
         hopeless.join(WAIT)
 
@@ -441,7 +441,7 @@ def test_the_order_of_each_topic_is_its_own(nsqds, consume):
     handler = lambda _, message: seen.append((message.topic, message.offset))  # noqa: E731
     consumer = consume(handler, found=topology({}), topic=["a", "b"])
     for topic, nsqd in leaders.items():
-        consumer._subscriptions.lookup.tell(topology({0: nsqd}, ordered=True), topic)
+        lookup_of(consumer).tell(topology({0: nsqd}, ordered=True), topic)
     a, b = (nsqd.subscriber(0) for nsqd in leaders.values())
     for connection, numbers in ((a, (50, 51)), (b, (1, 2)), (a, (52,)), (b, (3,))):
         for number in numbers:
