@@ -11,7 +11,7 @@ import gevent
 import lz4.block
 import pytest
 import snappy
-from support.partitions import OK, PartitionNsqd, answers, push_record, subscription, topology
+from support.partitions import OK, PartitionNsqd, answers, lookup_of, push_record, subscription, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import WAIT, until
 
@@ -42,7 +42,7 @@ def ignore(consumer, message):
 
 def told(consumer, *answer, **meta):
     """The scripted lookup of a consumer, which has said that."""
-    lookup = consumer._subscriptions.lookup
+    lookup = lookup_of(consumer)
     lookup.tell(topology(*answer, **meta))
     return lookup
 
@@ -278,7 +278,7 @@ def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
     errors = []
     consumer = consume(ignore, nsqd_tcp_addresses=str(nsqd.address))
     consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
-    nsqd.wait_for(lambda: consumer._subscriptions.lookup.refreshed)
+    nsqd.wait_for(lambda: lookup_of(consumer).refreshed)
     assert len(nsqd.connections) == 1, "a refusal is not repeated"
     told(consumer, {0: nsqd}, ordered=True)
     assert subscription(nsqd.subscriber(0))[0] == b"SUB_ORDERED"

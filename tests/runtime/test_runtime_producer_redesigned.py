@@ -9,7 +9,7 @@ from contextlib import suppress
 import gevent
 import pytest
 from msgspec.structs import replace
-from support.partitions import topology
+from support.partitions import lookup_of, topology
 from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
 from support.servers import free_address
@@ -245,7 +245,7 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
         (after, 3),
     ):
         lookup.tell(answer, "t")
-        consumer._subscriptions.lookup.tell(answer)
+        lookup_of(consumer).tell(answer)
         assert sender.stats()["leader_moves"] == consumer.stats().leader_moves == moves
 
 
