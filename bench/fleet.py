@@ -28,11 +28,11 @@ from sim.network import Network, Socket
 from sim.nsqd import Books, ModelNsqd, move_leader
 
 from nsq_fast.aio import Consumer, Producer
-from nsq_fast.bench.charts import Line, over_seconds
+from nsq_fast.bench.report import Line, over_seconds
 
 LOOKUPDS = 3
 CHANNEL = "ch"
-Scenario = Callable[[SimLoop], Coroutine[Any, Any, Any]]
+Scenario = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class FleetNetwork(Network):
@@ -113,15 +113,15 @@ class Fleet:
         self.loop.call_later(seconds, action, *arguments)
 
 
-def run(seed: str, scenario: Scenario) -> Any:
-    """Run one fleet to its end in virtual time; the same seed gives the same run."""
+def run(seed: str, scenario: Scenario, *case: Any) -> Any:
+    """Run one fleet to its end in virtual time; the same seed gives the same run. ``case`` is told to the scenario."""
 
     def new_socket(loop: SimLoop) -> Callable[..., Any]:
         loop.network, loop.books = FleetNetwork(loop), Books(loop)
         loop.most_turns = sys.maxsize  # a fleet turns more often than what is stuck
         return loop.network.new_socket  # type: ignore[no-any-return]
 
-    return simulate(seed, scenario, new_socket)
+    return simulate(seed, lambda loop: scenario(loop, *case), new_socket)
 
 
 async def ignore(consumer: Consumer, message: Any) -> None:
@@ -175,7 +175,7 @@ def lookup_load(scale: float, seed: str) -> Answer:
         ("lookupd_poll_jitter 0.3", 0.3, False),
         ("all lookupds down from 120 to 130 s", 0.3, True),
     ):
-        questions = run(f"lookup {seed}", lambda loop, j=jitter, r=restart: polling(loop, j, r))  # type: ignore[misc]
+        questions = run(f"lookup {seed}", polling, jitter, restart)
         lines.append(Line(label, questions.points(300)))
         begin = 120 if restart else 30
         figures.append((f"{label}: peak a second", f"{max(questions.between(begin, 300)):,}"))
@@ -208,12 +208,9 @@ def turns(scale: float, seed: str) -> Answer:
         return handled, sorted(waits)
 
     lines, figures = [], []
-    for label, limit in (
-        ("a tenth of the connections", count // 10),
-        ("as many as connections", count),
-        ("2.5 times as many", count * 5 // 2),
-    ):
-        handled, waits = run(f"turns {seed}", lambda loop, most=limit: hot(loop, most))  # type: ignore[misc]
+    shares = {"a tenth of the connections": count // 10, "as many as connections": count}
+    for label, limit in {**shares, "2.5 times as many": count * 5 // 2}.items():
+        handled, waits = run(f"turns {seed}", hot, limit)
         totals = itertools.accumulate(handled.between(0, 300))
         lines.append(Line(label, list(enumerate(totals))))
         middle, most = waits[len(waits) // 2], waits[len(waits) * 99 // 100]
@@ -254,7 +251,7 @@ def dead_nsqds(scale: float, seed: str) -> Answer:
         ("down for 10 s", [(10.0, 20.0)]),
         ("flaps, 4 s down, 4 s up", [(10.0 + 8 * n, 14.0 + 8 * n) for n in range(4)]),
     ):
-        connects, questions, whole = run(f"dead {seed}", lambda loop, d=downs: dying(loop, d))  # type: ignore[misc]
+        connects, questions, whole = run(f"dead {seed}", dying, downs)
         back = math.ceil(downs[-1][1])
         lines.append(Line(f"{label}: connects", connects.points(60)))
         lines.append(Line(f"{label}: questions at one nsqlookupd", questions.points(60)))
@@ -308,7 +305,7 @@ def moving_leaders(scale: float, seed: str) -> Answer:
 
     lines, figures = [], []
     for election in (1.0, 3.0, 8.0):
-        stored, most, waits, kept = run(f"lead {seed}", lambda loop, e=election: moving(loop, e))  # type: ignore[misc]
+        stored, most, waits, kept = run(f"lead {seed}", moving, election)
         label = f"a new leader after {election:g} s"
         lines.append(Line(label, stored.points(30)))
         figures.append((f"{label}: most publishes waiting", f"{most:,}"))
@@ -358,7 +355,7 @@ def bad_downstream(scale: float, seed: str) -> Answer:
         ("max_backoff_duration 8", 8.0),
         ("no backoff", 0.0),
     ):
-        handled, failed = run(f"backoff {seed}", lambda loop, most=longest: failing(loop, most))  # type: ignore[misc]
+        handled, failed = run(f"backoff {seed}", failing, longest)
         lines.append(Line(label, handled.points(150, 100 / usual)))
         after = handled.between(40, 150)
         whole = next((second for second, rate in enumerate(after) if rate >= 0.9 * usual), len(after))

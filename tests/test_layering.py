@@ -81,8 +81,7 @@ ALLOWED = {
 READY_ROWS = "bench/_programs/ready_rows.py"  # a format of Spark, imported in processes of Spark's only
 MAY_ALSO_IMPORT = {
     "cli/trace_report.py": {"spark"},
-    "cli/journal.py": {"spark"},
-    "cli/lag.py": {"spark"},
+    "cli/spark.py": {"spark"},
     READY_ROWS: {"spark"},
     "bench/_programs/use_spark.py": {"spark"},
 }

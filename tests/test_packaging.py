@@ -31,9 +31,12 @@ import nsq_fast
 
 ROOT = Path(__file__).parent.parent
 COMPILED_AGAIN = [f"_per_interpreter/{name}" for name in BUILT_TWICE] if sys.version_info >= (3, 12) else []
-EXTRA_FILES = {"nsq_fast/py.typed", "nsq_fast/__init__.pyi", "nsq_fast/bench/report.jinja"} | {
-    f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")
-}
+EXTRA_FILES = {
+    "nsq_fast/py.typed",
+    "nsq_fast/__init__.pyi",
+    "nsq_fast/bench/report.jinja",
+    "nsq_fast/bench/method.md",
+} | {f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")}
 
 
 @pytest.fixture(scope="module")

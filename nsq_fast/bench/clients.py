@@ -12,12 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -44,7 +43,6 @@ SPARK = "nsq_fast Spark"
 SPARK_FLOOR = "floor: ready rows"
 EMBEDDED = "pynsq on nsq_fast"
 TORNADO = "tornado example"
-_MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
 _BUILD_TIMEOUT = 300
 _OLDEST_PYSPARK = (4, 2)
 _CONSUME, _PUBLISH = frozenset({"consume"}), frozenset({"publish"})
@@ -59,9 +57,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         can: ``negotiate`` compression, TLS, and an nsqd that does not buffer; measure latency at a ``rate``; ``spread``
             over several connections; ``sleep`` in its handlers; find by lookup the servers of a topic with
-            ``partitions``.
+            ``partitions``; connect with the ``options`` of our clients for TLS and AUTH.
         needs_cluster: it takes part in nothing else.
-        takes_options: it connects with the options of our clients for TLS and AUTH.
     """
 
     name: str
@@ -72,7 +69,10 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     modes: frozenset[str] = frozenset({"single", "concurrent", "batch"})
     can: frozenset[str] = frozenset({"rate"})
     needs_cluster: bool = False
-    takes_options: bool = False
+
+    @property
+    def takes_options(self) -> bool:
+        return "options" in self.can
 
     def takes_part(self, settings: Settings) -> bool:
         """Whether it can do what a scenario asks."""
@@ -81,80 +81,83 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         return settings.asks <= self.can and (settings.needs_cluster or not self.needs_cluster)
 
 
+_ALL = "single concurrent batch"
+_CLIENTS = (
+    # name, where it runs, its program, variant, kinds, modes, what it can
+    (OURS, "here", "use_nsq_fast", "", _EVERYTHING, _ALL, "negotiate rate spread sleep partitions options"),
+    (BATCHES, "here", "use_nsq_fast", "batches", _CONSUME, _ALL, "negotiate options"),
+    (COLUMNS, "here", "use_nsq_fast", "columns", _CONSUME, _ALL, "negotiate options"),
+    ("nsq_fast linger", "here", "use_nsq_fast", "linger", _PUBLISH, "concurrent", "negotiate rate options"),
+    (SEPARATE, "here", "use_nsq_fast", "separate", _PUBLISH, "concurrent", "negotiate rate options"),
+    (KEYED, "here", "use_nsq_fast", "keyed", _PUBLISH, "concurrent", "partitions options"),
+    (ASYNCIO, "here", "use_asyncio aio", "", _EVERYTHING - {"ordered", "start"}, _ALL,
+     "negotiate rate spread sleep options"),
+    (THREADS, "here", "use_nsq_fast threads", "", _BOTH | {"idle"}, _ALL, "negotiate spread sleep options"),
+    (TORNADO, "tornado", "use_reader tornado", "", _CONSUME, _ALL, "rate"),
+    (DROP_IN, "here", "use_gnsq", "", _THERE_AND_BACK, _ALL, "negotiate rate"),
+    ("go-nsq", "go", "", "", _EVERYTHING - {"ordered", "start"}, _ALL, "negotiate rate spread sleep"),
+    ("go-nsq async", "go", "", "async", _PUBLISH, "concurrent", "negotiate rate"),
+    ("gnsq", "gnsq", "use_gnsq", "", _THERE_AND_BACK, _ALL, "negotiate rate"),
+    ("pynsq", "pynsq", "use_reader", "", _CONSUME, _ALL, "rate"),
+    (EMBEDDED, "pynsq", "use_pynsq_embedded", "", _CONSUME, _ALL, "rate"),  # with our parser
+    ("ansq", "ansq", "use_asyncio ansq", "", _BOTH, _ALL, ""),
+    ("asyncnsq", "asyncnsq", "use_asyncio asyncnsq", "", _BOTH, _ALL, ""),
+    (CORE_FLOOR, "here", "floor_core", "core", _THERE_AND_BACK | {"start"}, "single batch", "negotiate rate spread"),
+    (BATCH_FLOOR, "here", "floor_core", "batches", _CONSUME, _ALL, ""),
+    (READY_FLOOR, "here", "floor_core", "ready bytes", _PUBLISH, "batch", ""),
+    (PIPELINED_FLOOR, "here", "floor_core", "pipelined", _PUBLISH, "concurrent", ""),
+    (ORDERED_FLOOR, "here", "floor_core", "ordered", frozenset({"ordered"}), _ALL, "partitions"),
+    ("floor: Python", "here", "floor_socket", "Python", _CONSUME, _ALL, ""),
+    (SPARK, "spark", "use_spark", "Spark", frozenset({"spark"}), " ".join(SPARK_MODES), ""),
+    (SPARK_FLOOR, "spark", "use_spark", "ready rows", frozenset({"spark"}), " ".join(SPARK_MODES), ""),
+)  # fmt: skip
+_MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(name for name, *_ in _CLIENTS)
+
+
 def available(peer_python: str | None = None) -> list[Client]:
     """Every client that can run here, ours first."""
     python = peer_python or os.environ.get("NSQ_FAST_PEER_PYTHON", sys.executable)
-    return [*_ours(), *_go(), *_peers(python), *_floors(), *_spark()]
+    peers, go = _peer_versions(python), build_go_client()
+    versions = {"here": __version__, **peers}
+    if (EXAMPLES / "tornado_reader.py").exists() and find_spec("tornado"):
+        versions["tornado"] = __version__
+    if _has_spark():
+        versions["spark"] = __version__
+    if go is not None:
+        versions["go"] = _go_module_version()
+    found = []
+    for name, where, program, variant, kinds, modes, can in _CLIENTS:
+        if where in versions:
+            file, *arguments = program.split() or [""]
+            command = (python if where in peers else sys.executable, str(PROGRAMS / f"{file}.py"), *arguments)
+            if name == DROP_IN:
+                command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", *command[1:])
+            client = Client(
+                name=name,
+                command=(str(go),) if where == "go" else command,
+                version=versions[where],
+                variant=variant,
+                kinds=kinds,
+                modes=frozenset(modes.split()),
+                can=frozenset(can.split()),
+                needs_cluster=name == KEYED,
+            )
+            found.append(client)
+    return found
 
 
 def needed_by(name: str) -> str:
     """What has to be installed for a client that ``available`` does not have."""
-    if name.startswith("go-nsq"):
-        return "Go, and its module proxy"
-    if name == TORNADO:
-        return f"a checkout of nsq_fast, and tornado in {sys.executable}: pip install tornado"
-    if name in (SPARK, SPARK_FLOOR):
-        return "PySpark 4.2 or newer, and Java: pip install 'nsq-fast[spark]'"
-    module = "pynsq" if name == EMBEDDED else name
-    return f"an interpreter that has {module}: pip install {module}, and --peer-python" if module in _MODULES else ""
-
-
-def names() -> tuple[str, ...]:
-    ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN, SPARK)
-    floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, PIPELINED_FLOOR, ORDERED_FLOOR, "floor: Python", SPARK_FLOOR)
-    return (*ours, "go-nsq", "go-nsq async", *_MODULES, EMBEDDED, TORNADO, *floors)
-
-
-def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
-    return python, str(PROGRAMS / f"{name}.py")
-
-
-def _able(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-def _variants(
-    program: tuple[str, ...], version: str, rows: Iterable[tuple[str, str, frozenset[str], str, str]], **more: Any
-) -> Iterator[Client]:
-    """Clients of one program. A row: name, variant, kinds, modes ("" for all), what it can."""
-    for name, variant, kinds, modes, can in rows:
-        given: dict[str, Any] = {"modes": _able(modes)} if modes else {}
-        yield Client(
-            name=name, command=program, version=version, variant=variant, kinds=kinds, can=_able(can), **given, **more
-        )
-
-
-def _ours() -> Iterator[Client]:
-    full = "negotiate rate spread sleep"
-    on_gevent = (
-        (OURS, "", _EVERYTHING, "", f"{full} partitions"),
-        (BATCHES, "batches", _CONSUME, "", "negotiate"),
-        (COLUMNS, "columns", _CONSUME, "", "negotiate"),
-        ("nsq_fast linger", "linger", _PUBLISH, "concurrent", "negotiate rate"),
-        (SEPARATE, "separate", _PUBLISH, "concurrent", "negotiate rate"),
-    )
-    yield from _variants(_program("use_nsq_fast"), __version__, on_gevent, takes_options=True)
-    keyed = ((KEYED, "keyed", _PUBLISH, "concurrent", "partitions"),)
-    yield from _variants(_program("use_nsq_fast"), __version__, keyed, takes_options=True, needs_cluster=True)
-    aio = ((ASYNCIO, "", _EVERYTHING - {"ordered", "start"}, "", full),)
-    yield from _variants((*_program("use_asyncio"), "aio"), __version__, aio, takes_options=True)
-    threads = ((THREADS, "", _BOTH | {"idle"}, "", "negotiate spread sleep"),)
-    yield from _variants(_program("use_threads"), __version__, threads, takes_options=True)
-    if (EXAMPLES / "tornado_reader.py").exists() and find_spec("tornado"):
-        tornado = ((TORNADO, "", _CONSUME, "", "rate"),)
-        yield from _variants((*_program("use_reader"), "tornado"), __version__, tornado)
-    drop_in = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
-    yield from _variants(drop_in, __version__, ((DROP_IN, "", _THERE_AND_BACK, "", "negotiate rate"),))
-
-
-def _go() -> Iterator[Client]:
-    program = build_go_client()
-    if program is not None:
-        rows = (
-            ("go-nsq", "", _EVERYTHING - {"ordered", "start"}, "", "negotiate rate spread sleep"),
-            ("go-nsq async", "async", _PUBLISH, "concurrent", "negotiate rate"),
-        )
-        yield from _variants((str(program),), _go_module_version(), rows)
+    module = next(where for client, where, *_ in _CLIENTS if client == name)
+    return {
+        "go": "Go, and its module proxy",
+        "tornado": f"a checkout of nsq_fast, and tornado in {sys.executable}: pip install tornado",
+        "spark": "PySpark 4.2 or newer, and Java: pip install 'nsq-fast[spark]'",
+    }.get(module, f"an interpreter that has {module}: pip install {module}, and --peer-python")
 
 
 @cache
@@ -181,20 +184,6 @@ def _go_module_version() -> str:
     return lines[lines.index("github.com/nsqio/go-nsq") + 1]
 
 
-def _peers(python: str) -> Iterator[Client]:
-    for name, version in _peer_versions(python).items():
-        program, kinds, can = {
-            "gnsq": (_program("use_gnsq", python), _THERE_AND_BACK, "negotiate rate"),
-            "pynsq": (_program("use_reader", python), _CONSUME, "rate"),
-            "ansq": ((*_program("use_asyncio", python), "ansq"), _BOTH, ""),
-            "asyncnsq": ((*_program("use_asyncio", python), "asyncnsq"), _BOTH, ""),
-        }[name]
-        yield from _variants(program, version, ((name, "", kinds, "", can),))
-        if name == "pynsq":  # with our parser
-            embedded = ((EMBEDDED, "", _CONSUME, "", "rate"),)
-            yield from _variants(_program("use_pynsq_embedded", python), version, embedded)
-
-
 @cache
 def _peer_versions(python: str) -> dict[str, str]:
     """The versions of those peers that an interpreter can import."""
@@ -214,28 +203,6 @@ print(json.dumps(found))
         return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=dict[str, str])
     except (OSError, subprocess.TimeoutExpired, IndexError, msgspec.DecodeError):
         return {}
-
-
-def _floors() -> Iterator[Client]:
-    rows = (
-        (CORE_FLOOR, _THERE_AND_BACK | {"start"}, "single batch", "negotiate rate spread"),
-        (BATCH_FLOOR, _CONSUME, "", ""),
-        (READY_FLOOR, _PUBLISH, "batch", ""),
-        (PIPELINED_FLOOR, _PUBLISH, "concurrent", ""),
-        (ORDERED_FLOOR, frozenset({"ordered"}), "", "partitions"),
-    )
-    variants = ((name, name.removeprefix("floor: "), kinds, modes, can) for name, kinds, modes, can in rows)
-    yield from _variants(_program("floor_core"), __version__, variants)
-    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_CONSUME, can=frozenset())
-
-
-def _spark() -> Iterator[Client]:
-    if _has_spark():
-        rows = (
-            (name, variant, frozenset({"spark"}), " ".join(SPARK_MODES), "")
-            for name, variant in ((SPARK, "Spark"), (SPARK_FLOOR, SPARK_FLOOR.removeprefix("floor: ")))
-        )
-        yield from _variants(_program("use_spark"), __version__, rows)
 
 
 def _has_spark() -> bool:

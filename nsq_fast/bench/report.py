@@ -6,18 +6,32 @@ Everything is computed from the file of the run; nothing is written by hand but 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.page import STYLE
-from nsq_fast.printable import printable
+from nsq_fast.page import COLOURS, DASHES, STYLE, duration, variables
+from nsq_fast.printable import counted, printable
 
-from . import charts
 from .clients import CORE_FLOOR, OURS
-from .counting import INSTRUCTIONS, SYSCALLS
-from .figures import COUNTED, METRICS, figure, limit_of, quantile, shown, value_of
-from .results import ClientResult, Run, Scenario
+from .results import (
+    COUNTED,
+    INSTRUCTIONS,
+    METRICS,
+    SYSCALLS,
+    ClientResult,
+    Run,
+    Scenario,
+    figure,
+    limit_of,
+    quantile,
+    shown,
+    value_of,
+)
 from .suite import figure_in, floor_of, judge, titles
 
 _CLOSED = (
@@ -31,18 +45,23 @@ _LONGEST_REASON = 100
 _OF_FLOOR = "/floor"
 
 
-def header(scenario: Scenario) -> list[str]:
-    return ["client", *(_head(column) for column in _columns(scenario))]
-
-
-def rows(scenario: Scenario, cores: int) -> Iterator[list[str]]:
-    """A row for each client; one that failed says why."""
+def table(scenario: Scenario, cores: int) -> Iterator[list[str]]:
+    """The head, then a row for each client; one that failed says why."""
     columns = _columns(scenario)
+    yield ["client", *map(_head, columns)]
     for result in scenario.clients:
         if result.rounds:
             yield [result.client, *(_cell(scenario, result, column, cores) for column in columns)]
         else:
             yield [result.client, f"failed: {reason_of(result)}", *([""] * (len(columns) - 1))]
+
+
+GOALS_HEAD = ["what", "target", "actual", "verdict"]
+
+
+def goals(run: Run) -> list[list[str]]:
+    """A row for each goal."""
+    return [[each.what, each.target, each.actual, each.verdict] for each in judge(run)]
 
 
 def reason_of(result: ClientResult) -> str:
@@ -51,10 +70,10 @@ def reason_of(result: ClientResult) -> str:
     return printable(lines[-1].strip(), _LONGEST_REASON)
 
 
-def markdown(head: Sequence[str], body: Iterator[list[str]]) -> str:
+def markdown(head: Sequence[str], *body: Sequence[str]) -> str:
     """A table for Markdown; all columns but the first are numbers."""
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
+    line, *lines = (f"| {' | '.join(row)} |" for row in (head, *body))
+    return "\n".join([line, f"|---|{'---:|' * (len(head) - 1)}", *lines])
 
 
 def _columns(scenario: Scenario) -> list[str]:
@@ -112,23 +131,23 @@ def title_of(scenario: Scenario) -> str:
 
 def _charts_of(scenario: Scenario) -> Iterator[str]:
     for metric in _DRAWN_OF.get(scenario.settings.kind, _DRAWN):
-        if bars := _bars(scenario, metric):
-            yield charts.bars(_title(metric), bars)
+        if found := _bars(scenario, metric):
+            yield bars(_title(metric), found)
     if curves := list(_curves(scenario)):
-        yield charts.by_share("latency, by the share of messages that were as fast", curves)
+        yield by_share("latency, by the share of messages that were as fast", curves)
 
 
 def pictures(run: Run) -> Iterator[tuple[str, str]]:
     """The charts of the documentation: the names of their files, and SVG."""
-    for name, title, bars in _docs_charts(run):
-        yield name, charts.bars(title, bars, alone=True)
+    for name, title, found in _docs_charts(run):
+        yield name, bars(title, found, alone=True)
 
 
-def _docs_charts(run: Run) -> Iterator[tuple[str, str, list[charts.Bar]]]:
+def _docs_charts(run: Run) -> Iterator[tuple[str, str, list[Bar]]]:
     for name, metric in DOCS_CHARTS:
         scenario = run.scenario(name)
-        if scenario and (bars := _bars(scenario, metric)):
-            yield f"{name}-{metric}.svg", f"{title_of(scenario)}: {_title(metric)}", bars
+        if scenario and (found := _bars(scenario, metric)):
+            yield f"{name}-{metric}.svg", f"{title_of(scenario)}: {_title(metric)}", found
 
 
 def _title(metric: str) -> str:
@@ -137,17 +156,17 @@ def _title(metric: str) -> str:
     return f"{about.title}{unit} ({'more' if about.more_is_better else 'less'} is better)"
 
 
-def _bars(scenario: Scenario, metric: str) -> list[charts.Bar]:
+def _bars(scenario: Scenario, metric: str) -> list[Bar]:
     found = []
     for result in scenario.clients:
         value = value_of(result, metric, scenario.settings.size)
         if value is not None:
             is_ours = result.client.startswith(OURS)
-            found.append(charts.Bar(result.client, value.median, shown(value, metric), value.low, value.high, is_ours))
+            found.append(Bar(result.client, value.median, shown(value, metric), value.low, value.high, is_ours))
     return found
 
 
-def _curves(scenario: Scenario) -> Iterator[charts.Line]:
+def _curves(scenario: Scenario) -> Iterator[Line]:
     for result in scenario.clients:
         shares = sorted({share for each in result.rounds for share, _ in each.latency_us})
         points = []
@@ -156,7 +175,7 @@ def _curves(scenario: Scenario) -> Iterator[charts.Line]:
             values = [value for each in result.rounds if (value := read(each, 0)) is not None]
             points.append((share, figure(values).median))
         if points:
-            yield charts.Line(result.client, points)
+            yield Line(result.client, points)
 
 
 FIGURES = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
@@ -183,50 +202,7 @@ _TUNING_ROWS = (
 )
 _TUNING_METRICS = ("rate", "cpu", "p50", "p99")
 _README_CLIENTS = ("go-nsq", "asyncnsq", "ansq", "pynsq", "gnsq")
-METHOD = """
-How to repeat it: `nsq-fast bench suite --servers DIR --json run.json`, where DIR has an nsqd binary, then
-`nsq-fast bench report run.json --docs docs/performance.md`. NSQ_FAST_PEER_PYTHON names an interpreter that has the
-other Python clients; go-nsq is built where Go is.
-
-- Each client is a process of its own, with the least program its manual suggests: a handler that counts, and an answer
-  for each message. Clients take turns on the same server, in each of several rounds; a figure is the median of the
-  rounds, the spread is their range as a share of it. The first tenth of a round is left out.
-- A consumer finds its backlog on the server. How many messages a client gets is found by shorter rounds before, so that
-  each works for about the same time.
-- A *floor* does the same with the same server by the compiled core on a blocking socket, and nothing else. *of the
-  floor* is a figure over that of the floor in the same run, so that a slow machine judges as a fast one does.
-- A goal that is such a ratio takes the median of the ratios of the rounds. While that is not known to 10 %, by the
-  order of the ratios and with a confidence of 90 %, the clients take further turns: at most 15, within `--patience`.
-  One that is still not known says so, with the range it is in.
-- Spark runs with two threads. Its floor is the same query over Arrow batches that were ready before; of a write, two
-  processes without Spark that publish ready bodies. Client CPU is that of its JVM and its Python processes. JVMs are
-  warmed up, but for the first table of a session; a stream is measured from the end of its first micro-batch.
-- Scenarios that are held against each other, from one connection to a hundred, take turns in the same way.
-- CPU is user and system time of the client's process, over messages. The server's is read from /proc at the same
-  moments.
-- *speed*, at the top, is how fast the machine was in between, before each scenario. Where it is another, so is all that
-  is given in microseconds or messages a second.
-- *scheduling* is `real time` where the run was started with `chrt -r 1`, which its processes inherit: the others of the
-  machine then wait for them, and ratios vary less. Unless `sysctl kernel.sched_rt_runtime_us` is -1, Linux stops such
-  processes for up to 50 ms of a second, which latencies show.
-- *limit* says what kept a client from being faster: `client`, it used a core or more; `machine`, client and server
-  together used all cores; `server`, the server used a core or more; `waiting`, neither: they waited for each other.
-- At a rate, messages are due at times fixed in advance, and latency counts from the time a message was due, so a stall
-  counts for every message it delayed.
-- *half of the peak rate* is half of what the slowest of the clients manages with 100 messages on their way.
-- What an import takes is CPU time; the time to the first message begins with `start()`, lookup included.
-- System calls are counted by perf (strace where perf cannot) as the difference of a long and a short run, and so are
-  instructions, by valgrind, of the clients that goals compare. Instructions are those of the client without the
-  system's. They do not depend on what else the machine does, so they tell clients apart that CPU time cannot; behind
-  valgrind a client is so slow that a consumer always finds as much as it can read.
-
-The compiled core alone is measured by `make bench`, with pytest-benchmark.
-
-What it does not show: other machines, a network (all is on loopback, client and server share the cores), disks (the
-server keeps its queue in memory), handlers that do work, clusters under failure. Absolute figures are those of this
-machine on that day; carry only the ratios elsewhere. Where the limit was not the client, messages/s compares what the
-server and the client did together, and CPU per message is the figure that tells clients apart.
-"""
+METHOD = Path(__file__).with_name("method.md").read_text(encoding="utf-8").strip()
 
 
 def html(run: Run) -> str:
@@ -236,27 +212,27 @@ def html(run: Run) -> str:
     except ImportError as error:
         raise ConfigError("the report is made by Jinja2: pip install 'nsq-fast[report]'") from error
     template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.jinja")
-    goals = [each for each in judge(run) if each.verdict != "not measured"]
+    measured = [row for row in goals(run) if row[-1] != "not measured"]
     said = list(conclusion(run)) or ["nsq_fast was not measured."]
-    if goals:
-        said.append(f"{sum(each.verdict == 'met' for each in goals)} of {len(goals)} goals are met.")
+    if measured:
+        said.append(f"{sum(row[-1] == 'met' for row in measured)} of {len(measured)} goals are met.")
     page: str = template.render(
         style=STYLE,
         about=run.about,
         conclusion=said,
-        goals=[(each.what, each.target, each.actual, each.verdict) for each in goals],
+        goals_head=GOALS_HEAD,
+        goals=measured,
         scenarios=[
             {
                 "title": title_of(scenario),
                 "made_on": _made_on(scenario),
                 "charts": list(_charts_of(scenario)),
-                "head": header(scenario),
-                "rows": list(rows(scenario, run.about.cores)),
+                "table": list(table(scenario, run.about.cores)),
             }
             for scenario in run.scenarios
         ],
         made_with=list(about_rows(run)),
-        method=METHOD.strip(),
+        method=METHOD,
     )
     return page
 
@@ -297,8 +273,7 @@ def about_rows(run: Run) -> Iterator[list[str]]:
 
 
 def _made_on(scenario: Scenario) -> str:
-    rounds = scenario.settings.rounds
-    return f"{scenario.server}, {rounds} round{'' if rounds == 1 else 's'}"
+    return f"{scenario.server}, {counted(scenario.settings.rounds, 'round')}"
 
 
 def docs(run: Run) -> str:
@@ -307,16 +282,14 @@ def docs(run: Run) -> str:
         "# Performance",
         *(f"![{title}](charts/{name})" for name, title, _ in _docs_charts(run)),
         "Written by `nsq-fast bench report`; change the harness, not this page.",
-        markdown(["run", ""], about_rows(run)),
+        markdown(["run", ""], *about_rows(run)),
         "## Method",
-        METHOD.strip(),
+        METHOD,
+        "## Goals",
+        markdown(GOALS_HEAD, *goals(run)),
     ]
-    goals = [[each.what, each.target, each.actual, each.verdict] for each in judge(run)]
-    parts += ["## Goals", markdown(["what", "target", "actual", "verdict"], iter(goals))]
     for scenario in run.scenarios:
-        parts.append(f"## {title_of(scenario)}")
-        parts.append(f"{_made_on(scenario)}.")
-        parts.append(markdown(header(scenario), rows(scenario, run.about.cores)))
+        parts += [f"## {title_of(scenario)}", f"{_made_on(scenario)}.", markdown(*table(scenario, run.about.cores))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -329,7 +302,7 @@ def readme_block(run: Run) -> str:
     ]
     server = run.scenarios[0].server if run.scenarios else "no server"
     ours, floor = (figure_in(run, "consume", client, "cpu") for client in (OURS, CORE_FLOOR))
-    lines = [markdown(head, iter(body)), ""]
+    lines = [markdown(head, *body), ""]
     if ours and floor:
         lines.append(
             f"Consuming takes {ours / floor:.1f} times the CPU of the compiled core alone on a blocking socket."
@@ -355,7 +328,7 @@ def tuning_block(run: Run) -> str:
         [title, *(shown(figure_in(run, scenario, client, metric), metric) for metric in _TUNING_METRICS)]
         for title, scenario, client in _TUNING_ROWS
     ]
-    return markdown(head, iter(body)) + "\n"
+    return markdown(head, *body) + "\n"
 
 
 def fill(text: str, block: str) -> str:
@@ -363,3 +336,118 @@ def fill(text: str, block: str) -> str:
     if not FIGURES.search(text):
         raise ConfigError("the file has no <!-- figures:begin --> and <!-- figures:end -->")
     return FIGURES.sub(lambda marks: f"{marks[1]}{block}{marks[2]}", text)
+
+
+# Charts: by matplotlib, as SVG that is light or dark as its reader prefers. A chart ``alone`` is a file of its own, and
+# has the colours in it; without, they are those of the page around it.
+
+_WIDTH = 5.0  # inches, of 72 units of a drawing: letters of 12 can be read on a telephone, too
+_BAR = 0.28
+_SERIES = tuple(f"colour{number}" for number in range(1, 5))
+_SHARES = (50.0, 90.0, 99.0, 99.9, 100.0)
+
+
+class Bar(NamedTuple):
+    """A figure, its text, and the range that a mark shows."""
+
+    label: str
+    value: float
+    text: str
+    low: float
+    high: float
+    is_ours: bool
+
+
+class Line(NamedTuple):
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+def _new(height: float) -> Any:
+    """An empty figure, and its axes. Raises ConfigError."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("charts are drawn by matplotlib: pip install 'nsq-fast[report]'") from error
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    ink, card = COLOURS["ink"][0], COLOURS["card"][0]
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "none", "svg.hashsalt": "nsq_fast", "font.family": "sans-serif", "font.size": 12}
+        | dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
+        | dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), card)
+    )
+    return pyplot.subplots(figsize=(_WIDTH, height), layout="constrained")
+
+
+def _svg(figure: Any, title: str, alone: bool) -> str:
+    from matplotlib import pyplot
+
+    figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left", wrap=True)
+    out = StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    pyplot.close(figure)
+    text = out.getvalue()
+    for name in ("ink", "card", "soft", *_SERIES):
+        text = text.replace(f": {COLOURS[name][0]}", f": var(--{name})")
+    text = text[text.index("<svg") :].replace("<svg", '<svg class="chart" role="img"', 1)
+    if alone:
+        text = re.sub("<defs>", f"<style>{variables()}</style><defs>", text, count=1)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def bars(title: str, rows: Sequence[Bar], alone: bool = False) -> str:
+    """Bars on one scale from 0, the first at the top."""
+    figure, axes = _new(0.6 + _BAR * len(rows))
+    drawn = axes.barh(
+        range(len(rows)),
+        [row.value for row in rows],
+        xerr=[[row.value - row.low for row in rows], [row.high - row.value for row in rows]],
+        color=[COLOURS[_SERIES[0] if row.is_ours else "soft"][0] for row in rows],
+        ecolor=COLOURS["ink"][0],
+    )
+    axes.bar_label(drawn, [row.text for row in rows], padding=6)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row.is_ours else "normal")
+    axes.invert_yaxis()
+    axes.margins(x=0.3)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_visible(False)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    return _svg(figure, title, alone)
+
+
+def _draw(axes: Any, lines: Sequence[Line]) -> None:
+    """Lines are told apart by their dashes as well as by their colours."""
+    for number, line in enumerate(lines):
+        dash = DASHES[number % len(DASHES)]
+        look = "-" if dash == "none" else (0, [float(part) for part in dash.split()])
+        colour = COLOURS[_SERIES[number % len(_SERIES)]][0]
+        axes.plot(*zip(*line.points, strict=True), color=colour, linestyle=look, label=line.label)
+
+
+def over_seconds(title: str, unit: str, lines: Sequence[Line], alone: bool = False) -> str:
+    figure, axes = _new(4.0 + 0.2 * len(lines))
+    _draw(axes, lines)
+    axes.set(ylabel=unit, xlabel="seconds", ylim=(0, None))
+    figure.legend(loc="outside lower left", frameon=False)
+    return _svg(figure, title, alone)
+
+
+def _nines(share: float) -> float:
+    return -math.log10(max(1 - share / 100, 1e-4))
+
+
+def by_share(title: str, lines: Sequence[Line]) -> str:
+    """Microseconds over the share of messages that were as fast, in percent; each nine takes as much room."""
+    figure, axes = _new(3.0 + 0.2 * len(lines))
+    _draw(axes, [Line(line.label, [(_nines(share), value) for share, value in line.points]) for line in lines])
+    axes.set_xticks([_nines(share) for share in _SHARES], [f"{share:g} %" for share in _SHARES[:-1]] + ["max"])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: duration(value))
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", frameon=False)
+    return _svg(figure, title, alone=False)

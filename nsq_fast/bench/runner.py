@@ -1,16 +1,31 @@
-"""Run clients in turns on one server, each in a process of its own, and collect their results."""
+"""Run clients in turns on one server, each in a process of its own, and collect their results.
+
+What one message costs is counted by a program that a client runs behind: instructions by valgrind, system calls by perf
+or strace.
+
+Such a program counts a whole run, start and end included. So the client runs twice, with few messages and with many,
+and the difference is what the messages cost.
+
+Instructions are those of the program, without the system's. Other programs on the machine do not change them, so two
+clients can be told apart where CPU time varies by more than they differ. The program takes some thirty times as long,
+so a server is always ahead of a consumer, which finds as much as it can read. strace stops the program at every call:
+its count is right, but a slowed program gathers more in each call than it would otherwise, so perf is tried first.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,8 +33,17 @@ import msgspec
 from nsq_fast.errors import NsqError
 
 from .clients import PROGRAMS, Client
-from .counting import Counter, per_message
-from .results import PEAK_CONCURRENCY, SMALLEST_COUNT, ClientResult, Round, Scenario, Settings, loop_ms
+from .results import (
+    INSTRUCTIONS,
+    PEAK_CONCURRENCY,
+    SMALLEST_COUNT,
+    SYSCALLS,
+    ClientResult,
+    Round,
+    Scenario,
+    Settings,
+    loop_ms,
+)
 from .servers import CHANNEL, Server, Source, create_channel, fill_partitions, fill_topic, wait_until_listed
 from .suite import clients_compared, unsettled
 
@@ -329,3 +353,96 @@ def _lines(process: subprocess.Popen[bytes], patience: float) -> Iterator[bytes]
             return
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
+
+
+# What a message costs
+
+
+class Counter(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that counts.
+
+    Attributes:
+        what: it counts, in words.
+        wrapper: the command that a client's command follows; it writes its report to the path.
+        read: the number in what it wrote; None where there is none.
+        share: of the messages of a round, so many are counted, since the client is slower behind it.
+        is_slow: only the clients that goals compare are counted.
+    """
+
+    what: str
+    wrapper: Callable[[Path], list[str]]
+    read: Callable[[str], int | None]
+    share: float
+    is_slow: bool = False
+
+
+def per_message(counter: Counter, run: Callable[[int, list[str]], int], few: int, many: int) -> float | None:
+    """``run(count, wrapper)`` runs the client behind a command. None where nothing was counted, or too few to tell."""
+    if many <= few:
+        return None
+    counts = []
+    for count in (few, many):
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report"
+            run(count, counter.wrapper(report))
+            found = counter.read(report.read_text()) if report.exists() else None
+        if found is None:
+            return None
+        counts.append(found)
+    return (counts[1] - counts[0]) / (many - few) if counts[1] > counts[0] else None
+
+
+INSTRUCTIONS_NEED = "instructions are counted by valgrind, which is not installed"
+
+
+def instruction_counter() -> Counter | None:
+    """What counts them here; None where nothing can."""
+    if not shutil.which("valgrind"):
+        return None
+    return Counter(what=INSTRUCTIONS, wrapper=_valgrind, read=read_cachegrind, share=0.1, is_slow=True)
+
+
+def _valgrind(report: Path) -> list[str]:
+    # What it finds of the caches is not wanted, and takes as long again.
+    return ["valgrind", "-q", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={report}"]
+
+
+def read_cachegrind(text: str) -> int | None:
+    """The number of instructions in what cachegrind wrote."""
+    found = re.search(r"^summary:\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+SYSCALLS_NEED = "system calls are counted by perf or strace, and neither works here"
+
+_PERF_EVENT = "raw_syscalls:sys_enter"
+
+
+@cache
+def syscall_counter() -> Counter | None:
+    """What counts them here; None where nothing can."""
+    for name, probe, wrapper in (
+        ("perf", ["perf", "stat", "-e", _PERF_EVENT, "true"], _perf),
+        ("strace", ["strace", "-c", "true"], _strace),
+    ):
+        if shutil.which(name) and subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+            return Counter(what=SYSCALLS, wrapper=wrapper, read=read_calls, share=0.5)
+    return None
+
+
+def _perf(report: Path) -> list[str]:
+    return ["perf", "stat", "-x", ";", "-o", str(report), "-e", _PERF_EVENT, "--"]
+
+
+def _strace(report: Path) -> list[str]:
+    return ["strace", "-f", "-c", "-o", str(report)]
+
+
+def read_calls(text: str) -> int | None:
+    """The number of calls in what ``perf stat -x ;`` or ``strace -c`` wrote."""
+    for line in text.splitlines():
+        if _PERF_EVENT in line:
+            number = line.split(";")[0]
+            return int(number) if number.isdigit() else None
+    total = re.search(r"^\s*100\.00\s+\S+\s+\d+\s+(\d+)(?:\s+\d+)?\s+total$", text, re.MULTILINE)
+    return int(total[1]) if total else None

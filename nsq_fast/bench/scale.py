@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 
 from .clients import Client
-from .figures import BUSY, quantile
-from .results import About, Settings
+from .results import BUSY, About, Settings, quantile
 from .runner import Progress, Turns
 from .servers import Server, Source
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -31,9 +32,19 @@ from .clients import (
     SPARK_FLOOR,
     THREADS,
 )
-from .counting import INSTRUCTIONS
-from .figures import Figure, figure, limit_of, read_of, shown, value_of
-from .results import ClientResult, Run, Scenario, Settings
+from .results import (
+    INSTRUCTIONS,
+    ClientResult,
+    Figure,
+    Run,
+    Scenario,
+    Settings,
+    figure,
+    limit_of,
+    read_of,
+    shown,
+    value_of,
+)
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
 _FACES = (*_OURS, ASYNCIO, THREADS)
@@ -198,24 +209,20 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a figure or a ratio is as the goal has it."""
         return value >= self.bound if self.is_least else value <= self.bound
 
-    def in_rounds(self, scenarios: Iterable[Scenario]) -> list[float]:
+    def in_rounds(self, scenarios: Sequence[Scenario]) -> list[float]:
         """The ratio of each round; none where a client was not measured."""
-        named = {scenario.name: scenario for scenario in scenarios}
-        top, bottom = ([_values(named, side) for side in sides] for sides in (self.top, self.bottom))
-        rounds = min(map(len, top + bottom))
-        pairs = [
-            (math.prod(each[number] for each in top), math.prod(each[number] for each in bottom))
-            for number in range(rounds)
-        ]
+        top, bottom = ([_values(scenarios, side) for side in sides] for sides in (self.top, self.bottom))
+        rounds = range(min(map(len, top + bottom)))
+        pairs = [[math.prod(each[number] for each in values) for values in (top, bottom)] for number in rounds]
         return [above / below for above, below in pairs if below]
 
-    def counted(self, scenarios: Iterable[Scenario], what: str) -> float | None:
+    def counted(self, scenarios: Sequence[Scenario], what: str) -> float | None:
         """The ratio of what a message costs in this count; None where a client was not counted, or it is no cost."""
-        named = {scenario.name: scenario for scenario in scenarios}
         if any(side.metric != "cpu" for side in self.sides):
             return None
-        top, bottom = ([_counted(named, side, what) for side in sides] for sides in (self.top, self.bottom))
-        return math.prod(top) / math.prod(bottom) if all(top + bottom) else None
+        found = [result_of(scenarios, side) for side in self.sides]
+        counts = [result.counted.get(what, 0.0) if result else 0.0 for result, _ in found]
+        return math.prod(counts[: len(self.top)]) / math.prod(counts[len(self.top) :]) if all(counts) else None
 
     def actual(self, run: Run) -> tuple[float, str] | None:
         """What a run says of it, and how to show that; None where it was not measured."""
@@ -246,8 +253,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         (side,) = self.top
         text = f"{shown(ours, side.metric)}{self.of}"
         if self.or_what_the_server_gives and ours.median < self.bound:
-            scenario = run.scenario(side.scenario)
-            result = scenario.client(side.client) if scenario else None
+            result, _ = result_of(run.scenarios, side)
             limit = limit_of(result, run.about.cores) if result else ""
             if limit in ("server", "machine"):
                 return self.bound, f"{text}, limited by the {limit}"
@@ -258,33 +264,24 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}x" if value >= 0.1 else f"{value:.3f}x"
 
 
-def _of_side(named: dict[str, Scenario], side: Side) -> tuple[Scenario, ClientResult] | None:
-    """Where the figure of a side is; None where that was not measured."""
-    scenario = named.get(side.scenario)
-    result = scenario.client(side.client) if scenario else None
-    return None if scenario is None or result is None else (scenario, result)
+def result_of(scenarios: Iterable[Scenario], side: Side) -> tuple[ClientResult | None, int]:
+    """What the client of a side did, None where it was not measured; and the size of its messages."""
+    for scenario in scenarios:
+        if scenario.name == side.scenario:
+            return scenario.client(side.client), scenario.settings.size
+    return None, 0
 
 
-def _counted(named: dict[str, Scenario], side: Side, what: str) -> float:
-    measured = _of_side(named, side)
-    return measured[1].counted.get(what, 0.0) if measured else 0.0
-
-
-def _values(named: dict[str, Scenario], side: Side) -> list[float]:
-    measured = _of_side(named, side)
-    if measured is None:
-        return []
-    scenario, result = measured
-    read = read_of(side.metric)
-    found = [read(each, scenario.settings.size) for each in result.rounds]
+def _values(scenarios: Iterable[Scenario], side: Side) -> list[float]:
+    result, size = result_of(scenarios, side)
+    found = [read_of(side.metric)(each, size) for each in result.rounds] if result else []
     return [value for value in found if value is not None] if None not in found else []
 
 
 def value_in(run: Run, side: Side) -> Figure | None:
     """The figure of a side over its rounds."""
-    found = run.scenario(side.scenario)
-    result = found.client(side.client) if found else None
-    return value_of(result, side.metric, found.settings.size) if found and result else None
+    result, size = result_of(run.scenarios, side)
+    return value_of(result, side.metric, size) if result else None
 
 
 def figure_in(run: Run, scenario: str, client: str, metric: str) -> float | None:
@@ -373,8 +370,7 @@ def _times(
     return Goal(what=what, of=other, bound=bound, is_least=is_least, top=top, bottom=bottom, in_turns=in_turns)
 
 
-def _turns(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Goal:
-    return _times(what, scenario, metric, bound, other, client, in_turns=True)
+_turns = partial(_times, in_turns=True)
 
 
 def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, client: str = OURS) -> Goal:

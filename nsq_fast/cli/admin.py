@@ -1,22 +1,113 @@
-"""`nsq-fast admin`: what an operator does to topics and channels, on all their partitions."""
+"""`nsq-fast admin`: what an operator does to topics and channels, on all their partitions; and for other commands what
+nsqlookupds of either kind know of a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import click
 
-from nsq_fast.client.admin import PartitionResult
-from nsq_fast.client.http import Endpoint
+from nsq_fast.client.admin import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, PartitionResult
 from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.protocol.topology import Nsqd, Topology, merge, parse_lookup
 
 from . import options
-from .console import warnings_shown
-from .options import Security, security_options
-from .servers import Lookup
+from .console import say, warnings_shown
+from .options import Servers, argument, flag, number
 
-Decorated = Callable[..., Any]
+# Where topics are
+
+
+def placed(topology: Topology) -> Iterator[tuple[int | None, Nsqd]]:
+    """Each partition with its leader, then the nsqds that hold the topic without partitions."""
+    yield from sorted(topology.partitions.items())
+    for nsqd in topology.unpartitioned:
+        yield None, nsqd
+
+
+class Lookup(ClusterAdmin):
+    """The nsqlookupds that are given, and the nsqds of a topic that they know, of either kind of NSQ."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.lookupds = servers.lookupds
+        super().__init__(list(map(str, servers.lookupds)), **servers.of_http)
+
+    @cached_property
+    def is_redesigned(self) -> bool:
+        """Those of the original do not know each other: what one is told, all must be told. Raises HttpError."""
+        try:
+            return bool(self._ask("list_lookupds"))
+        except HttpError as error:
+            if error.status == 404:
+                return False
+            raise
+
+    def count_nodes(self) -> int:
+        return len(self._ask("nodes")["producers"])
+
+    def _ask_each(self, method: str, path: str, **query: Any) -> Iterator[bytes | HttpError]:
+        for lookupd in self.lookupds:
+            with LookupdHTTPClient.from_url(str(lookupd), **self._options) as client:
+                try:
+                    yield client.call(method, path, **query)
+                except HttpError as error:
+                    yield error
+
+    def places(self, topic: str, partition: int | None = None) -> list[Place]:
+        """Each nsqd of a topic, or each partition. Raises HttpError when no nsqlookupd knows the topic."""
+        answers = list(self._ask_each("GET", "/lookup", topic=topic, access="r", metainfo=True))
+        found = [parse_lookup(each) for each in answers if not isinstance(each, HttpError)]
+        if not found and isinstance(answers[-1], HttpError):
+            raise answers[-1]
+        return [Place(*each, self._options) for each in placed(merge(found)) if partition in (None, each[0])]
+
+    def places_or_none(self, topic: str) -> list[Place]:
+        """The same; none of a topic that is not known."""
+        try:
+            return self.places(topic)
+        except HttpError as error:
+            if error.status == 404:
+                return []
+            raise
+
+    def tell_all(self, action: str, topic: str, channel: str | None) -> None:
+        """Tell all nsqlookupds of the original. Raises HttpError; one that does not know the name is content."""
+        for answer in self._ask_each("POST", _path(action, channel), topic=topic, channel=channel):
+            if isinstance(answer, HttpError) and (action != "delete" or answer.status != 404):
+                raise answer
+
+    def tell_leader(self, action: str, topic: str, **query: Any) -> None:
+        """Tell the leading nsqlookupd of a redesigned cluster. Raises HttpError."""
+        self._post_lookupd(f"/topic/{action}", topic=topic, **query)
+
+
+def _path(action: str, channel: str | None) -> str:
+    return f"/channel/{action}" if channel else f"/topic/{action}"
+
+
+class Place:
+    """Where a topic is: an nsqd, and the partition that it leads there; None on an nsqd of the original."""
+
+    def __init__(self, partition: int | None, nsqd: Nsqd, http_options: dict[str, Any]) -> None:
+        self._partition = partition
+        self._nsqd = nsqd
+        self._options = http_options
+
+    def call(self, action: str, topic: str, channel: str | None) -> PartitionResult:
+        """POST ``/topic/<action>``, or ``/channel/<action>``."""
+        if self._nsqd.http is None:
+            return PartitionResult(self._partition, self._nsqd, "lookup does not name its HTTP port")
+        try:
+            with NsqdHTTPClient(*self._nsqd.http, **self._options) as client:
+                client.call("POST", _path(action, channel), topic=topic, channel=channel, partition=self._partition)
+        except HttpError as error:
+            return PartitionResult(self._partition, self._nsqd, str(error))
+        return PartitionResult(self._partition, self._nsqd)
+
+
+# The commands
 
 
 class _Admin(click.Group):
@@ -41,47 +132,6 @@ def command() -> None:
     """
 
 
-Subcommand = Callable[[Decorated], click.Command]
-_TOPIC = click.argument("topic", type=options.topic, metavar="TOPIC")
-_CHANNEL = click.argument("channel", type=options.channel, metavar="CHANNEL")
-_MAYBE_CHANNEL = click.argument("channel", type=options.channel, metavar="[CHANNEL]", required=False)
-_PARTITION = click.option("--partition", type=click.IntRange(min=0), help="This partition only.")
-
-
-def _subcommand(name: str, help: str, *parts: Decorated) -> Subcommand:
-    """A subcommand with these arguments and options, and those that say which servers are meant.
-
-    Its function gets the nsqlookupds; the results that it returns are reported.
-    """
-
-    def decorate(function: Decorated) -> click.Command:
-        def run(lookupds: Sequence[Endpoint], security: Security, **rest: Any) -> None:
-            _, lookupds = options.find_servers([], lookupds, None)
-            results = function(Lookup(lookupds, security), **rest)
-            if results is not None:
-                _report(results, name)
-
-        decorated: Any = run
-        for part in reversed([*parts, options.lookupd_http_option, security_options]):
-            decorated = part(decorated)
-        made: click.Command = command.command(name, help=help)(decorated)
-        return made
-
-    return decorate
-
-
-def _report(results: Sequence[PartitionResult], order: str) -> None:
-    for result in results:
-        where = f"{result.nsqd.tcp}" + ("" if result.partition is None else f" partition {result.partition}")
-        error = result.error
-        if result.partition is None and _is_missing_route(error):
-            cure = _INSTEAD.get(order, "it can create, delete, empty, pause and unpause")
-            error = f"an nsqd of the original NSQ has no {order}: {cure}"
-        click.echo(f"{where}: {error or 'done'}", err=bool(error))
-    if not all(result.is_done for result in results):
-        raise SystemExit(1)
-
-
 _INSTEAD = {
     "skip": "`empty` drops what waits in a channel, and `pause` keeps what comes",
     "unskip": "nothing is skipped there; `unpause` goes on with delivery",
@@ -91,61 +141,74 @@ _INSTEAD = {
 }
 
 
+@command.result_callback()
+@click.pass_context
+def _report(context: click.Context, results: Sequence[PartitionResult] | None) -> None:
+    """Say what became of an order at each of its places, where it has any."""
+    order = str(context.invoked_subcommand)
+    for result in results or ():
+        where = f"{result.nsqd.tcp}" + ("" if result.partition is None else f" partition {result.partition}")
+        error = result.error
+        if result.partition is None and _is_missing_route(error):
+            cure = _INSTEAD.get(order, "it can create, delete, empty, pause and unpause")
+            error = f"an nsqd of the original NSQ has no {order}: {cure}"
+        click.echo(f"{where}: {error or 'done'}", err=bool(error))
+    if not all(result.is_done for result in results or ()):
+        raise SystemExit(1)
+
+
 def _is_missing_route(error: str) -> bool:
     """Whether a server does not know the order, rather than the topic or the channel."""
     return error.endswith("NOT_FOUND") and not error.endswith(("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"))
 
 
+Results = Sequence[PartitionResult] | None
+_subcommand = partial(options.command, group=command)
+_TOPIC: Any = argument(type=options.topic)
+_CHANNEL: Any = argument(type=options.channel)
+_MAYBE_CHANNEL: Any = argument(type=options.channel, required=False)
+_PARTITION: Any = number(least=0, help="This partition only.")
+_THIS_PARTITION: Any = argument(type=click.IntRange(min=0))
+_LOOKUP: Any = options.servers(None, lambda servers: Lookup(servers.found()))
+
+
 # --- on both kinds of servers ----------------------------------------------------------------------------------------
 
 
-def _of_either(name: str, help: str, *parts: Decorated) -> Subcommand:
-    """A subcommand about a topic, or about a channel where one is named."""
-    return _subcommand(name, help, _TOPIC, _MAYBE_CHANNEL, *parts)
-
-
-@_of_either(
-    "create",
-    "Create TOPIC, or CHANNEL of it. An nsqd of the original NSQ creates a topic with its first message, and all"
-    " channels that its nsqlookupds know with it.",
-    click.option(
-        "--partitions", type=click.IntRange(1, 1023), help="Partitions of a redesigned topic; 1 if not given."
-    ),
-    click.option("--replicas", type=click.IntRange(1, 9), help="Replicas of each partition; 1 if not given."),
-    click.option("--ordered", is_flag=True, help="Make a redesigned topic that is consumed in order."),
-    click.option("--extend", is_flag=True, help="Make a redesigned topic whose messages have headers."),
-)
+@_subcommand("create")
 def _create(
-    lookup: Lookup,
-    topic: str,
-    channel: str | None,
-    partitions: int | None,
-    replicas: int | None,
-    ordered: bool,
-    extend: bool,
-) -> Sequence[PartitionResult] | None:
+    topic: str = _TOPIC,
+    channel: str | None = _MAYBE_CHANNEL,
+    partitions: int | None = number(most=1023, help="Partitions of a redesigned topic; 1 if not given."),
+    replicas: int | None = number(most=9, help="Replicas of each partition; 1 if not given."),
+    ordered: bool = flag(help="Make a redesigned topic that is consumed in order."),
+    extend: bool = flag(help="Make a redesigned topic whose messages have headers."),
+    lookup: Lookup = _LOOKUP,
+) -> Results:
+    """Create TOPIC, or CHANNEL of it. An nsqd of the original NSQ creates a topic with its first message, and all
+    channels that its nsqlookupds know with it."""
     of_topic = {"--partitions": partitions, "--replicas": replicas, "--ordered": ordered, "--extend": extend}
     given = [name for name, value in of_topic.items() if value]
     if given and (channel or not lookup.is_redesigned):
         what = "a channel" if channel else "a topic of the original NSQ"
         raise click.UsageError(f"{given[0]}: {what} has none")
-    if not lookup.is_redesigned:
-        lookup.tell_all("create", topic, channel)
-        places = lookup.places_or_none(topic)
-        if not places:
-            click.echo("the nsqlookupds know it; nsqds create it with its first message", err=True)
-        return [place.call("create", topic, channel) for place in places]
-    if channel:
+    if lookup.is_redesigned and not channel:
+        marks = {name: True for name, is_wanted in (("orderedmulti", ordered), ("extend", extend)) if is_wanted}
+        lookup.tell_leader("create", topic, partition_num=partitions or 1, replicator=replicas or 1, **marks)
+        click.echo(f"{topic}: created")
+        return None
+    if lookup.is_redesigned:
         return [place.call("create", topic, channel) for place in lookup.places(topic)]
-    query = {"partition_num": partitions or 1, "replicator": replicas or 1}
-    query |= {"orderedmulti": True} if ordered else {}
-    lookup.tell_leader("create", topic, **query, **({"extend": True} if extend else {}))
-    click.echo(f"{topic}: created")
-    return None
+    lookup.tell_all("create", topic, channel)
+    places = lookup.places_or_none(topic)
+    if not places:
+        say("the nsqlookupds know it; nsqds create it with its first message")
+    return [place.call("create", topic, channel) for place in places]
 
 
-@_of_either("delete", "Delete TOPIC with its channels, or CHANNEL of it. Messages that wait there are lost.")
-def _delete(lookup: Lookup, topic: str, channel: str | None) -> Sequence[PartitionResult] | None:
+@_subcommand("delete")
+def _delete(topic: str = _TOPIC, channel: str | None = _MAYBE_CHANNEL, lookup: Lookup = _LOOKUP) -> Results:
+    """Delete TOPIC with its channels, or CHANNEL of it. Messages that wait there are lost."""
     if lookup.is_redesigned and not channel:
         lookup.tell_leader("delete", topic, partition="**")
         click.echo(f"{topic}: deleted")
@@ -160,8 +223,13 @@ def _delete(lookup: Lookup, topic: str, channel: str | None) -> Sequence[Partiti
 def _on_each(name: str, help: str) -> None:
     """A subcommand that every nsqd of a topic is told, or that of one partition."""
 
-    @_of_either(name, help, _PARTITION)
-    def run(lookup: Lookup, topic: str, channel: str | None, partition: int | None) -> Sequence[PartitionResult]:
+    @_subcommand(name, help=help)
+    def run(
+        topic: str = _TOPIC,
+        channel: str | None = _MAYBE_CHANNEL,
+        partition: int | None = _PARTITION,
+        lookup: Lookup = _LOOKUP,
+    ) -> Results:
         if lookup.is_redesigned and not channel:
             raise click.UsageError(f"a redesigned cluster cannot {name} a topic as a whole: name a CHANNEL")
         places = lookup.places(topic, partition)
@@ -179,96 +247,81 @@ _on_each("unpause", "Start the delivery that `pause` stopped.")
 # --- on a redesigned cluster -----------------------------------------------------------------------------------------
 
 
-def _of_channel(name: str, help: str, *arguments: Decorated) -> Subcommand:
-    """A subcommand about a channel, on all partitions or on one."""
-    return _subcommand(name, help, _TOPIC, _CHANNEL, *arguments, _PARTITION)
+def _of_channel(name: str, tell: Callable[..., Results], help: str, **more: Any) -> None:
+    """A subcommand about a channel, on all partitions or on one; ``more`` is a further argument."""
+
+    @_subcommand(name, help=help, more=more)
+    def run(
+        topic: str = _TOPIC,
+        channel: str = _CHANNEL,
+        partition: int | None = _PARTITION,
+        lookup: Lookup = _LOOKUP,
+        **given: Any,
+    ) -> Results:
+        with warnings_shown():  # of a position beyond the end
+            return tell(lookup, topic, channel, *given.values(), partition=partition)
 
 
-@_of_channel("skip", "Skip the messages that wait and those that come. They count as finished: the channel loses them.")
-def _skip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
-    return lookup.skip(**where)
-
-
-@_of_channel("unskip", "End `skip`: deliver the messages that come from now on.")
-def _unskip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
-    return lookup.unskip(**where)
-
-
-@_of_channel(
+_of_channel(
+    "skip",
+    Lookup.skip,
+    "Skip the messages that wait and those that come. They count as finished: the channel loses them.",
+)
+_of_channel("unskip", Lookup.unskip, "End `skip`: deliver the messages that come from now on.")
+_of_channel(
     "set-offset",
+    Lookup.set_offset,
     "Continue CHANNEL at POSITION. It is end, offset:BYTES, count:MESSAGES, or timestamp:SECONDS.",
-    click.argument("position", metavar="POSITION"),
+    position=argument(),
 )
-def _set_offset(
-    lookup: Lookup, topic: str, channel: str, partition: int | None, position: str
-) -> Sequence[PartitionResult]:
-    with warnings_shown():  # of a position beyond the end
-        return lookup.set_offset(topic, channel, position, partition=partition)
-
-
-@_of_channel(
+_of_channel(
     "set-order",
+    lambda lookup, topic, channel, order, **where: lookup.set_order(topic, channel, order == "on", **where),
     "Deliver CHANNEL in order (on), or not (off). In order, each partition delivers one message at a time.",
-    click.argument("order", type=click.Choice(["on", "off"])),
+    order=argument(type=click.Choice(["on", "off"])),
 )
-def _set_order(
-    lookup: Lookup, topic: str, channel: str, partition: int | None, order: str
-) -> Sequence[PartitionResult]:
-    return lookup.set_order(topic, channel, order == "on", partition=partition)
-
-
-@_of_channel(
+_of_channel(
     "rate-limit",
+    Lookup.limit_rate,
     "Limit how much each partition delivers to CHANNEL: KILOBYTES a second.",
-    click.argument("kilobytes", type=click.IntRange(min=1)),
+    kilobytes=argument(type=click.IntRange(min=1)),
 )
-def _rate_limit(
-    lookup: Lookup, topic: str, channel: str, partition: int | None, kilobytes: int
-) -> Sequence[PartitionResult]:
-    return lookup.limit_rate(topic, channel, kilobytes, partition=partition)
 
 
-_THIS_PARTITION = click.argument("partition", type=click.IntRange(min=0))
+def _of_topic(name: str, tell: Callable[..., None], help: str, **more: Any) -> None:
+    """A subcommand about a topic, for the leading nsqlookupd."""
+
+    @_subcommand(name, help=help, more=more)
+    def run(topic: str = _TOPIC, lookup: Lookup = _LOOKUP, **given: Any) -> None:
+        tell(lookup, topic, **given)
 
 
-@_subcommand(
+_of_topic(
     "expand",
+    Lookup.expand,
     "Expand TOPIC to PARTITIONS partitions. From then on keys go to other partitions.",
-    _TOPIC,
-    click.argument("partitions", type=click.IntRange(min=1)),
+    partitions=argument(type=click.IntRange(min=1)),
 )
-def _expand(lookup: Lookup, topic: str, partitions: int) -> None:
-    lookup.expand(topic, partitions)
-
-
-@_subcommand(
+_of_topic(
     "move-leader",
+    lambda lookup, topic, partition, node: lookup.move_leader(topic, partition, node),
     "Make NODE the leader of PARTITION. It is a distributed_id, as nsqlookupd lists them.",
-    _TOPIC,
-    _THIS_PARTITION,
-    click.argument("node"),
+    partition=_THIS_PARTITION,
+    node=argument(),
 )
-def _move_leader(lookup: Lookup, topic: str, partition: int, node: str) -> None:
-    lookup.move_leader(topic, partition, node)
-
-
-@_subcommand(
+_of_topic(
     "move-replica",
+    lambda lookup, topic, partition, origin, node: lookup.move_replica(topic, partition, origin, node),
     "Move the replica of PARTITION from ORIGIN to NODE. Both are distributed_ids, as nsqlookupd lists them.",
-    _TOPIC,
-    _THIS_PARTITION,
-    click.argument("origin"),
-    click.argument("node"),
+    partition=_THIS_PARTITION,
+    origin=argument(),
+    node=argument(),
 )
-def _move_replica(lookup: Lookup, topic: str, partition: int, origin: str, node: str) -> None:
-    lookup.move_replica(topic, partition, origin, node)
 
 
-@_subcommand(
-    "cluster",
-    "Show whether the cluster is stable, and its nodes' load. The exit code is 1 while it is not stable.",
-)
-def _cluster(lookup: Lookup) -> None:
+@_subcommand("cluster")
+def _cluster(lookup: Lookup = _LOOKUP) -> None:
+    """Show whether the cluster is stable, and its nodes' load. The exit code is 1 while it is not stable."""
     stats = lookup.stats()
     click.echo("stable" if stats.is_stable else "not stable: moves are refused")
     for node in stats.nodes:

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from nsq_fast.errors import ConfigError
 
 from . import options
 from .console import warnings_shown
-from .options import on_signals, stop_signals
+from .options import argument, flag, number, on_signals, option, several, stop_signals
 
 _DEFAULTS = {"tcp_address": "127.0.0.1:4150", "http_address": "127.0.0.1:4151"}
 _LOOKUPD_DEFAULTS = {"tcp_address": "127.0.0.1:4160", "http_address": "127.0.0.1:4161"}
@@ -47,40 +47,6 @@ class _Switch(click.Option):
         return record and (record[0].partition(" / ")[0], record[1])
 
 
-def _flags(
-    config: type[Config], names: tuple[str, ...], defaults: dict[str, str], prefix: str = ""
-) -> Callable[..., Any]:
-    """A decorator that adds one click option for each named option of a config."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names):
-            function = _flag(config.OPTIONS[name], prefix, defaults.get(name, config.OPTIONS[name].default))(function)
-        return function
-
-    return decorate
-
-
-def _flag(declared: Option, prefix: str, default: Any) -> Callable[..., Any]:
-    several = isinstance(declared.default, tuple)
-    flag = f"--{prefix}{SINGULAR.get(declared.name, declared.name)}".replace("_", "-")
-    doc = declared.doc
-    common: dict[str, Any] = {"help": f"{doc[0].upper()}{doc[1:]}.", "default": default}
-    if isinstance(declared.default, bool):
-        return click.option(f"{flag}/{flag.replace('--', '--no-', 1)}", prefix + declared.name, cls=_Switch, **common)
-    if several:
-        is_number = declared.name == "e2e_processing_latency_percentiles"
-        kind: dict[str, Any] = {"type": float, "metavar": "FRACTION"} if is_number else {"metavar": "HOST:PORT"}
-        return click.option(flag, prefix + declared.name, multiple=True, **kind, **common)
-    common["show_default"] = default not in ("", None)
-    return click.option(flag, prefix + declared.name, **_kind(declared), **common)
-
-
-def _kind(declared: Option) -> dict[str, Any]:
-    if declared.unit == "s":
-        return {"type": options.duration, "metavar": "DURATION"}
-    return {"type": declared.kind}
-
-
 _NSQD_FLAGS = tuple(NsqdOptions.OPTIONS)
 _CLUSTER_FLAGS = tuple(ClusterOptions.OPTIONS)
 # Without effect in a cluster, which has no memory queue, no nsqlookupd but its own, and pushes nothing to statsd.
@@ -90,33 +56,45 @@ _NOT_REDESIGNED = (
 )
 
 
-def _server_options(nsqd: dict[str, str], lookupd: dict[str, str]) -> Callable[..., Any]:
-    """A decorator that adds the options of ``_group``; ``nsqd``, ``lookupd``: where they listen by default."""
-    decorators = (
-        options.number("--nsqds", default=1, least=0, most=64, help="How many nsqds to run; 0: none."),
-        click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd."),
-        click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ."),
-        options.number("--nodes", default=3, most=64, help="How many nsqds the cluster has."),
-        options.number("--lookupds", default=1, most=16, help="How many nsqlookupds the cluster has."),
-        _flags(ClusterOptions, _CLUSTER_FLAGS, {}),
-        _flags(LookupdOptions, ("tcp_address", "http_address"), lookupd, _LISTEN),
-        _flags(LookupdOptions, _LOOKUPD_FLAGS, {}),
-        _flags(NsqdOptions, _NSQD_FLAGS, nsqd),
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
+def _flag_name(name: str) -> str:
+    return f"--{SINGULAR.get(name, name)}".replace("_", "-")
 
 
-@click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")
-@click.option("--json", "as_json", is_flag=True, help="Print the addresses as one line of JSON.")
-@_server_options(_DEFAULTS, _LOOKUPD_DEFAULTS)
-@click.pass_context
-def command(context: click.Context, /, as_json: bool, **servers: Any) -> None:
+def _flag(declared: Option, prefix: str, default: Any) -> Any:
+    given: dict[str, Any] = {"default": default, "show_default": default not in ("", None)}
+    if declared.kind is bool:
+        given |= {"cls": _Switch, "show_default": False}
+    elif declared.kind is tuple:
+        is_number = declared.name == "e2e_processing_latency_percentiles"
+        kind = {"type": float, "metavar": "FRACTION"} if is_number else {"metavar": "HOST:PORT"}
+        given |= {"multiple": True, "show_default": False, **kind}
+    else:
+        given["type"] = options.duration if declared.unit == "s" else declared.kind
+    return options.of_config(declared, _flag_name(prefix + SINGULAR.get(declared.name, declared.name)), **given)
+
+
+def _server_options(nsqd: dict[str, str], lookupd: dict[str, str]) -> dict[str, Any]:
+    """The parameters of ``_group``; ``nsqd``, ``lookupd``: where they listen by default."""
+
+    def flags(config: type[Config], names: Iterable[str], defaults: dict[str, str], prefix: str = "") -> dict[str, Any]:
+        declared = {name: config.OPTIONS[name] for name in names}
+        return {prefix + key: _flag(each, prefix, defaults.get(key, each.default)) for key, each in declared.items()}
+
+    return {
+        "nsqds": number(default=1, least=0, most=64, help="How many nsqds to run; 0: none."),
+        "lookupd": option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd."),
+        "redesigned": flag(help="Run a cluster of the redesigned NSQ."),
+        "nodes": number(default=3, most=64, help="How many nsqds the cluster has."),
+        "lookupds": number(default=1, most=16, help="How many nsqlookupds the cluster has."),
+        **flags(ClusterOptions, _CLUSTER_FLAGS, {}),
+        **flags(LookupdOptions, lookupd, lookupd, _LISTEN),
+        **flags(LookupdOptions, _LOOKUPD_FLAGS, {}),
+        **flags(NsqdOptions, _NSQD_FLAGS, nsqd),
+    }
+
+
+@options.command("broker", "Run an embedded nsqd and nsqlookupd.", more=_server_options(_DEFAULTS, _LOOKUPD_DEFAULTS))
+def command(as_json: bool = flag("--json", help="Print the addresses as one line of JSON."), **servers: Any) -> None:
     """Run nsqd and nsqlookupd in this process until Ctrl-C or SIGTERM. The nsqds register with the nsqlookupd.
 
     With --nsqds above 1, all but the first listen on free ports. Port 0 is a free port. Without --data-path nothing
@@ -125,7 +103,7 @@ def command(context: click.Context, /, as_json: bool, **servers: Any) -> None:
     With --redesigned it is a cluster of --nodes nsqds and --lookupds nsqlookupds. Topics are created there before they
     are used: POST /topic/create of the first nsqlookupd.
     """
-    with stop_signals() as stop, _running(_group(context, **servers)) as group:
+    with stop_signals() as stop, _running(_group(**servers)) as group:
         described = _describe(group)
         click.echo(json.dumps(described) if as_json else _shown(described, servers["redesigned"]))
         stop.wait()
@@ -136,20 +114,20 @@ def _topic(text: str) -> tuple[str, str]:
     return options.topic(topic), options.channel(channel) if slash else ""
 
 
-@click.command(
+@options.command(
     "with-broker",
-    short_help="Run a program on an embedded broker of its own.",
+    "Run a program on an embedded broker of its own.",
+    more={**_server_options(_FREE, _FREE), "program": argument(nargs=-1, required=True, type=click.UNPROCESSED)},
     context_settings={"allow_interspersed_args": False},
 )
-@click.option(
-    "--topic", "topics", type=_topic, multiple=True, metavar="TOPIC[/CHANNEL]",
-    help="Create a topic, and a channel of it, before the program starts (repeatable).",
-)  # fmt: skip
-@_server_options(_FREE, _FREE)
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_context
 def with_broker_command(
-    context: click.Context, /, program: tuple[str, ...], topics: Sequence[tuple[str, str]], **servers: Any
+    program: tuple[str, ...],
+    topics: Sequence[tuple[str, str]] = several(
+        "--topic",
+        type=options.Kind("topic[/channel]", _topic),
+        help="Create a topic, and a channel of it, before the program starts (repeatable).",
+    ),
+    **servers: Any,
 ) -> None:
     """Run PROGRAM, with its arguments, on the servers of `nsq-fast broker`, which stop when it ends.
 
@@ -161,10 +139,10 @@ def with_broker_command(
     The exit code is that of PROGRAM; 128 and more when a signal ended it, 127 when there is no such program. SIGTERM is
     passed on to PROGRAM; Ctrl-C reaches it directly.
     """
-    with _running(_group(context, **servers)) as group:
+    with _running(_group(**servers)) as group:
         _make_topics(group, topics)
         status = _run(program, {**os.environ, **_environment(_describe(group))})
-    context.exit(status)
+    click.get_current_context().exit(status)
 
 
 def _make_topics(group: ServerGroup, topics: Iterable[tuple[str, str]]) -> None:
@@ -219,11 +197,13 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _group(
-    context: click.Context, nsqds: int, lookupd: bool, redesigned: bool, nodes: int, lookupds: int, **flags: Any
-) -> ServerGroup:
-    """The servers that the options of a command ask for. Raises UsageError."""
-    _refuse_mixture(context, redesigned)
+def _group(nsqds: int, lookupd: bool, redesigned: bool, nodes: int, lookupds: int, **flags: Any) -> ServerGroup:
+    """The servers that the options of a command ask for. Raises UsageError, ConfigError."""
+    others = ("nsqds", "lookupd", *_NOT_REDESIGNED) if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
+    for name in filter(_is_given, others):
+        raise click.UsageError(
+            f"{_flag_name(name)}: {'not for --redesigned' if redesigned else 'for --redesigned only'}"
+        )
     if not nsqds and not lookupd:
         raise click.UsageError("--nsqds 0 with --no-lookupd leaves nothing to run")
     lookupd_flags = {name.removeprefix(_LISTEN): flags.pop(name) for name in list(flags) if name.startswith(_LISTEN)}
@@ -233,33 +213,19 @@ def _group(
     except ConfigError as error:  # of an nsqd there is an option of the same name
         raise click.UsageError(f"of the nsqlookupd: {error}") from error
     if redesigned:
-        given = {name: value for name, value in flags.items() if name in _DEFAULTS or _is_given(context, name)}
-        return _cluster(nodes, lookupds, given, lookupd_flags)
-    return _broker(nsqds, lookupd, {name: flags[name] for name in _NSQD_FLAGS}, lookupd_flags)
+        given = {name: value for name, value in flags.items() if name in _DEFAULTS or _is_given(name)}
+        addresses = {
+            "nsqds": _all_but_first_free(nodes, given),
+            "lookupds": _all_but_first_free(lookupds, lookupd_flags),
+        }
+        return RedesignedCluster(nodes, lookupds, lookupd_options=lookupd_flags, addresses=addresses, **given)
+    of_nsqd = {name: flags[name] for name in _NSQD_FLAGS}
+    free = {"nsqds": _all_but_first_free(nsqds, of_nsqd)} if nsqds else None
+    return Broker(nsqds, lookupd, lookupd_options=lookupd_flags, addresses=free, **of_nsqd)
 
 
-def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
-    """Raise UsageError for a flag that has no meaning for what shall run."""
-    others = ("nsqds", "lookupd", *_NOT_REDESIGNED) if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
-    for name in others:
-        if _is_given(context, name):
-            rest = "not for --redesigned" if redesigned else "for --redesigned only"
-            raise click.UsageError(f"--{SINGULAR.get(name, name).replace('_', '-')}: {rest}")
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> RedesignedCluster:
-    addresses = {
-        "nsqds": _all_but_first_free(nodes, flags),
-        "lookupds": _all_but_first_free(lookupds, lookupd_flags),
-    }
-    try:
-        return RedesignedCluster(nodes, lookupds, lookupd_options=lookupd_flags, addresses=addresses, **flags)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _all_but_first_free(count: int, flags: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -267,11 +233,6 @@ def _all_but_first_free(count: int, flags: Mapping[str, Any]) -> list[dict[str, 
     faces = {face: flags[f"{face}_address"] for face in ("tcp", "http")}
     free = {face: (listen_host(at), 0) for face, at in faces.items() if at and not is_path(at)}
     return [{}] + [free] * (count - 1)
-
-
-def _broker(nsqds: int, lookupd: bool, nsqd_flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> Broker:
-    addresses = {"nsqds": _all_but_first_free(nsqds, nsqd_flags)} if nsqds else None
-    return Broker(nsqds, lookupd, lookupd_options=lookupd_flags, addresses=addresses, **nsqd_flags)
 
 
 @contextmanager
@@ -311,31 +272,27 @@ def _shown(servers: dict[str, Any], redesigned: bool) -> str:
     return "\n".join([*lines, "Ctrl-C ends it."])
 
 
-_FLAGS_OF = {
-    "nsqd": "`nsq-fast broker --help` describes the flags, except -config, -log-level and -log-prefix.",
-    "nsqlookupd": "The flags: -tcp-address, -http-address, -broadcast-address, -inactive-producer-timeout,"
-    " -tombstone-lifetime, -config, -log-level and -log-prefix.",
-}
-
-
-def _as_the_original(name: str) -> click.Command:
+def _as_the_original(name: str, flags: str) -> click.Command:
     """The command of one server, with the flags that the original has."""
 
-    @click.command(
+    @options.command(
         name,
-        short_help=f"The embedded {name}, with the original's flags and log.",
-        help=(
-            f"Run the embedded {name} with the command line of the original: the same flags (-flag=value), --config"
-            f" FILE, --version, and the same log lines.\n\n{_FLAGS_OF[name]}"
-        ),
+        f"The embedded {name}, with the original's flags and log.",
+        help=f"Run the embedded {name} with the command line of the original: the same flags (-flag=value), --config"
+        f" FILE, --version, and the same log lines.\n\n{flags}",
         context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     )
-    @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-    def run(flags: tuple[str, ...]) -> None:
+    def run(flags: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED)) -> None:
         sys.exit(main(name, flags))
 
     return run
 
 
-nsqd_command: click.Command = _as_the_original("nsqd")
-nsqlookupd_command: click.Command = _as_the_original("nsqlookupd")
+nsqd_command: click.Command = _as_the_original(
+    "nsqd", "`nsq-fast broker --help` describes the flags, except -config, -log-level and -log-prefix."
+)
+nsqlookupd_command: click.Command = _as_the_original(
+    "nsqlookupd",
+    "The flags: -tcp-address, -http-address, -broadcast-address, -inactive-producer-timeout,"
+    " -tombstone-lifetime, -config, -log-level and -log-prefix.",
+)

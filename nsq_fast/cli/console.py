@@ -5,21 +5,24 @@ Nothing is cut off: where a table is wider than the terminal, each row becomes a
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.box import HEAVY_HEAD, Box
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from nsq_fast.printable import printable
 
 _PIPE_WIDTH = 240
-_INDENT = "  "
 
 
 class _Output(Console):
@@ -32,14 +35,14 @@ def output() -> Console:
     return console if console.is_terminal else _Output(highlight=False, width=_PIPE_WIDTH)
 
 
-def progress(line: str) -> None:
-    """Say on stderr how far a command is."""
+def say(line: str) -> None:
+    """Say something on stderr: standard output is for what was asked for."""
     click.echo(line, err=True)
 
 
 class _ToStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+        say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextmanager
@@ -80,10 +83,21 @@ def grid(
     rows = [[printable(cell) for cell in row] for row in rows]
     for row in rows:
         table.add_row(*map(Text, row))
-    if _natural_width(head, rows) <= width:
+    widest = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    if sum(widest) + 3 * len(widest) + 1 <= width:
         return table
-    lines = [line for row in rows for line in _paragraph(head, row, names, width)]
-    return Group(*([Text(title, style="italic")] if title else []), *(Text(line, overflow="fold") for line in lines))
+    parts: list[RenderableType] = [Text(title, style="italic")] if title else []
+    for row in rows:
+        cells = zip(head[names:], row[names:], strict=True)
+        shown = [Text(f"{name} {cell}", overflow="fold") for name, cell in cells if cell]
+        parts += [Text(" ".join(filter(None, row[:names])), overflow="fold"), Padding(Columns(shown), (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def show(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> None:
+    """Print a grid."""
+    console = output()
+    console.print(grid(head, rows, console.width, **how))
 
 
 def notes(title: str, rows: Sequence[tuple[str, str, str]]) -> Table:
@@ -97,25 +111,12 @@ def notes(title: str, rows: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _natural_width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    widest = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return sum(widest) + 3 * len(widest) + 1
-
-
-def _paragraph(head: Sequence[str], row: Sequence[str], names: int, width: int) -> Iterator[str]:
-    """The names of a row on a line of their own, then its other cells, as many on a line as fit."""
-    yield " ".join(cell for cell in row[:names] if cell)
-    line = ""
-    for name, cell in zip(head[names:], row[names:], strict=True):
-        if not cell:
-            continue
-        shown = f"{_INDENT}{name} {cell}"
-        if line and len(line) + len(shown) > width:
-            yield line
-            line = ""
-        line += shown
-    if line:
-        yield line
+def text_or_base64(name: str, body: bytes) -> dict[str, str]:
+    """Bytes for JSON: under their name where they are text, else under NAME_base64."""
+    try:
+        return {name: body.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(body).decode()}
 
 
 def write_file(path: Path, text: str) -> None:

@@ -7,48 +7,40 @@ job works there. The jobs themselves are in ``jobs``. At the end Spark, where it
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nsq_fast.broker import BrokerProcess
-from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.client.http import Endpoint
-from nsq_fast.errors import NsqError
-from nsq_fast.names import Address
 from nsq_fast.printable import counted
 
 from . import console, options
+from .admin import Lookup
 from .jobs import (
     BODY_SIZE,
     MAX_TRIES,
-    JobOptions,
+    Job,
     Ledger,
     MainJob,
     OrderedJob,
-    OrderedOptions,
-    Place,
     Results,
     Tell,
     embedded_cluster,
     existing_cluster,
+    original_servers,
 )
-from .options import INTERRUPTED, UNSECURED, Security, security_options, stop_signals
-from .servers import Lookup
-from .stat import add_up
+from .options import INTERRUPTED, NSQD_TCP, Servers, flag, number, option, stop_signals
 from .trace_report import why_not
 
 _LINE_EVERY = 1.0
@@ -88,35 +80,23 @@ _TRACE_NOTES = {
 }
 
 
-@click.command("demo", short_help="Run the main job, end to end.")
-@options.lookupd_http_option
-@options.nsqd_tcp_option
-@security_options
-@options.number("--messages", default=200_000, help="How many messages.")
-@options.number("--topics", default=4, most=64, help="Over how many topics.")
-@click.option(
-    "--ordered-messages",
-    type=click.IntRange(0),
-    help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]",
-)
-@click.option(
-    "--trace-html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where the report on the traces goes.  [default: a new folder for temporary files]",
-)
-@click.option("--traces/--no-traces", default=True, help="Report on the traces of the ordered topic, where Spark runs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
+@options.command("demo", "Run the main job, end to end.")
 def command(
-    lookupds: Sequence[Endpoint],
-    nsqds: Sequence[Address],
-    messages: int,
-    topics: int,
-    ordered_messages: int | None,
-    trace_html: Path | None,
-    traces: bool,
-    as_json: bool,
-    security: Security,
+    servers: Servers = options.servers(NSQD_TCP),
+    messages: int = number(default=200_000, help="How many messages."),
+    topics: int = number(default=4, most=64, help="Over how many topics."),
+    ordered_messages: int | None = number(
+        least=0, help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]"
+    ),
+    trace_html: Path | None = option(
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Where the report on the traces goes.  [default: a new folder for temporary files]",
+    ),
+    traces: bool = option(
+        "--traces/--no-traces", default=True, help="Report on the traces of the ordered topic, where Spark runs."
+    ),
+    as_json: bool = flag("--json", help="Print the summary as one line of JSON."),
 ) -> None:
     """Publish to several topics and consume them, with handlers that succeed, fail, requeue, touch and answer later.
 
@@ -127,135 +107,54 @@ def command(
     When --lookupd names a redesigned cluster, only the ordered part runs, in a topic that is created for it and deleted
     afterwards; no leader is moved. The exit code is 1 when a message was lost or came out of order.
     """
-    if nsqds or lookupds:
-        options.find_servers(nsqds, lookupds)
-    lookup = Lookup(lookupds, security) if lookupds else None
+    if servers.are_named:
+        servers = servers.found()
+    lookup = Lookup(servers) if servers.lookupds else None
     is_cluster = lookup is not None and lookup.is_redesigned
-    common: dict[str, Any] = {"security": security.of_client}
     if ordered_messages is None:
         ordered_messages = messages if is_cluster else -(-messages // 10)
-    parts = []
-    with stop_signals() as stop:
+    results: Results = {}
+    codes = []
+    with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="nsq-fast-demo-") as folder:
         if not is_cluster:
-            job_options = JobOptions(messages=messages, topics=topics, **common)
-            parts.append(_run_main_job(job_options, _servers(nsqds, lookupds, security), stop, as_json))
-        if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
-            place = existing_cluster(lookup) if lookup else embedded_cluster()
-            with tempfile.TemporaryDirectory(prefix="nsq-fast-demo-") as folder:
-                log = Path(folder, "trace.log") if traces else None
-                ordered_options = OrderedOptions((), "", ordered_messages, trace_file=log, **common)
-                parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
-                if log and not stop.is_set():
-                    parts.append(_report_on_traces(log, trace_html, as_json))
+            with original_servers(servers) as place:
+                found, code = _run(MainJob(place, messages, topics), stop, as_json)
+            results |= found
+            codes.append(code)
+        if ordered_messages and not stop.is_set() and (is_cluster or not servers.are_named):
+            log = Path(folder, "trace.log")
+            with existing_cluster(lookup, servers) if lookup else embedded_cluster(servers) as place:
+                results["ordered"], code = _run(OrderedJob(place, ordered_messages, log), stop, as_json)
+            codes.append(code)
+            if traces and not stop.is_set():
+                results |= _report_on_traces(log, trace_html, as_json)
     if as_json:
-        click.echo(json.dumps({key: value for part in parts for key, value in part.results.items()}))
-    raise SystemExit(next((part.code for part in parts if part.code), 0))
+        click.echo(json.dumps(results))
+    raise SystemExit(next(filter(None, codes), 0))
 
 
-class _Part(NamedTuple):
-    results: Results
-    code: int
-
-
-def _run_main_job(job_options: JobOptions, place: AbstractContextManager[_Servers], stop: Event, quiet: bool) -> _Part:
-    with place as servers:
-        job = MainJob(dataclasses.replace(job_options, nsqds=servers.nsqds, lookupds=servers.lookupds))
-        with _progress(job_options.messages, quiet) as progress:
-            results = job.run(stop, progress)
-        left = None if stop.is_set() else servers.left(job.topics)
-        servers.delete(job.topics)
-    results |= {"left_on_server": left, "server": servers.name}
-    what = f"{counted(job_options.topics, 'topic')}, {servers.name}"
-    return _part(results, job, what, quiet, is_good=not left)
-
-
-def _run_ordered_job(
-    ordered_options: OrderedOptions, place: AbstractContextManager[Place], stop: Event, quiet: bool
-) -> _Part:
-    with place as (name, lookupds, topic, move):
-        job = OrderedJob(dataclasses.replace(ordered_options, lookupds=lookupds, topic=topic), move)
-        with _progress(job.ledger.size, quiet) as progress:
-            results = job.run(stop, progress)
-    results["server"] = name
-    is_good = not results["order_violations"]
-    is_good &= results["traces_joined"] == results["traces_published"] == results["published"]
-    what = f"{job.options.keys} keys, an ordered topic, {name}"
-    part = _part(results, job, what, quiet, is_good)
-    return part._replace(results={"ordered": results})
-
-
-def _part(results: Results, job: MainJob | OrderedJob, what: str, quiet: bool, is_good: bool) -> _Part:
-    """Show what came of a job, and judge it."""
+def _run(job: Job, stop: Event, quiet: bool) -> tuple[Results, int]:
+    """Run a job, show what came of it, and judge it."""
+    with _progress(job.ledger.size, quiet) as progress:
+        results = job.run(stop, progress)
     if not quiet:
-        messages = counted(job.ledger.size, "message")
-        _print_rows(f"{messages} of {BODY_SIZE} bytes, {what}", results, _NOTES)
-    if results["ended"] == "interrupted":
-        return _Part(results, INTERRUPTED)
-    is_good &= results["ended"] == "done" and not (results["lost"] or results["publish_failed"])
-    return _Part(results, int(not is_good))
+        _print_rows(f"{counted(job.ledger.size, 'message')} of {BODY_SIZE} bytes, {job.title}", results, _NOTES)
+    return results, INTERRUPTED if results["ended"] == "interrupted" else int(not job.is_good(results))
 
 
-def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> _Part:
+def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> Results:
     """What Spark makes of the trace records; one line where it cannot run, which is no failure."""
     try:
         found, page = report_on(log, page)
     except NoReport as reason:
         click.echo(f"no trace report: {reason}", err=quiet)
-        return _Part({}, 0)
+        return {}
     again = sum(found[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))
     results = {**{name: found[name] for name in _TRACE_NOTES if name in found}, "redelivered": again}
     if not quiet:
         _print_rows("the traces of the ordered topic", results, _TRACE_NOTES)
-        console.output().print(f"report: {page}")
-    return _Part({"traces": {**results, "report": str(page)}}, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Servers:
-    """Where the job runs: the addresses that clients get, and for the accounts afterwards the HTTP addresses known."""
-
-    name: str
-    nsqds: tuple[str, ...] = ()
-    lookupds: tuple[str, ...] = ()
-    nsqds_http: tuple[str, ...] = ()
-    security: Security = UNSECURED
-
-    def left(self, topics: Sequence[str]) -> int | None:
-        """What the nsqds still hold of these topics; None where they cannot be asked."""
-        if not self.nsqds_http:
-            return None
-        clients = [NsqdHTTPClient.from_url(nsqd, **self.security.of_http) for nsqd in self.nsqds_http]
-        return sum(
-            row.unanswered for row in add_up(client.stats(topic=topic) for client in clients for topic in topics)
-        )
-
-    def delete(self, topics: Sequence[str]) -> None:
-        """Delete the topics, on nsqds before lookupds; not every server has every topic."""
-        http = self.security.of_http
-        clients: list[NsqdHTTPClient | LookupdHTTPClient] = [
-            *(NsqdHTTPClient.from_url(nsqd, **http) for nsqd in self.nsqds_http),
-            *(LookupdHTTPClient.from_url(lookupd, **http) for lookupd in self.lookupds),
-        ]
-        for client in clients:
-            for topic in topics:
-                with suppress(NsqError):
-                    client.delete_topic(topic)
-
-
-@contextmanager
-def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], security: Security) -> Iterator[_Servers]:
-    if lookupds:
-        seeds = tuple(str(lookupd) for lookupd in lookupds)
-        http = tuple(options.nsqds_of(seeds, security))
-        yield _Servers(f"nsqlookupd {', '.join(seeds)}", lookupds=seeds, nsqds_http=http, security=security)
-    elif nsqds:
-        addresses = tuple(str(nsqd) for nsqd in nsqds)
-        yield _Servers(f"nsqd {', '.join(addresses)}", nsqds=addresses)
-    else:
-        with BrokerProcess() as broker:
-            seed = f"http://{broker.lookupd.http}"
-            http = tuple(str(nsqd.http) for nsqd in broker.nsqds)
-            yield _Servers("embedded nsqd and nsqlookupd", lookupds=(seed,), nsqds_http=http)
+        click.echo(f"report: {page}")
+    return {"traces": {**results, "report": str(page)}}
 
 
 @contextmanager
@@ -285,7 +184,7 @@ def _progress(messages: int, quiet: bool) -> Iterator[Tell]:
             nonlocal due
             if perf_counter() >= due:
                 due = perf_counter() + _LINE_EVERY
-                console.progress(f"published {ledger.published:,}  answered {ledger.settled:,}  of {messages:,}")
+                console.say(f"published {ledger.published:,}  answered {ledger.settled:,}  of {messages:,}")
 
         yield say
 
@@ -319,25 +218,19 @@ def report_on(log: Path, page: Path | None) -> tuple[dict[str, Any], Path]:
     """
     if reason := why_not():
         raise NoReport(reason)
-    console.progress("the traces of the ordered topic: Spark reports on them, which takes a minute")
-    folder = None if page else Path(tempfile.mkdtemp(prefix="nsq-fast-traces-"))
-    page = page or Path(str(folder), "traces.html")
-    try:
-        return _figures(log, page), page
-    except NoReport:
-        if folder:
-            shutil.rmtree(folder)
-        raise
-
-
-def _figures(log: Path, page: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "nsq_fast", "trace-report", str(log), "--html", str(page), *_REPORT_ARGUMENTS]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        raise NoReport(f"Spark took longer than {_SPARK_TIMEOUT:.0f} s") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"Spark ended with {done.returncode}"]
-        raise NoReport(lines[-1].removeprefix("Error: "))
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    console.say("the traces of the ordered topic: Spark reports on them, which takes a minute")
+    with ExitStack() as undo:
+        if page is None:
+            folder = tempfile.mkdtemp(prefix="nsq-fast-traces-")
+            undo.callback(shutil.rmtree, folder)
+            page = Path(folder, "traces.html")
+        command = [sys.executable, "-m", "nsq_fast", "trace-report", str(log), "--html", str(page), *_REPORT_ARGUMENTS]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_TIMEOUT, check=False)
+        except subprocess.TimeoutExpired:
+            raise NoReport(f"Spark took longer than {_SPARK_TIMEOUT:.0f} s") from None
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"Spark ended with {done.returncode}"]
+            raise NoReport(lines[-1].removeprefix("Error: "))
+        undo.pop_all()
+    return json.loads(done.stdout.splitlines()[-1]), page

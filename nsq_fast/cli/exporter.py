@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import click
 from gevent.pywsgi import WSGIServer
 
-from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import parse_listen_address
 
 from . import options
-from .options import Security, security_options, stop_signals
+from .options import NSQD_HTTP, Servers, flag, option, stop_signals
 
 _TEXT = "text/plain; charset=utf-8"
 
 Respond = Callable[[str, list[tuple[str, str]]], object]
 
 
-@click.command("exporter", short_help="Show Prometheus depth, in flight, clients of a cluster.")
-@options.nsqd_http_option
-@options.lookupd_http_option
-@security_options
-@click.option("--http", default=":9117", show_default=True, metavar="HOST:PORT", help="Where /metrics is served.")
-@options.seconds("--timeout", default=2.0, help="For the answer of one server; others are not kept waiting.")
-@click.option("--ephemeral", is_flag=True, help="Show #ephemeral topics and channels, too.")
+@options.command("exporter", "Show Prometheus depth, in flight, clients of a cluster.")
 def command(
-    nsqds: Sequence[Endpoint],
-    lookupds: Sequence[Endpoint],
-    http: str,
-    timeout: float,
-    ephemeral: bool,
-    security: Security,
+    servers: Servers = options.servers(NSQD_HTTP),
+    http: str = option(default=":9117", metavar="HOST:PORT", help="Where /metrics is served."),
+    timeout: float = option(
+        type=options.some_time, default=2.0, help="For the answer of one server; others are not kept waiting."
+    ),
+    ephemeral: bool = flag(help="Show #ephemeral topics and channels, too."),
 ) -> None:
     """Serve what nsqds say in /stats as metrics, of either dialect: docs/metrics.md lists them. All nsqds that the
     lookupds know are asked at each scrape, at once; one that does not answer is shown as not up. Ctrl-C ends it.
@@ -46,14 +39,10 @@ def command(
     except ImportError as error:
         text = f"{error}; `nsq-fast exporter` needs prometheus-client: pip install 'nsq-fast[metrics]'"
         raise click.ClickException(text) from error
-    nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP)
+    found = servers.found()
+    of_lookup = found.of_lookup(timeout)
     cluster = Cluster(
-        nsqds,
-        lookupds,
-        timeout=timeout,
-        lookup_config=security.of_lookup(timeout),
-        with_ephemeral=ephemeral,
-        **security.of_http,
+        found.nsqds, found.lookupds, timeout=timeout, lookup_config=of_lookup, with_ephemeral=ephemeral, **found.of_http
     )
 
     def application(environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:

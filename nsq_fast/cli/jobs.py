@@ -12,26 +12,31 @@ from __future__ import annotations
 import dataclasses
 import logging
 import struct
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from gevent import Greenlet, joinall, sleep, spawn
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.broker import ClusterProcess
-from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file
+from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.client.admin import AdminClient, LookupdHTTPClient, NsqdHTTPClient
+from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file, read_records
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RequeueMessage
+from nsq_fast.printable import counted
 from nsq_fast.producer import Producer
 
-from .servers import Lookup
+from .admin import Lookup
+from .options import LOOKUPD, Servers
+from .stat import add_up
 
 CHANNEL = "workers"
 BODY_SIZE = 200
@@ -41,9 +46,106 @@ STALL_TIMEOUT = 30.0
 _TICK = 0.1
 _BULK = 0.95  # the rate is that of the first so many
 _CLOSE_TIMEOUT = 10.0
+_PARTITIONS = 3
+_READY_TIMEOUT = 120.0
+_READY_POLL = 0.2
 
 Tell = Callable[["Ledger"], None]
 Results = dict[str, Any]
+
+# Where a job runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Servers for a job; an ordered one has a topic that is ready.
+
+    Attributes:
+        nsqds_http: for the accounts afterwards, as far as they are known.
+        move: gives a partition of the topic another leader, where that may be done.
+    """
+
+    name: str
+    servers: Servers
+    nsqds_http: Sequence[str] = ()
+    topic: str = ""
+    move: Callable[[], None] | None = None
+
+    def left(self, topics: Sequence[str]) -> int | None:
+        """What the nsqds still hold of these topics; None where they cannot be asked."""
+        if not self.nsqds_http:
+            return None
+        clients = [NsqdHTTPClient.from_url(nsqd, **self.servers.of_http) for nsqd in self.nsqds_http]
+        return sum(row.unanswered for row in add_up(each.stats(topic=topic) for each in clients for topic in topics))
+
+    def delete(self, topics: Sequence[str]) -> None:
+        """Delete the topics, on nsqds before lookupds; not every server has every topic."""
+        kinds: dict[type[AdminClient], Sequence[Any]] = {
+            NsqdHTTPClient: self.nsqds_http,
+            LookupdHTTPClient: self.servers.lookupds,
+        }
+        for kind, addresses in kinds.items():
+            for address in addresses:
+                client: Any = kind.from_url(str(address), **self.servers.of_http)
+                for topic in topics:
+                    with suppress(NsqError):
+                        client.delete_topic(topic)
+
+
+def _known_by(lookupds: Sequence[Any], servers: Servers) -> Servers:
+    return servers._replace(lookupds=[LOOKUPD.kind(f"http://{lookupd.http}") for lookupd in lookupds])
+
+
+@contextmanager
+def original_servers(servers: Servers) -> Iterator[Place]:
+    """Those that are named; else embedded ones, in a process of its own."""
+    if servers.are_named:
+        kind, http = ("nsqlookupd", servers.all_http()) if servers.lookupds else ("nsqd", [])
+        yield Place(f"{kind} {', '.join(map(str, servers.lookupds or servers.nsqds))}", servers, http)
+    else:
+        with BrokerProcess() as broker:
+            http = [str(nsqd.http) for nsqd in broker.nsqds]
+            yield Place("embedded nsqd and nsqlookupd", _known_by([broker.lookupd], servers), http)
+
+
+@contextmanager
+def embedded_cluster(servers: Servers) -> Iterator[Place]:
+    """A cluster of three nsqds and two nsqlookupds, in a process of its own."""
+    topic = _new_topic()
+    with ClusterProcess(nodes=3, lookupds=2) as cluster:
+        cluster.create_topic(topic, _PARTITIONS, 2, channels=[CHANNEL], ordered=True)
+        found = _known_by(cluster.lookupds, servers)
+        yield Place("embedded redesigned cluster", found, (), topic, lambda: cluster.move_leader(topic, 0))
+
+
+@contextmanager
+def existing_cluster(lookup: Lookup, servers: Servers) -> Iterator[Place]:
+    """A topic of its own on a cluster in use, deleted afterwards. Leaders stay where they are.
+
+    Raises NsqError when the topic cannot be created, or is not ready in time.
+    """
+    topic, replicas = _new_topic(), min(2, lookup.count_nodes())
+    lookup.tell_leader("create", topic, partition_num=_PARTITIONS, replicator=replicas, orderedmulti="true")
+    try:
+        deadline = monotonic() + _READY_TIMEOUT
+        while len(places := lookup.places_or_none(topic)) < _PARTITIONS:
+            if monotonic() > deadline:
+                raise NsqError(f"topic {topic}: not all of its partitions had a leader after {_READY_TIMEOUT:.0f} s")
+            sleep(_READY_POLL)
+        for place in places:  # without a channel a partition takes no publishes
+            if error := place.call("create", topic, CHANNEL).error:
+                raise NsqError(f"topic {topic}: {error}")
+        yield Place(f"nsqlookupd {', '.join(map(str, servers.lookupds))}", servers, (), topic)
+    finally:
+        with suppress(NsqError):
+            lookup.tell_leader("delete", topic, partition="**")
+
+
+def _new_topic() -> str:
+    return f"demo-ordered-{uuid4().hex[:8]}"
+
+
+# The accounts
 
 
 class Ledger:
@@ -63,18 +165,12 @@ class Ledger:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.published: int = 0
-        self.publish_failed: int = 0
-        self.delivered = 0
-        self.settled: int = 0
-        self.given_up: int = 0
+        self.published = self.publish_failed = self.delivered = self.settled = self.given_up = 0
         self.events: Counter[str] = Counter()
         self.latencies: array[int] = array("q")
         self.bulk: int = max(1, int(size * _BULK))
         self.bulk_at: float = 0.0
-        self._ok = bytearray(size)
-        self._finished = bytearray(size)
-        self._given_up = bytearray(size)
+        self._ok, self._finished, self._given_up = (bytearray(size) for _ in range(3))
 
     def account(self, numbers: range, publish: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Publish these messages by a call, and mark what came of it."""
@@ -83,29 +179,24 @@ class Ledger:
         except NsqError:
             self.publish_failed += len(numbers)
         else:
-            self.mark_published(numbers.start, len(numbers))
-
-    def mark_published(self, first: int, count: int) -> None:
-        """The messages from ``first`` on were answered OK."""
-        self._ok[first : first + count] = b"\1" * count
-        self.published += count
+            self._ok[numbers.start : numbers.stop] = b"\1" * len(numbers)
+            self.published += len(numbers)
 
     def mark_finished(self, number: int) -> None:
         """The handler of this message decided on FIN."""
+        self._settle(number)
         self._finished[number] = min(255, self._finished[number] + 1)
-        if self._finished[number] == 1 and not self._given_up[number]:
-            self._settle()
 
     def mark_given_up(self, number: int) -> None:
-        self.given_up += 1
-        if not self.is_settled(number):
-            self._settle()
+        self._settle(number)
         self._given_up[number] = 1
+        self.given_up += 1
 
-    def _settle(self) -> None:
-        self.settled += 1
-        if self.settled == self.bulk:
-            self.bulk_at = perf_counter()
+    def _settle(self, number: int) -> None:
+        if not self.is_settled(number):
+            self.settled += 1
+            if self.settled == self.bulk:
+                self.bulk_at = perf_counter()
 
     def is_settled(self, number: int) -> bool:
         """Whether this message was finished or given up."""
@@ -137,20 +228,6 @@ class Ledger:
         marks = zip(self._ok, self._finished, self._given_up, strict=True)
         return sum(ok and not finished and not given_up for ok, finished, given_up in marks)
 
-    def results(self, ended: str, seconds: float) -> Results:
-        """What came of it. ``ended`` is ``done``, ``stalled`` or ``interrupted``; then messages are still on their
-        way, so that ``lost`` is None."""
-        return {
-            "ended": ended,
-            "published": self.published,
-            "publish_failed": self.publish_failed,
-            "delivered": self.delivered,
-            "finished": self.finished,
-            "lost": None if ended == "interrupted" else self.lost,
-            "duplicated": self.duplicated,
-            "seconds": round(seconds, 3),
-        }
-
     def latency_ms(self, percent: float) -> float | None:
         """A percentile of the latencies, in milliseconds; None when there are none."""
         if not self.latencies:
@@ -159,22 +236,54 @@ class Ledger:
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] / 1e6
 
 
-def _watch(ledger: Ledger, at_work: Sequence[Greenlet[..., Any]], stop: Event, tell: Tell) -> str:
-    """Wait until what is at work has ended, and all is settled: ``done``; ``stalled`` when nothing has moved for
-    STALL_TIMEOUT, or ``interrupted`` by ``stop``."""
-    moved_at, seen = perf_counter(), -1
-    while not stop.is_set():
-        joinall(at_work, timeout=_TICK, raise_error=True)
-        if all(each.dead for each in at_work):
-            if ledger.is_whole:
-                return "done"
-            stop.wait(_LATER)
-        tell(ledger)
-        if ledger.moves != seen:
-            moved_at, seen = perf_counter(), ledger.moves
-        elif perf_counter() - moved_at > STALL_TIMEOUT:
-            return "stalled"
-    return "interrupted"
+class Job(ABC):
+    """What the jobs have in common. ``title`` says what it is."""
+
+    title: str
+
+    def __init__(self, place: Place, messages: int) -> None:
+        self.place = place
+        self.ledger: Ledger = Ledger(messages)
+
+    @abstractmethod
+    def run(self, stop: Event, tell: Tell) -> Results:
+        """Do the job; return when all is settled, when nothing moves any more, or when ``stop`` is set.
+
+        Args:
+            tell: called about ten times a second.
+
+        Raises NsqError when the servers cannot be used at all.
+        """
+
+    def _watch(self, at_work: Sequence[Greenlet[..., Any]], stop: Event, tell: Tell) -> Results:
+        """Wait until what is at work has ended, and all is settled: ``done``; ``stalled`` when nothing has moved for
+        STALL_TIMEOUT, or ``interrupted`` by ``stop``."""
+        ledger = self.ledger
+        began = moved_at = perf_counter()
+        ended, seen = "interrupted", -1
+        while not stop.is_set():
+            joinall(at_work, timeout=_TICK, raise_error=True)
+            if all(each.dead for each in at_work):
+                if ledger.is_whole:
+                    ended = "done"
+                    break
+                stop.wait(_LATER)
+            tell(ledger)
+            if ledger.moves != seen:
+                moved_at, seen = perf_counter(), ledger.moves
+            elif perf_counter() - moved_at > STALL_TIMEOUT:
+                ended = "stalled"
+                break
+        return {"ended": ended, "seconds": round(perf_counter() - began, 3)}
+
+    def _results(self, watched: Results) -> Results:
+        """What came of it; when it was interrupted messages are still on their way, so that ``lost`` is None."""
+        counts = ("published", "publish_failed", "delivered", "finished", "lost", "duplicated")
+        found = {**watched, **{name: getattr(self.ledger, name) for name in counts}, "server": self.place.name}
+        return {**found, "lost": None} if found["ended"] == "interrupted" else found
+
+    def is_good(self, results: Results) -> bool:
+        return results["ended"] == "done" and not (results["lost"] or results["publish_failed"])
 
 
 # On original servers
@@ -191,50 +300,27 @@ class DeliberateFailure(Exception):
     """What a handler raises to fail a message on purpose."""
 
 
-@dataclasses.dataclass(frozen=True)
-class JobOptions:
-    """Size of the main job, and its servers; ``security`` holds the options of clients for TLS and AUTH."""
-
-    nsqds: tuple[str, ...] = ()
-    lookupds: tuple[str, ...] = ()
-    messages: int = 200_000
-    topics: int = 4
-    security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-class MainJob:
+class MainJob(Job):
     """One run of the job. ``topics`` are fresh names, so that servers in use are not disturbed."""
 
-    def __init__(self, options: JobOptions) -> None:
-        self.options = options
-        self.ledger: Ledger = Ledger(options.messages)
+    def __init__(self, place: Place, messages: int, topics: int) -> None:
+        super().__init__(place, messages)
         run = uuid4().hex[:8]
-        self.topics: list[str] = [f"demo-{run}-{number}" for number in range(options.topics)]
-        self._servers: dict[str, Any] = {
-            "nsqd_tcp_addresses": options.nsqds,
-            "lookupd_http_addresses": options.lookupds,
-            **options.security,
-        }
+        self.topics: list[str] = [f"demo-{run}-{number}" for number in range(topics)]
+        self.title = f"{counted(topics, 'topic')}, {place.name}"
         self._padding = b"." * (BODY_SIZE - _HEAD.size)
         self._is_running = True
         self._openers: set[int] = set()
-        self._unopened = options.topics
+        self._unopened = topics
         self._all_open = Event()
         self._later: list[tuple[Message, int]] = []
         self._started = self._flowing_since = 0.0
 
     def run(self, stop: Event, tell: Tell) -> Results:
-        """Do the job; return when all is settled, when nothing moves any more, or when ``stop`` is set.
-
-        Args:
-            tell: called about ten times a second.
-
-        Raises NsqError when the servers cannot be used at all.
-        """
         consumers = [self._consumer(topic) for topic in self.topics]
         self._started = perf_counter()
-        with Producer(**self._servers, lookupd_poll_interval=1.0) as producer:
-            size, count = self.options.messages, len(self.topics)
+        with Producer(**self.place.servers.of_client, lookupd_poll_interval=1.0) as producer:
+            size, count = self.ledger.size, len(self.topics)
             edges = [size * number // count for number in range(count + 1)]
             parts = zip(self.topics, edges, edges[1:], strict=False)
             publishers: list[Greenlet[..., Any]] = [spawn(self._publish_topic, producer, *part) for part in parts]
@@ -242,24 +328,29 @@ class MainJob:
                 consumer.start(block=False)
             later: Greenlet[..., Any] = spawn(self._answer_later)
             try:
-                ended = _watch(self.ledger, publishers, stop, tell)
-                seconds = perf_counter() - self._started
+                watched = self._watch(publishers, stop, tell)
             finally:
                 self._is_running = False
                 self._all_open.set()
                 joinall([*publishers, later], timeout=_CLOSE_TIMEOUT)
                 joinall([spawn(consumer.close, drain=True, timeout=_CLOSE_TIMEOUT) for consumer in consumers])
         tell(self.ledger)
-        return self._summary(ended, seconds)
+        results = self._results(watched)
+        results["left_on_server"] = None if stop.is_set() else self.place.left(self.topics)
+        self.place.delete(self.topics)
+        return results
 
-    def _summary(self, ended: str, seconds: float) -> Results:
+    def is_good(self, results: Results) -> bool:
+        return super().is_good(results) and not results["left_on_server"]
+
+    def _results(self, watched: Results) -> Results:
         ledger, events, rate = self.ledger, self.ledger.events, 0.0
         if self._flowing_since:
             # Where not as many were settled, it is the rate until now.
             until, count = (ledger.bulk_at, ledger.bulk) if ledger.bulk_at else (perf_counter(), ledger.settled)
             rate = count / max(1e-6, until - self._flowing_since)
         return {
-            **ledger.results(ended, seconds),
+            **super()._results(watched),
             "failed": events["failed"],
             "requeued": events["requeued"] + events["failed"],
             "touched": events["touched"],
@@ -317,7 +408,7 @@ class MainJob:
         consumer = Consumer(
             topic,
             CHANNEL,
-            **self._servers,
+            **self.place.servers.of_client,
             message_handler=self._handle,
             max_tries=MAX_TRIES,
             max_in_flight=2000,
@@ -384,86 +475,62 @@ _PLAN = _plan()
 
 _NUMBER = struct.Struct(">Q")
 _PIPELINE = 20
-_PARTITIONS = 3
-_READY_TIMEOUT = 120.0
-_READY_POLL = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class OrderedOptions:
-    """What to publish, and where. ``messages`` are shared evenly by the keys; traces go to ``trace_file`` too;
-    ``security``: options of clients.
-    """
+class OrderedJob(Job):
+    """One run, on a topic that exists, with as many messages for each key. A message that comes again is a duplicate,
+    not a violation of the order. ``trace_file`` is where the traces go."""
 
-    lookupds: tuple[str, ...]
-    topic: str
-    messages: int = 20_000
-    keys: int = 20
-    trace_file: Path | None = None
-    security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-class OrderedJob:
-    """One run, on a topic that exists. A message that comes again is a duplicate, not a violation of the order.
-
-    Args:
-        move: called in the middle to give a partition another leader; None: nothing moves.
-    """
-
-    def __init__(self, options: OrderedOptions, move: Callable[[], None] | None = None) -> None:
-        self.options = options
-        self._each = max(1, options.messages // options.keys)
-        self.ledger: Ledger = Ledger(self._each * options.keys)
-        self._move = move
+    def __init__(self, place: Place, messages: int, trace_file: Path, keys: int = 20) -> None:
+        self._each = max(1, messages // keys)
+        super().__init__(place, self._each * keys)
+        self.title = f"{keys} keys, an ordered topic, {place.name}"
+        self._trace_file = trace_file
         self._moves = 0
-        self._last = [-1] * options.keys
+        self._last = [-1] * keys
         self._violations = 0
-        self._records = _Records(options.trace_file)
         self._padding = b"." * (BODY_SIZE - _NUMBER.size)
 
     def run(self, stop: Event, tell: Tell) -> Results:
-        """Publish and consume; return when all was consumed, when nothing moves any more, or when ``stop`` is set."""
-        trace = TraceLog(self._records.logger)
+        logger = logging.Logger("nsq_fast.demo.trace")
+        file, trace = log_to_file(self._trace_file, max_bytes=0, log=logger), TraceLog(logger)
         trace.enable()
-        options = self.options
-        common: dict[str, Any] = {"lookupd_http_addresses": options.lookupds, **options.security, "trace": trace}
-        consumer = Consumer(
-            options.topic, CHANNEL, message_handler=self._handle, max_tries=0, max_in_flight=100, **common
-        )
-        began = perf_counter()
+        common: dict[str, Any] = {**self.place.servers.of_client, "trace": trace}
+        handling: dict[str, Any] = {"message_handler": self._handle, "max_tries": 0, "max_in_flight": 100}
+        consumer = Consumer(self.place.topic, CHANNEL, **handling, **common)
         with Producer(publish_timeout=STALL_TIMEOUT, **common) as producer:
             consumer.start(block=False)
-            greenlets: list[Greenlet[..., Any]] = [spawn(self._publish, producer, key) for key in range(options.keys)]
-            greenlets.append(spawn(self._move_in_the_middle))
-
+            greenlets: list[Greenlet[..., Any]] = [
+                *(spawn(self._publish, producer, key) for key in range(len(self._last))),
+                spawn(self._move_in_the_middle),
+            ]
             try:
-                ended = _watch(self.ledger, greenlets, stop, tell)
-                seconds = perf_counter() - began
+                watched = self._watch(greenlets, stop, tell)
             finally:
                 for greenlet in greenlets:
                     greenlet.kill()
                 consumer.close()
-                self._records.close()
+                file.close()
         tell(self.ledger)
-        return self._summary(ended, seconds)
+        return self._results(watched)
 
     def _publish(self, producer: Producer, key: int) -> None:
         first, last = key * self._each, (key + 1) * self._each
         for start in range(first, last, _PIPELINE):
             numbers = range(start, min(last, start + _PIPELINE))
             results = [
-                producer.publish_nowait(self.options.topic, _NUMBER.pack(number) + self._padding, key=f"key{key}")
+                producer.publish_nowait(self.place.topic, _NUMBER.pack(number) + self._padding, key=f"key{key}")
                 for number in numbers
             ]
             for number, result in zip(numbers, results, strict=True):
                 self.ledger.account(range(number, number + 1), result.get)
 
     def _move_in_the_middle(self) -> None:
-        if self._move is None:
+        if self.place.move is None:
             return
         while self.ledger.published < self.ledger.size // 2:
             sleep(_TICK / 10)
-        self._move()
+        self.place.move()
         self._moves += 1
 
     def _handle(self, _consumer: Consumer, message: Message) -> None:
@@ -475,94 +542,29 @@ class OrderedJob:
             self._last[key] = max(self._last[key], number)
         ledger.mark_finished(number)
 
-    def _summary(self, ended: str, seconds: float) -> Results:
+    def _results(self, watched: Results) -> Results:
         """``traces_joined`` counts the publishes of which there is a record of the consumption too."""
-        published, joined = self._records.join()
+        published, consumed = [], set()
+        with self._trace_file.open() as lines:
+            for record in read_records(lines):
+                if isinstance(record, PublishRecord):
+                    published.append(_identity(record))
+                elif isinstance(record, ConsumeRecord):
+                    consumed.add(_identity(record))
         return {
-            **self.ledger.results(ended, seconds),
+            **super()._results(watched),
             "order_violations": self._violations,
             "leader_moves": self._moves,
-            "traces_published": published,
-            "traces_joined": joined,
-            "messages_per_second": round(self.ledger.finished / seconds, 1),
+            "traces_published": len(published),
+            "traces_joined": sum(each in consumed for each in published),
+            "messages_per_second": round(self.ledger.finished / watched["seconds"], 1),
         }
 
-
-class _Records(logging.Handler):
-    """Keeps what is written to a trace log of its own, which may go to a file too."""
-
-    def __init__(self, path: Path | None) -> None:
-        super().__init__()
-        self.logger = logging.Logger("nsq_fast.demo.trace")
-        self.logger.addHandler(self)
-        self._file = None if path is None else log_to_file(path, max_bytes=0, log=self.logger)
-        self._published: list[PublishRecord] = []
-        self._consumed: set[tuple[Any, ...]] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        trace: Any = record.msg
-        if isinstance(trace, PublishRecord):
-            self._published.append(trace)
-        elif isinstance(trace, ConsumeRecord):
-            self._consumed.add(_identity(trace))
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        super().close()
-
-    def join(self) -> tuple[int, int]:
-        """How many publishes there are, and how many of them were consumed."""
-        return len(self._published), sum(_identity(record) in self._consumed for record in self._published)
+    def is_good(self, results: Results) -> bool:
+        are_traced = results["traces_joined"] == results["traces_published"] == results["published"]
+        return super().is_good(results) and are_traced and not results["order_violations"]
 
 
 def _identity(record: TraceRecord) -> tuple[Any, ...]:
     """What the records of one message have in common, wherever it was consumed."""
     return record.partition, record.internal_id, record.trace_id, record.offset, record.size
-
-
-class Place(NamedTuple):
-    """A topic that is ready, and how to give one of its partitions another leader, where that may be done."""
-
-    name: str
-    lookupds: tuple[str, ...]
-    topic: str
-    move: Callable[[], None] | None
-
-
-def _new_topic() -> str:
-    return f"demo-ordered-{uuid4().hex[:8]}"
-
-
-@contextmanager
-def embedded_cluster() -> Iterator[Place]:
-    """A cluster of three nsqds and two nsqlookupds, in a process of its own."""
-    topic = _new_topic()
-    with ClusterProcess(nodes=3, lookupds=2) as cluster:
-        cluster.create_topic(topic, _PARTITIONS, 2, channels=[CHANNEL], ordered=True)
-        lookupds = tuple(f"http://{lookupd.http}" for lookupd in cluster.lookupds)
-        yield Place("embedded redesigned cluster", lookupds, topic, lambda: cluster.move_leader(topic, 0))
-
-
-@contextmanager
-def existing_cluster(servers: Lookup) -> Iterator[Place]:
-    """A topic of its own on a cluster in use, deleted afterwards. Leaders stay where they are.
-
-    Raises NsqError when the topic cannot be created, or is not ready in time.
-    """
-    topic, addresses = _new_topic(), tuple(map(str, servers.lookupds))
-    replicas = min(2, servers.count_nodes())
-    servers.tell_leader("create", topic, partition_num=_PARTITIONS, replicator=replicas, orderedmulti="true")
-    try:
-        deadline = monotonic() + _READY_TIMEOUT
-        while len(places := servers.places_or_none(topic)) < _PARTITIONS:
-            if monotonic() > deadline:
-                raise NsqError(f"topic {topic}: not all of its partitions had a leader after {_READY_TIMEOUT:.0f} s")
-            sleep(_READY_POLL)
-        for place in places:  # without a channel a partition takes no publishes
-            if error := place.call("create", topic, CHANNEL).error:
-                raise NsqError(f"topic {topic}: {error}")
-        yield Place(f"nsqlookupd {', '.join(addresses)}", addresses, topic, None)
-    finally:
-        with suppress(NsqError):
-            servers.tell_leader("delete", topic, partition="**")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +14,44 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.worker.settings import Given, SettingsReader, Task, write_logs
 from nsq_fast.worker.supervisor import Supervisor, check
 
-_ADDRESSES = (
-    ("--nsqd-tcp-address", "--nsqd", "nsqd_tcp_addresses", "An nsqd (repeatable; port 4150)."),
-    ("--lookupd-http-address", "--lookupd", "lookupd_http_addresses", "An nsqlookupd (repeatable; port 4161)."),
-)
+from . import options
+from .console import say
+from .options import LOOKUPD, NSQD_TCP, argument, flag, option, several
 
 
-def _worker_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option for each of WorkerConfig; None where it is not given."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for declared in reversed([*WorkerConfig.OPTIONS.values()]):
-            flag = f"--{declared.name.replace('_', '-')}"
-            if declared.kind is bool:
-                function = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=_help(declared))(function)
-            elif declared.choices:
-                function = click.option(flag, type=click.Choice(declared.choices), help=_help(declared))(function)
-            else:
-                function = click.option(flag, metavar=_metavar(declared), help=_help(declared))(function)
-        for flag, short, name, help in reversed(_ADDRESSES):
-            function = click.option(flag, short, name, multiple=True, metavar="HOST:PORT", help=help)(function)
-        return function
-
-    return decorate
-
-
-def _help(declared: Option) -> str:
-    doc = declared.doc
+def _of_worker(declared: Option) -> Any:
+    """An option of WorkerConfig; None where it is not given."""
+    kind: dict[str, Any] = {"type": click.Choice(declared.choices)} if declared.choices else {}
+    if not kind and declared.kind is not bool:
+        kind = {"metavar": "SECONDS" if declared.unit == "s" else "N" if declared.kind is int else "TEXT"}
     default = "" if declared.default in (None, False) else f"  [default: {declared.default}]"
-    return f"{doc[:1].upper()}{doc[1:]}.{default}"
+    return options.of_config(declared, f"--{declared.name.replace('_', '-')}", default, **kind)
 
 
-def _metavar(declared: Option) -> str:
-    return {"s": "SECONDS"}.get(declared.unit, "N" if declared.kind is int else "TEXT")
+_SETTINGS = {
+    face: several(*shown.flags, metavar="HOST:PORT", help=help)
+    for face, shown, help in (
+        ("nsqd_tcp_addresses", NSQD_TCP, NSQD_TCP.help),
+        ("lookupd_http_addresses", LOOKUPD, "An nsqlookupd (repeatable; port 4161)."),
+    )
+} | {name: _of_worker(declared) for name, declared in WorkerConfig.OPTIONS.items()}
 
 
-@click.command("run", short_help="Run the consumers of a program, in processes.")
-@click.argument("app")
-@click.option("--config", type=click.Path(), metavar="FILE", help="A TOML file; also NSQ_FAST_CONFIG.")
-@_worker_options()
-@click.option(
-    "--consumer-opt",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Any option of Consumer, for all consumers (repeatable).",
-)
-@click.option(
-    "--app-dir", type=click.Path(file_okay=False, exists=True), default=".", help="Where APP is imported from."
-)
-@click.option("--check", "is_check", is_flag=True, help="Say what is wrong with the configuration and APP, and end.")
+@options.command("run", "Run the consumers of a program, in processes.", more=_SETTINGS)
 def command(
-    app: str, config: str | None, consumer_opt: Sequence[str], app_dir: str, is_check: bool, **flags: Any
+    app: str = argument(),
+    config: str | None = option(type=click.Path(), metavar="FILE", help="A TOML file; also NSQ_FAST_CONFIG."),
+    consumer_opt: Sequence[str] = several(
+        metavar="NAME=VALUE", help="Any option of Consumer, for all consumers (repeatable)."
+    ),
+    app_dir: str = option(
+        type=click.Path(file_okay=False, exists=True),
+        default=".",
+        show_default=False,
+        help="Where APP is imported from.",
+    ),
+    is_check: bool = flag("--check", help="Say what is wrong with the configuration and APP, and end."),
+    **flags: Any,
 ) -> None:
     """Run the consumers that APP, a `module` or `module:attribute`, declares.
 
@@ -80,11 +67,9 @@ def command(
     reader = SettingsReader()
     try:
         settings = reader.read(config, os.environ, _given(flags, consumer_opt))
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
     finally:
         for doubt in reader.doubts:
-            click.echo(doubt, err=True)
+            say(doubt)
     task = Task(app, str(Path(app_dir).resolve()), settings, is_check)
     if is_check:
         raise SystemExit(check(task))

@@ -15,6 +15,9 @@ import click
 
 from nsq_fast.errors import NsqError
 
+from . import options
+from .options import argument, flag
+
 
 class _OnImport(MetaPathFinder, Loader):
     """Installs nsq_fast as gnsq when the program first imports gnsq.
@@ -37,15 +40,16 @@ class _OnImport(MetaPathFinder, Loader):
         module.__spec__ = self._spec  # the import system has just replaced it
 
 
-@click.command(
+@options.command(
     "run-as-gnsq",
-    short_help="Run a Python program with nsq_fast as its gnsq.",
+    "Run a Python program with nsq_fast as its gnsq.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@click.argument("program")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(is_module: bool, program: str, args: tuple[str, ...]) -> None:
+def command(
+    is_module: bool = flag("-m", help="PROGRAM is a module, as for python -m."),
+    program: str = argument(),
+    args: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED),
+) -> None:
     """Run PROGRAM, a Python file, with ARGS as python would, except that what it imports as gnsq is nsq_fast."""
     sys.meta_path.insert(0, _OnImport())
     sys.argv = [program, *args]

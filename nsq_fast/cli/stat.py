@@ -15,16 +15,16 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from nsq_fast.client.admin import LookupPoller, NsqdHTTPClient
-from nsq_fast.client.http import Endpoint
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Topology
 
 from . import console, options
-from .options import Security, security_options, stop_signals
-from .servers import placed
+from .admin import placed
+from .console import say
+from .options import NSQD_HTTP, Servers, argument, flag, option, stop_signals
 
 
 class ChannelStats(NamedTuple):
@@ -147,26 +147,17 @@ class Stalls:
 _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/s", "clients", "stalled")
 
 
-@click.command("stat", short_help="Show depth, in flight, requeues, clients; refreshed.")
-@options.nsqd_http_option
-@options.lookupd_http_option
-@security_options
-@click.option("--topic", type=options.topic, metavar="TOPIC", help="Show this topic only.")
-@click.option("--channel", type=options.channel, metavar="CHANNEL", help="Show this channel only; needs --topic.")
-@options.seconds("-i", "--interval", default=2.0, help="Time between refreshes.")
-@click.option("-c", "--count", type=click.IntRange(min=0), default=0, help="End after this many tables; 0: never.")
-@click.option("--once", is_flag=True, help="The same as --count 1.")
-@click.option("--json", "as_json", is_flag=True, help="Print each table as one line of JSON.")
+@options.command("stat", "Show depth, in flight, requeues, clients; refreshed.")
 def command(
-    nsqds: Sequence[Endpoint],
-    lookupds: Sequence[Endpoint],
-    topic: str | None,
-    channel: str | None,
-    interval: float,
-    count: int,
-    once: bool,
-    as_json: bool,
-    security: Security,
+    servers: Servers = options.servers(NSQD_HTTP),
+    topic: str | None = option(type=options.topic, help="Show this topic only."),
+    channel: str | None = option(type=options.channel, help="Show this channel only; needs --topic."),
+    interval: float = option("-i", "--interval", type=options.some_time, default=2.0, help="Time between refreshes."),
+    count: int = option(
+        "-c", "--count", type=click.IntRange(min=0), default=0, help="End after this many tables; 0: never."
+    ),
+    once: bool = flag(help="The same as --count 1."),
+    as_json: bool = flag("--json", help="Print each table as one line of JSON."),
 ) -> None:
     """Show the topics and channels of the nsqds, added up over all of them, until Ctrl-C.
 
@@ -182,14 +173,13 @@ def command(
     """
     if channel and not topic:
         raise click.UsageError("--channel needs --topic")
-    nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP, quiet=as_json)
-    reader = _Reader(nsqds, lookupds, topic, channel, security)
+    servers = servers.found(quiet=as_json)
     named = topic and (f"channel {channel} of {topic}" if channel else topic)
     screen = _Screen(as_json, interval, f"no nsqd has {named}" if named else "")
     left = 1 if once else count or -1
     with stop_signals() as stop, screen.live:
         while not stop.is_set():
-            rows = reader.read()
+            rows = _read(servers, topic, channel)
             screen.show(rows)
             left -= 1
             if left == 0:
@@ -199,47 +189,23 @@ def command(
             stop.wait(interval)
 
 
-class _Reader:
-    """Asks all nsqds at once."""
+def _read(servers: Servers, topic: str | None, channel: str | None) -> list[ChannelStats]:
+    """Ask all nsqds at once. Raises ClickException when no server answers."""
 
-    def __init__(
-        self,
-        nsqds: Sequence[Endpoint],
-        lookupds: Sequence[Endpoint],
-        topic: str | None,
-        channel: str | None,
-        security: Security,
-    ) -> None:
-        self._nsqds = [str(nsqd) for nsqd in nsqds]
-        self._lookupds = [str(lookupd) for lookupd in lookupds]
-        self._topic = topic
-        self._channel = channel
-        self._security = security
-
-    def read(self) -> list[ChannelStats]:
-        """Raises ClickException when no server answers."""
-        asked = [spawn(self._ask, nsqd) for nsqd in self._nsqds or options.nsqds_of(self._lookupds, self._security)]
-        replies: list[Mapping[str, Any]] = []
-        errors: list[NsqError] = []
-        for greenlet in iwait(asked):
-            outcome = greenlet.get()
-            if isinstance(outcome, NsqError):
-                errors.append(outcome)
-            else:
-                replies.append(outcome)
-        if errors and not replies:
-            raise click.ClickException(str(errors[0]))
-        for error in errors:
-            click.echo(f"left out: {error}", err=True)
-        return [row for row in add_up(replies) if self._channel in (None, row.channel)]
-
-    def _ask(self, nsqd: str) -> Any:
+    def ask(nsqd: str) -> Any:
         try:
-            return NsqdHTTPClient.from_url(nsqd, **self._security.of_http).stats(
-                topic=self._topic, channel=self._channel
-            )
+            return NsqdHTTPClient.from_url(nsqd, **servers.of_http).stats(topic=topic, channel=channel)
         except NsqError as error:
             return error
+
+    nsqds = list(map(str, servers.nsqds)) or servers.all_http()
+    outcomes = [greenlet.get() for greenlet in iwait([spawn(ask, nsqd) for nsqd in nsqds])]
+    errors = [each for each in outcomes if isinstance(each, NsqError)]
+    if errors and len(errors) == len(outcomes):
+        raise click.ClickException(str(errors[0]))
+    for error in errors:
+        say(f"left out: {error}")
+    return [row for row in add_up(each for each in outcomes if each not in errors) if channel in (None, row.channel)]
 
 
 class _Screen:
@@ -286,28 +252,23 @@ class _Screen:
         return [*(f"{n:,}" for n in (*counts, row.timed_out, row.messages)), rate, f"{row.clients:,}"]
 
 
-@click.command("lookup", short_help="Show where a topic lives.")
-@click.argument("topic", type=options.topic, metavar="TOPIC")
-@options.lookupd_http_option
-@security_options
-@options.seconds("--timeout", default=5.0, help="Limit for an answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def lookup_command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool, security: Security) -> None:
+@options.command("lookup", "Show where a topic lives.")
+def lookup_command(
+    topic: str = argument(type=options.topic),
+    servers: Servers = options.servers(None),
+    timeout: float = option(type=options.some_time, default=5.0, help="Limit for an answer."),
+    as_json: bool = flag("--json", help="Print one line of JSON."),
+) -> None:
     """Show the nsqds that have TOPIC, its partitions where it has any, and its channels.
 
     The exit code is 1 when no nsqd has it.
     """
-    _, lookupds = options.find_servers([], lookupds, None, quiet=as_json)
-    poller = LookupPoller([str(lookupd) for lookupd in lookupds], security.of_lookup(timeout))
-    poller.start()
-    try:
+    with servers.found(quiet=as_json).poller(timeout) as poller:
         topology = poller.wait_topology(topic, timeout)
-    finally:
-        poller.stop()
     if as_json:
         click.echo(json.dumps(_as_json(topic, topology)))
     elif topology.is_empty:
-        click.echo(f"no nsqd has {topic}", err=True)
+        say(f"no nsqd has {topic}")
     else:
         _show(topic, topology)
     if topology.is_empty:
@@ -319,12 +280,10 @@ def _show(topic: str, topology: Topology) -> None:
         ["" if partition is None else str(partition), str(nsqd.tcp), str(nsqd.http or ""), nsqd.version]
         for partition, nsqd in placed(topology)
     ]
-    output = console.output()
-    head = ("partition", "nsqd", "http", "version")
-    output.print(console.grid(head, rows, output.width, title=topic, names=2, numbers=False))
-    output.print(f"channels: {', '.join(map(printable, topology.channels)) or 'none'}", markup=False)
+    console.show(("partition", "nsqd", "http", "version"), rows, title=topic, names=2, numbers=False)
+    click.echo(f"channels: {', '.join(map(printable, topology.channels)) or 'none'}")
     if not topology.is_complete:
-        output.print("some partitions have no leader now")
+        click.echo("some partitions have no leader now")
 
 
 def _as_json(topic: str, topology: Topology) -> dict[str, Any]:

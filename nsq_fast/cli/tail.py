@@ -16,7 +16,7 @@ import click
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.client.admin import LookupPoller, NsqdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.client.http import Endpoint
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage
@@ -24,9 +24,9 @@ from nsq_fast.names import Address
 from nsq_fast.printable import counted
 
 from . import options
-from .console import warnings_shown
-from .options import Security, security_options, stop_signals
-from .servers import placed
+from .admin import placed
+from .console import say, text_or_base64, warnings_shown
+from .options import NSQD_TCP, Servers, argument, flag, number, option, several, stop_signals
 
 _TIMEOUT = 5.0
 _ANYWAY = "name a --channel, or say --take-backlog to print all the same"
@@ -40,13 +40,7 @@ class _Place(NamedTuple):
     partition: int | None = None
 
 
-def refuse_first_channel(
-    topics: Sequence[str],
-    nsqds: Sequence[Address],
-    nsqds_http: Sequence[Endpoint],
-    lookupds: Sequence[Endpoint],
-    security: Security,
-) -> None:
+def refuse_first_channel(topics: Sequence[str], servers: Servers) -> None:
     """Raise ClickException where a topic exists and has no channel, or where that cannot be seen.
 
     An original nsqd gives the first channel of a topic the whole backlog that the topic gathered while it had none
@@ -54,37 +48,35 @@ def refuse_first_channel(
     What an ephemeral channel gets, no consumer that subscribes later gets. A topic that does not exist has no backlog,
     and passes.
     """
-    if lookupds:
-        places = list(_found_by_lookup(topics, lookupds, security))
+    if servers.lookupds:
+        places = list(_found_by_lookup(topics, servers))
     else:
-        faces: Iterable[Endpoint | Address] = nsqds_http or [_http_beside(nsqd, security) for nsqd in nsqds]
+        faces: Iterable[Endpoint | Address] = servers.nsqds_http or [
+            _http_beside(each, servers) for each in servers.nsqds
+        ]
         places = [_Place(topic, http) for http in faces for topic in topics]
     for place in places:
-        if (missed := _missed(place, security)) is not None:
+        if (missed := _missed(place, servers)) is not None:
             raise click.ClickException(
                 f"topic {place.topic} on nsqd {place.http} has no channel. The channel made here would be its first, "
                 f"and no consumer that subscribes later would get {missed}: {_ANYWAY}"
             )
 
 
-def _found_by_lookup(topics: Sequence[str], lookupds: Sequence[Endpoint], security: Security) -> Iterable[_Place]:
-    poller = LookupPoller([str(lookupd) for lookupd in lookupds], security.of_lookup(_TIMEOUT))
-    poller.start()
-    try:
+def _found_by_lookup(topics: Sequence[str], servers: Servers) -> Iterable[_Place]:
+    with servers.poller(_TIMEOUT) as poller:
         for topic in topics:
             for partition, nsqd in placed(poller.wait_topology(topic, _TIMEOUT)):
                 if nsqd.http is None:
                     raise _unseen(topic, f"nsqlookupd gives no HTTP address of nsqd {nsqd.tcp}")
                 yield _Place(topic, nsqd.http, partition)
-    finally:
-        poller.stop()
 
 
-def _http_beside(nsqd: Address, security: Security) -> Address:
+def _http_beside(nsqd: Address, servers: Servers) -> Address:
     """The HTTP address of an nsqd of which the TCP address is known: the port above, where the same nsqd answers."""
     http = Address(nsqd.host, nsqd.port + 1)
     try:
-        with NsqdHTTPClient(*http, timeout=_TIMEOUT, **security.of_http) as client:
+        with NsqdHTTPClient(*http, timeout=_TIMEOUT, **servers.of_http) as client:
             is_same = client.info().get("tcp_port") == nsqd.port
     except NsqError:
         is_same = False
@@ -93,10 +85,10 @@ def _http_beside(nsqd: Address, security: Security) -> Address:
     return http
 
 
-def _missed(place: _Place, security: Security) -> str | None:
+def _missed(place: _Place, servers: Servers) -> str | None:
     """What later consumers would miss at a place that has the topic and no channel; None when all is well."""
     try:
-        with NsqdHTTPClient.from_url(str(place.http), timeout=_TIMEOUT, **security.of_http) as client:
+        with NsqdHTTPClient.from_url(str(place.http), timeout=_TIMEOUT, **servers.of_http) as client:
             rows: list[dict[str, Any]] = client.stats(topic=place.topic).get("topics") or []
     except NsqError as error:
         raise _unseen(place.topic, str(error)) from error
@@ -119,54 +111,25 @@ BACKLOG_CHANNEL = "tail"
 """The channel that takes what a topic has gathered: with an ephemeral one, what was not printed would be lost."""
 
 
-@click.command("tail", short_help="Print messages of topics as they come.")
-@click.argument("topics", type=options.topic, metavar="TOPIC...", nargs=-1)
-@click.option(
-    "--topic",
-    "more_topics",
-    type=options.topic,
-    metavar="TOPIC",
-    multiple=True,
-    help="The same as an argument (repeatable).",
-)
-@options.nsqd_tcp_option
-@options.nsqd_http_beside_option
-@options.lookupd_http_option
-@security_options
-@click.option(
-    "-c", "--channel", type=options.channel, metavar="CHANNEL", help="Default: an ephemeral one with a random name."
-)
-@click.option(
-    "--take-backlog",
-    is_flag=True,
-    help=f"Print also topics that have no channel yet, from the channel '{BACKLOG_CHANNEL}', which is made and stays:"
-    " what is not printed, and what comes later, waits there.",
-)
-@click.option("-n", "total", type=click.IntRange(min=0), default=0, help="End after so many messages; 0: never.")
-@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON: id, attempts, time, body.")
-@click.option("--print-topic", is_flag=True, help="Put the name of the topic before each message.")
-@options.number("--max-in-flight", default=200, help="Messages held at once.")
-@click.option(
-    "--consumer-opt",
-    type=options.option_of_client,
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Any option of Consumer, as name=value (repeatable).",
-)
+@options.command("tail", "Print messages of topics as they come.")
 def command(
-    topics: Sequence[str],
-    more_topics: Sequence[str],
-    nsqds: Sequence[Address],
-    nsqds_http: Sequence[Endpoint],
-    lookupds: Sequence[Endpoint],
-    channel: str | None,
-    take_backlog: bool,
-    total: int,
-    as_json: bool,
-    print_topic: bool,
-    max_in_flight: int,
-    consumer_opt: Sequence[tuple[str, str]],
-    security: Security,
+    topics: Sequence[str] = argument(type=options.topic, metavar="TOPIC...", nargs=-1),
+    more_topics: Sequence[str] = several("--topic", type=options.topic, help="The same as an argument (repeatable)."),
+    servers: Servers = options.servers(NSQD_TCP, has_http_beside=True),
+    channel: str | None = option(
+        "-c", "--channel", type=options.channel, help="Default: an ephemeral one with a random name."
+    ),
+    take_backlog: bool = flag(
+        help=f"Print also topics that have no channel yet, from the channel '{BACKLOG_CHANNEL}', which is made and"
+        " stays: what is not printed, and what comes later, waits there."
+    ),
+    total: int = option("-n", type=click.IntRange(min=0), default=0, help="End after so many messages; 0: never."),
+    as_json: bool = flag("--json", help="Print each message as a line of JSON: id, attempts, time, body."),
+    print_topic: bool = flag(help="Put the name of the topic before each message."),
+    max_in_flight: int = number(default=200, help="Messages held at once."),
+    consumer_opt: Sequence[tuple[str, str]] = several(
+        type=options.option_of_client, help="Any option of Consumer, as name=value (repeatable)."
+    ),
 ) -> None:
     """Print the messages of TOPICS, each followed by a newline, and finish them.
 
@@ -182,17 +145,15 @@ def command(
         raise click.UsageError("say which TOPIC to print")
     if sys.stdout is None:
         raise click.UsageError("standard output is closed: there is nowhere to print to")
-    nsqds, lookupds = options.find_servers(nsqds, lookupds)
+    servers = servers.found()
     if not (channel or take_backlog):
-        refuse_first_channel(names, nsqds, nsqds_http, lookupds, security)
+        refuse_first_channel(names, servers)
     keeps = take_backlog and not channel
     channel = channel or (BACKLOG_CHANNEL if take_backlog else f"tail{secrets.randbelow(10**6):06d}#ephemeral")
     settings: dict[str, Any] = {
-        "nsqd_tcp_addresses": list(nsqds),
-        "lookupd_http_addresses": [str(lookupd) for lookupd in lookupds],
+        **servers.of_client,
         "max_in_flight": max(min(total, max_in_flight) or max_in_flight, len(names)),
         "max_tries": 0,
-        **security.of_client,
         **dict(consumer_opt),
     }
     with warnings_shown(), stop_signals() as stop:
@@ -202,11 +163,10 @@ def command(
         stop.wait()
         consumer.close(drain=True, timeout=_CLOSE_TIMEOUT)
     if keeps:
-        click.echo(
+        say(
             "what was not printed, and what comes from now on, waits: "
             f"`nsq-fast tail {' '.join(names)} --channel {channel}` prints it,"
-            f" `nsq-fast admin delete {names[0]} {channel}` drops it",
-            err=True,
+            f" `nsq-fast admin delete {names[0]} {channel}` drops it"
         )
     printer.check()
 
@@ -269,10 +229,6 @@ def json_line(message: Message) -> bytes:
             shown["headers"] = message.headers
         except RemoteProtocolError:
             shown["headers_base64"] = base64.b64encode(message.ext).decode()
-    try:
-        shown["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        shown["body_base64"] = base64.b64encode(message.body).decode()
-    line = json.dumps(shown, ensure_ascii=False)
+    line = json.dumps({**shown, **text_or_base64("body", message.body)}, ensure_ascii=False)
     line = re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", line)  # json escapes those below 32 alone
     return line.encode("utf-8", "backslashreplace")

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from nsq_fast.printable import counted
 
 from . import console, options
+from .options import argument, flag, number, option, several
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 _SHUFFLE_BYTES = 64 << 20  # of logs that go into one partition of a shuffle
 _FEWEST, _MOST = 2, 512
 _SMALL = 64 << 20  # below that the JVM is best told not to prepare for a long run
-_JVM = "spark.driver.defaultJavaOptions"
-_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SMALL_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _STAGES = ("reading", "joining", "counting")  # of a report without Spark
 _SHOWN = {
     "messages": "in all channels",
@@ -47,51 +47,32 @@ _SHOWN = {
 def _setting(text: str) -> tuple[str, str]:
     name, found, value = text.partition("=")
     if not found:
-        raise click.BadParameter(f"{text!r} is not name=value")
+        raise ValueError(f"{text!r} is not name=value")
     return name, value
 
 
-@click.command("trace-report", short_help="What trace logs say: lost, duplicates, order, latency.")
-@click.argument("logs", nargs=-1, metavar="[LOG]...")
-@options.output_file("--html", "html_file", help="Write the report: one page that stands alone.")
-@click.option("--tables", metavar="DIR", help="Write the tables as Parquet; without LOG: report on those there.")
-@options.seconds("--window", default=10.0, help="Length of windows.")
-@options.seconds(
-    "--grace", default=60.0, may_be_zero=True, help="A message not finished so long after it was published is lost."
-)
-@options.number("--slowest", default=20, least=0, help="How many messages to show.")
-@click.option(
-    "--order",
-    type=click.Choice(["offsets", "ids", "off"]),
-    default="offsets",
-    show_default=True,
-    help="Judge the order where messages have offsets, everywhere by id, or nowhere.",
-)
-@click.option("--local", "is_local", is_flag=True, help="Without Spark and Java, on this machine: by DuckDB.")
-@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Where Spark runs.")
-@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Of the JVM, or of DuckDB.")
-@click.option(
-    "--conf",
-    "settings",
-    type=_setting,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A setting of Spark (repeatable).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
+@options.command("trace-report", "What trace logs say: lost, duplicates, order, latency.")
 def command(
-    logs: Sequence[str],
-    html_file: Path | None,
-    tables: str | None,
-    window: float,
-    grace: float,
-    slowest: int,
-    order: Order,
-    is_local: bool,
-    master: str,
-    memory: str,
-    settings: Sequence[tuple[str, str]],
-    as_json: bool,
+    logs: Sequence[str] = argument(nargs=-1, metavar="[LOG]..."),
+    html_file: Path | None = options.output_file("--html", help="Write the report: one page that stands alone."),
+    tables: str | None = option(metavar="DIR", help="Write the tables as Parquet; without LOG: report on those there."),
+    window: float = option(type=options.some_time, default=10.0, help="Length of windows."),
+    grace: float = option(
+        type=options.duration, default=60.0, help="A message not finished so long after it was published is lost."
+    ),
+    slowest: int = number(default=20, least=0, help="How many messages to show."),
+    order: Order = option(
+        type=click.Choice(["offsets", "ids", "off"]),
+        default="offsets",
+        help="Judge the order where messages have offsets, everywhere by id, or nowhere.",
+    ),
+    is_local: bool = flag("--local", help="Without Spark and Java, on this machine: by DuckDB."),
+    master: str = option(default="local[*]", metavar="URL", help="Where Spark runs."),
+    memory: str = option(default="1g", metavar="SIZE", help="Of the JVM, or of DuckDB."),
+    settings: Sequence[tuple[str, str]] = several(
+        "--conf", type=options.Kind("name=value", _setting), help="A setting of Spark (repeatable)."
+    ),
+    as_json: bool = flag("--json", help="Print the summary as one line of JSON."),
 ) -> None:
     """Join the trace records of producers, consumers and redesigned nsqds, and report what became of the messages.
 
@@ -104,38 +85,69 @@ def command(
         raise click.UsageError("say what to write: --html, --tables or --json")
     if is_local and (tables or settings):
         raise click.UsageError(f"{'--tables' if tables else '--conf'} is for Spark: leave it out, or --local")
-    settings_class = _settings_class() if is_local else _require_spark()
-    trace_settings = settings_class(window=window, grace=grace, slowest=slowest, order=order)
-    figures = (
-        _local_figures(logs, trace_settings, memory)
-        if is_local
-        else _spark_figures(logs, tables, trace_settings, master, memory, settings)
-    )
+    if not is_local and (reason := why_not()):
+        raise click.ClickException(f"{reason}. Or report without Spark: --local")
+    from nsq_fast.spark import trace  # which needs no Spark by itself
+
+    trace_settings = trace.TraceSettings(window=window, grace=grace, slowest=slowest, order=order)
+    if is_local:
+        figures = _by_duckdb(logs, trace_settings, memory)
+    else:
+        with _spark_explained(), _session(logs, master, memory, dict(settings)) as spark:
+            figures = _by_spark(spark, logs, tables, trace_settings)
     if html_file:
-        _write(html_file, figures)
+        console.write_file(html_file, trace.html(figures))
     _print_json(figures) if as_json else _print_table(figures, html_file)
 
 
-def _spark_figures(
-    logs: Sequence[str],
-    tables: str | None,
-    trace_settings: TraceSettings,
-    master: str,
-    memory: str,
-    settings: Sequence[tuple[str, str]],
-) -> Figures:
-    size = _size(logs)
-    given = {**({_JVM: _SMALL_JVM} if size < _SMALL else {}), **dict(settings)}
-    with _spark_explained(), _session(master, memory, _partitions(size), given) as spark:
-        return _figures(spark, logs, tables, trace_settings)
+def why_not() -> str | None:
+    """Why Spark can make no report here, and what to do about it; None when it can."""
+    from nsq_fast.spark.trace.session import missing
+
+    return missing()
 
 
-def _local_figures(logs: Sequence[str], settings: TraceSettings, memory: str) -> Figures:
-    """The figures without Spark; a terminal shows how far it is. Raises ClickException where DuckDB is missing."""
-    from nsq_fast.spark import trace
+@contextmanager
+def _spark_explained() -> Iterator[None]:
+    """What Spark refuses, or fails with, is the first lines of what it says; what Java says is on stderr already."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
-        local_figures = trace.local_figures
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise click.ClickException(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
+
+
+@contextmanager
+def _session(logs: Sequence[str], master: str, memory: str, settings: dict[str, str]) -> Iterator[SparkSession]:
+    from nsq_fast.spark.trace.schema import expand
+    from nsq_fast.spark.trace.session import local_session
+
+    # About how many bytes of lines there are, as far as they are on this machine.
+    files = [name for name in expand(logs) if os.path.exists(name)] if logs else []
+    size = sum(os.path.getsize(name) * (8 if name.endswith((".gz", ".bz2", ".zst")) else 1) for name in files)
+    partitions = min(_MOST, max(_FEWEST, os.cpu_count() or 1, -(-size // _SHUFFLE_BYTES)))
+    spark = local_session(master, memory, partitions, {**(_SMALL_JVM if size < _SMALL else {}), **settings})
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _by_spark(spark: SparkSession, logs: Sequence[str], tables: str | None, settings: TraceSettings) -> Figures:
+    from nsq_fast.spark.trace import figures_of, read_logs, write_tables
+
+    with tempfile.TemporaryDirectory(prefix="nsq_fast_traces_") as folder:
+        if logs:
+            write_tables(spark, read_logs(spark, logs), tables or folder, settings)
+        return figures_of(spark, tables or folder)
+
+
+def _by_duckdb(logs: Sequence[str], settings: TraceSettings, memory: str) -> Figures:
+    """The figures without Spark; a terminal shows how far it is. Raises ClickException where DuckDB is missing."""
+    try:
+        from nsq_fast.spark.trace import local_figures
     except ImportError as error:
         raise click.ClickException(f"--local: {error}") from None
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
@@ -152,81 +164,6 @@ def _local_figures(logs: Sequence[str], settings: TraceSettings, memory: str) ->
         return local_figures(logs, settings, memory, tell)
 
 
-def why_not() -> str | None:
-    """Why there can be no report here, and what to do about it; None when there can."""
-    from nsq_fast.spark.trace.session import missing
-
-    return missing()
-
-
-def _settings_class() -> type[TraceSettings]:
-    from nsq_fast.spark.trace import TraceSettings
-
-    return TraceSettings
-
-
-def _require_spark() -> type[TraceSettings]:
-    """Raise ClickException where Spark cannot run; importing nsq_fast.spark.trace needs no Spark."""
-    if reason := why_not():
-        raise click.ClickException(f"{reason}. Or report without Spark: --local")
-    return _settings_class()
-
-
-@contextmanager
-def _spark_explained() -> Iterator[None]:
-    """What Spark refuses, or fails with, is the first lines of what it says; what Java says is on stderr already."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        raise click.ClickException(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
-
-
-@contextmanager
-def _session(master: str, memory: str, partitions: int, settings: dict[str, str]) -> Iterator[SparkSession]:
-    from nsq_fast.spark.trace.session import local_session
-
-    spark = local_session(master, memory, partitions, settings)
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-def _size(logs: Sequence[str]) -> int:
-    """About how many bytes of lines there are, as far as they are on this machine."""
-    from nsq_fast.spark.trace.schema import expand
-
-    files = [name for name in expand(logs) if os.path.exists(name)] if logs else []
-    return sum(os.path.getsize(name) * (8 if name.endswith((".gz", ".bz2", ".zst")) else 1) for name in files)
-
-
-def _partitions(size: int) -> int:
-    """Into how many parts to shuffle lines of so many bytes."""
-    return min(_MOST, max(_FEWEST, os.cpu_count() or 1, -(-size // _SHUFFLE_BYTES)))
-
-
-def _figures(spark: SparkSession, logs: Sequence[str], tables: str | None, settings: TraceSettings) -> Figures:
-    from nsq_fast.spark.trace import figures_of, read_logs, write_tables
-
-    if tables and not logs:
-        return figures_of(spark, tables)
-    with tempfile.TemporaryDirectory(prefix="nsq_fast_traces_") as folder:
-        write_tables(spark, read_logs(spark, logs), tables or folder, settings)
-        return figures_of(spark, tables or folder)
-
-
-def _write(path: Path, figures: Figures) -> None:
-    from nsq_fast.spark.trace import html
-
-    try:
-        path.write_text(html(figures), encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror or error}") from error
-
-
 def _print_json(figures: Figures) -> None:
     found: dict[str, Any] = {**figures.totals, "problems": figures.problems, "records": figures.records}
     groups = [
@@ -239,7 +176,7 @@ def _print_json(figures: Figures) -> None:
 def _print_table(figures: Figures, html_file: Path | None) -> None:
     title = f"{counted(figures.records, 'trace record')}, {figures.publishes:,} of publishes"
     counts = {**figures.totals, "problems": figures.problems}
-    output = console.output()
-    output.print(console.notes(title, [(name.replace("_", " "), f"{counts[name]:,}", _SHOWN[name]) for name in _SHOWN]))
+    rows = [(name.replace("_", " "), f"{counts[name]:,}", note) for name, note in _SHOWN.items()]
+    console.output().print(console.notes(title, rows))
     if html_file:
-        output.print(f"report: {html_file}")
+        click.echo(f"report: {html_file}")

@@ -28,11 +28,24 @@ from support.waiting import WAIT
 
 from nsq_fast.bench import results
 from nsq_fast.bench.clients import PROGRAMS, Client, names
-from nsq_fast.bench.counting import INSTRUCTIONS, SYSCALLS, Counter, per_message, read_cachegrind, read_calls
-from nsq_fast.bench.figures import Figure, figure, limit_of, value_of, verdict_on
-from nsq_fast.bench.report import FIGURES, docs, header, html, readme_block, rows, tuning_block
-from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings, load
-from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
+from nsq_fast.bench.report import FIGURES, docs, html, readme_block, table, tuning_block
+from nsq_fast.bench.results import (
+    INSTRUCTIONS,
+    SYSCALLS,
+    About,
+    ClientResult,
+    Figure,
+    Round,
+    Run,
+    Scenario,
+    Settings,
+    figure,
+    limit_of,
+    load,
+    value_of,
+    verdict_on,
+)
+from nsq_fast.bench.runner import MOST_ROUNDS, Counter, Task, per_message, read_cachegrind, read_calls, run_scenarios
 from nsq_fast.bench.scale import Curve, Point, explained, knee_of
 from nsq_fast.bench.scale import limit_of as scale_limit_of
 from nsq_fast.bench.scale import rows as scale_rows
@@ -610,21 +623,21 @@ def test_a_share_tells_what_instructions_say() -> None:
         "consume", counted("nsq_fast", 2400), counted("floor: core", 2000), of_cpu("floor: batches", 0.4)
     )
     assert ("at most 1.25x floor: core", "1.00x; by instructions 1.20x", "met") in judged(found)
-    first, second, third = rows(found, 2)
-    column = header(found).index("instructions/message")
+    head, first, second, third = table(found, 2)
+    column = head.index("instructions/message")
     assert [each[column : column + 2] for each in (first, second, third)] == [
         ["2,400", "1.20x"],
         ["2,000", "1.00x"],
         ["-", "-"],
     ]
-    assert f"{SYSCALLS}/message" not in header(found)
+    assert f"{SYSCALLS}/message" not in head
 
 
 def test_a_client_that_failed_says_why_and_one_round_has_no_spread() -> None:
     failed = ClientResult(client="b", failure="it ended with status 1: Traceback\n  File x\nImportError: no\tmodule")
     found = a_scenario("consume", ClientResult(client="a", rounds=[a_round(1000, 1.0, 0.4)]), failed)
-    first, second = rows(found, 2)
-    assert first[header(found).index("spread")] == "-"
+    head, first, second = table(found, 2)
+    assert first[head.index("spread")] == "-"
     assert second[1] == "failed: ImportError: no\\tmodule"
 
 
@@ -742,9 +755,10 @@ def test_a_ratio_is_settled_when_it_is_known_to_a_tenth() -> None:
 def test_figures_are_shown_as_shares_of_the_floor() -> None:
     clients = [of_cpu("nsq_fast", 0.6), of_cpu("floor: batches", 0.2), of_cpu("floor: core", 0.4)]
     found = a_scenario("consume", *clients)
-    place = header(found).index("client CPU, of the floor")
-    assert [row[place] for row in rows(found, 2)] == ["1.50x", "0.50x", "1.00x"]
-    assert "client CPU, of the floor" not in header(a_scenario("consume", of_cpu("nsq_fast", 0.6)))
+    head, *body = table(found, 2)
+    place = head.index("client CPU, of the floor")
+    assert [row[place] for row in body] == ["1.50x", "0.50x", "1.00x"]
+    assert "client CPU, of the floor" not in next(table(a_scenario("consume", of_cpu("nsq_fast", 0.6)), 2))
 
 
 def test_scenarios_that_are_held_against_each_other_take_turns() -> None:

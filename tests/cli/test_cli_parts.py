@@ -246,15 +246,15 @@ def test_remarks_are_folded(width: int) -> None:
 @pytest.mark.usefixtures("no_servers_here")
 def test_without_any_server_it_is_said_how_to_name_one() -> None:
     with pytest.raises(click.UsageError) as raised:
-        options.find_servers([], [])
+        options.Servers().found()
     for part in ("--nsqd HOST:PORT or --lookupd HOST:PORT", "NSQD_TCP_ADDRESSES", "4150 or 4161", "127.255.255.254"):
         assert part in str(raised.value)
 
 
 def found(nsqds: Sequence[Any] = (), quiet: bool = False) -> tuple[list[str], list[str]]:
     """nsqds, nsqlookupds; they need not be there."""
-    nsqds, lookupds = options.find_servers(nsqds, [], options.NSQD_HTTP, quiet)
-    return list(map(str, nsqds)), list(map(str, lookupds))
+    servers = options.Servers(nsqds, face=options.NSQD_HTTP).found(quiet)
+    return list(map(str, servers.nsqds)), list(map(str, servers.lookupds))
 
 
 @pytest.mark.usefixtures("no_servers_here")
@@ -406,7 +406,7 @@ def test_a_journal_is_named_from_the_folder_where_one_is(tmp_path: Path, monkeyp
     Path("journal").mkdir()
     result = run("journal", "ls", "journal")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("journal has no folder of a stream")
+    assert result.stderr.startswith(f"{tmp_path / 'journal'} has no folder of a stream")
     missing = run("journal", "read", "no", "folder")
     assert (missing.exit_code, missing.output) == (1, f"Error: there is no folder {tmp_path / 'no'}\n")
 

@@ -607,10 +607,10 @@ def test_the_lag_of_a_channel_that_nobody_knows_is_an_error(broker: BrokerProces
 
 def test_the_names_are_those_of_the_exporter() -> None:
     figures = pytest.importorskip("nsq_fast.exporter")
-    from nsq_fast.cli.lag import _FIGURES, _PREFIX
+    from nsq_fast.cli.spark import FIGURES, PREFIX
 
     names = {family.name for family in figures.Families().all()}
-    assert {f"{_PREFIX}_{name}" for name in list(_FIGURES)[:3]} <= names
+    assert {f"{PREFIX}_{name}" for name in list(FIGURES)[:3]} <= names
 
 
 def write(folder: Path, offsets: Mapping[int, list[str]], commits: tuple[int, ...] = ()) -> Path:

@@ -1,4 +1,5 @@
-"""nsq_fast as a measured client: consume, publish, roundtrip, ordered, idle, start."""
+"""nsq_fast as a measured client: consume, publish, roundtrip, ordered, idle, start; with the argument ``threads`` its
+face for threads: consume, publish, idle."""
 
 # ruff: noqa: E402  (what the import of nsq_fast takes is measured, so it comes before those that import the same)
 
@@ -12,7 +13,10 @@ from nsq_fast import Consumer, Producer
 
 IMPORT_SECONDS = process_time() - BEFORE_IMPORT
 
+import sys
+import time
 from itertools import cycle, islice
+from threading import Thread
 
 from blocking import OnGevent
 from meter import Meter, client_options, connection_options, settings
@@ -20,6 +24,7 @@ from meter import Meter, client_options, connection_options, settings
 job = settings()
 NSQDS = [tuple(address) for address in job["nsqds"]]
 LOOKUP = {"lookupd_http_addresses": job["lookupds"]} if job["lookupds"] else {}
+HANDLER_THREADS = 4
 KEYS = [b"%d" % number for number in range(1000)]
 """Made beforehand: the publishes are measured, not the keys."""
 
@@ -32,7 +37,9 @@ class NsqFast(OnGevent):
         if job["kind"] == "ordered":
             options["ordered"] = True
         options["batch_handler" if job["variant"] == "batches" else "message_handler"] = handle
-        if job["kind"] == "consume" and job["concurrency"] > 1:
+        if "threads" in sys.argv:
+            options["handler_threads"] = job["concurrency"] if job["concurrency"] > 1 else HANDLER_THREADS
+        elif job["kind"] == "consume" and job["concurrency"] > 1:
             options["concurrency"] = job["concurrency"]
         servers = LOOKUP or {"nsqd_tcp_addresses": NSQDS}
         return Consumer(job["topic"], job["channel"], max_in_flight=job["max_in_flight"], **servers, **options)
@@ -109,4 +116,18 @@ class NsqFast(OnGevent):
         self.meter.report(1, **imports, first_ms=(first[0] - began) * 1e3)
 
 
-getattr(NsqFast(job, Meter(job)), job["kind"])()
+class Threads(NsqFast):
+    sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def run_all(functions):
+        threads = [Thread(target=function) for function in functions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+if "threads" in sys.argv:
+    from nsq_fast.threads import Consumer, Producer
+getattr((Threads if "threads" in sys.argv else NsqFast)(job, Meter(job)), job["kind"])()
