@@ -52,7 +52,7 @@ TOPIC_MATCHED = _event("topic_matched", "a topic that a consumer's pattern match
 TOPIC_LEFT = _event("topic_left", "a topic that a consumer's pattern matches is listed no longer")
 NSQD_LEFT = _event("nsqd_left", "lookup no longer names an nsqd whose connection has ended: it is left")
 TOPICS_UNKNOWN = _event("topics_unknown", "nothing that lookup lists matches a consumer's pattern, or nobody answers")
-PARTITIONS_MISSING = _event("partitions_missing", "the topic lacks partitions that the option partitions names")
+PARTITIONS_MISSING = _event("partitions_missing", "the topic lacks partitions that partitions or start_position names")
 DISCOVERY_EXCLUDED = _event(
     "discovery_excluded", "discovery_filter leaves out all nsqds of a topic, or a partition's leader"
 )

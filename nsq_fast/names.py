@@ -118,15 +118,21 @@ def _unix_address(text: str) -> Address:
 def _check_host(host: str, text: object) -> None:
     if not isinstance(host, str):
         raise ConfigError(f"invalid address {text!r}: the host must be a string")
-    if not _HOST.fullmatch(host):
+    if not _is_host(host):
         raise ConfigError(f"invalid address {text!r}: {host!r} is neither a host name nor an IP address")
+
+
+def _is_host(host: str) -> bool:
+    if not _HOST.fullmatch(host):
+        return False
     if ":" in host:
         from ipaddress import IPv6Address  # most programs name no such host
 
         try:
             IPv6Address(host)
-        except ValueError as error:
-            raise ConfigError(f"invalid address {text!r}: {error}") from None
+        except ValueError:
+            return False
+    return True
 
 
 def check_resolvable(host: str) -> None:
@@ -154,10 +160,8 @@ def parse_listen_address(text: str, name: str = "address") -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > 65535 or (host and not _is_host(host)):
         raise ConfigError(f"{name}={text!r}: must be host:port, or :port for all interfaces")
-    if host:
-        _check_host(host, text)
     return host, int(port)
 
 

@@ -25,6 +25,7 @@ import trustme
 from support.recipes import files_of
 from support.waiting import until
 
+from nsq_fast import NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.threads import Producer
 
@@ -210,6 +211,21 @@ def test_a_deploy_finishes_what_runs_and_gives_back_the_rest(broker: BrokerProce
     left = broker.messages("orders", "billing")
     assert len(left) == len(set(left))
     assert set(left) == bodies - done
+
+
+def test_a_deploy_gives_back_what_handlers_do_not_finish_in_time(broker: BrokerProcess, tmp_path: Path) -> None:
+    publish(broker, "orders", *(b"%d" % number for number in range(4)))
+    kitchen = Kitchen(tmp_path, "cookbook/operations", broker)
+    program = tmp_path / "graceful.py"
+    hanging = program.read_text().replace("time.sleep(0.1)", 'logging.info("begun"); time.sleep(3600)')
+    program.write_text(hanging.replace("timeout=20", "timeout=0.5"))
+    with kitchen.running("graceful.py") as consumer:
+        assert len(list(islice(logged(consumer, "(begun)"), 4))) == 4
+        consumer.send_signal(signal.SIGTERM)
+        consumer.communicate()
+    with NsqdHTTPClient.from_url(str(broker.nsqd.http_address)) as client:
+        (channel,) = client.stats("orders")["topics"][0]["channels"]
+    assert (channel["in_flight_count"], channel["depth"]) == (0, 4)  # long before its msg_timeout is over
 
 
 def test_the_worker_answers_the_probes(broker: BrokerProcess, tmp_path: Path) -> None:

@@ -367,11 +367,6 @@ def test_every_promise_names_what_shows_it(page: str, least: int) -> None:
             assert re.search(r"`test_\w+::\w+`", cells[-1]), line
 
 
-def test_the_readme_leads_here() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert [page for page in NAMING if f"({page})" not in readme] == []
-
-
 # The pages on which others decide whether to trust nsq_fast, and where newcomers begin
 
 

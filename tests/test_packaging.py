@@ -369,15 +369,6 @@ def test_type_checkers_see_the_options_as_they_are_declared() -> None:
     assert STUB.read_text() == stub(), "write it anew: PYTHONPATH=tests python tests/support/keywords.py"
 
 
-def test_what_make_can_do_fits_a_terminal() -> None:
-    if shutil.which("make") is None:
-        pytest.skip("there is no make")
-    said = subprocess.run(["make", "-C", str(ROOT), "-s", "help"], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("make demo ")
-    assert "\nmake clean " in said
-    assert max(map(len, said.splitlines())) <= 80
-
-
 @pytest.mark.slow
 def test_pip_understands_what_make_asks_of_it(tmp_path: Path) -> None:
     """Of an environment that is not there yet: what would be installed, asked for help in place of that."""

@@ -111,7 +111,7 @@ def test_bad_addresses_name_themselves(text):
         ("tcp://nsqd", "without a scheme"),
         ("nsqd/path:4150", "neither a host name nor an IP address"),
         ("ns qd:4150", "neither a host name nor an IP address"),
-        ("127.0.0.1:4150:4151", "Exactly 8 parts"),
+        ("127.0.0.1:4150:4151", "neither a host name nor an IP address"),
         (("[::1]", 4150), "neither a host name nor an IP address"),
         ((b"nsqd", 4150), "must be a string"),
     ],
@@ -623,6 +623,7 @@ def test_a_wrong_name_of_an_admin_client_is_named(value: Any) -> None:
         ("lookupd address", lambda: LookupPoller(None)),  # type: ignore[arg-type]
         ("access", lambda: LookupPoller("h", access="x")),  # type: ignore[arg-type]
         ("config", lambda: LookupPoller("h", {"lookupd_timeout": 1})),  # type: ignore[arg-type]
+        ("Authorization", lambda: LookupPoller("h", LookupConfig(lookupd_authorization="a\r\nb"))),
         ("listener", lambda: LookupPoller("h", listener="x")),  # type: ignore[arg-type]
         ("topic", lambda: LookupPoller("h").add_topic("a b")),
         ("topic", lambda: PublishTo("a b")),

@@ -331,7 +331,10 @@ class _Waiters:
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_result(None)
+                try:
+                    future.set_result(None)
+                except RuntimeError:  # the loop is closed: it waits no more
+                    continue
                 return
         self._spare += 1
 

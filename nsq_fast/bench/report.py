@@ -138,14 +138,16 @@ def _charts_of(scenario: Scenario) -> Iterator[str]:
 
 
 def pictures(run: Run) -> Iterator[tuple[str, str]]:
-    """The charts that the README shows: the names of their files, and SVG."""
-    for name, metric in README_CHARTS:
+    """The charts of the documentation: the names of their files, and SVG."""
+    for name, title, found in _docs_charts(run):
+        yield name, bars(title, found, alone=True)
+
+
+def _docs_charts(run: Run) -> Iterator[tuple[str, str, list[Bar]]]:
+    for name, metric in DOCS_CHARTS:
         scenario = run.scenario(name)
         if scenario and (found := _bars(scenario, metric)):
-            yield (
-                f"{name}-{metric}.svg",
-                bars(f"{title_of(scenario)}: {_title(metric)}", found, alone=True),
-            )
+            yield f"{name}-{metric}.svg", f"{title_of(scenario)}: {_title(metric)}", found
 
 
 def _title(metric: str) -> str:
@@ -177,7 +179,7 @@ def _curves(scenario: Scenario) -> Iterator[Line]:
 
 
 FIGURES = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
-README_CHARTS = (("consume", "rate"), ("consume", "cpu"))
+DOCS_CHARTS = (("consume", "rate"), ("consume", "cpu"))
 _README_ROWS = (
     ("consume, one FIN each: messages/s", "consume", "rate"),
     ("consume: client CPU per message", "consume", "cpu"),
@@ -275,9 +277,10 @@ def _made_on(scenario: Scenario) -> str:
 
 
 def docs(run: Run) -> str:
-    """The page of the documentation, as Markdown."""
+    """The page of the documentation, as Markdown; the charts are beside it, in ``charts``."""
     parts = [
         "# Performance",
+        *(f"![{title}](charts/{name})" for name, title, _ in _docs_charts(run)),
         "Written by `nsq-fast bench report`; change the harness, not this page.",
         markdown(["run", ""], *about_rows(run)),
         "## Method",

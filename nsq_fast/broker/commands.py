@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -210,6 +211,7 @@ def has(conn: Connection, data: bytes, end: int) -> bool:
 
 
 _DIGITS = re.compile(rb"[0-9]*\Z")
+_SIZE = struct.Struct(">i")
 _UINT64 = 1 << 64
 
 
@@ -369,8 +371,8 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if end < len(data):
         end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
     topic = conn.nsqd.get_topic(topic_name)
-    _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
-    conn.send(OK * len(bodies))
+    _publish(conn, "PUB", topic, topic.put_many, bodies)
+    conn.send(OK if len(bodies) == 1 else OK * len(bodies))
     return end
 
 
@@ -405,7 +407,7 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
     topic = conn.nsqd.get_topic(topic_name)
-    _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], round(delay * 1000)))
+    _publish(conn, "DPUB", topic, lambda bodies: topic.put(*bodies, round(delay * 1000)), [data[at + 4 : end]])
     conn.send(OK)
     return end
 
@@ -424,7 +426,7 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         raise fault
     if end == INCOMPLETE:
         return INCOMPLETE
-    _publish(conn, "MPUB", topic, len(bodies), lambda: topic.put_many(bodies))
+    _publish(conn, "MPUB", topic, topic.put_many, bodies)
     conn.send(OK)
     return end
 
@@ -444,16 +446,17 @@ def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], in
     bodies may reach beyond the size (nsqio/nsq: nsqd/protocol_v2.go, readMPUB).
     """
     bodies: list[bytes] = []
-    append, from_bytes = bodies.append, int.from_bytes
+    append, unpack = bodies.append, _SIZE.unpack_from
     largest, have = conn.nsqd.options.max_msg_size, len(data)
-    count, at = from_bytes(data[at : at + 4], "big"), at + 4
+    count, at = int.from_bytes(data[at : at + 4], "big"), at + 4
     for index in range(count):
         body_at = at + 4
-        size = from_bytes(data[at:body_at], "big", signed=True)
+        if body_at > have:
+            conn.needed = body_at
+            return bodies, INCOMPLETE, None
+        [size] = unpack(data, at)
         at = body_at + size
         if not 0 < size <= largest or at > have:
-            if not has(conn, data, body_at):
-                return bodies, INCOMPLETE, None
             if size <= 0:
                 fault = f"MPUB invalid message({index}) body size {size}"
                 return bodies, INCOMPLETE, FatalError("E_BAD_MESSAGE", fault)
@@ -468,6 +471,9 @@ def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], in
 def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
     largest, invalid = conn.nsqd.options.max_msg_size, "invalid message body size"
+    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+    if at + 4 < end <= at + 4 + largest and end <= len(data):
+        return end  # as nearly always
     return _end(
         conn, data, at, checked_size(conn, data, at, largest, "E_BAD_MESSAGE", name, "message", invalid=invalid)
     )
@@ -482,16 +488,18 @@ def _end(conn: Connection, data: bytes, at: int, size: int | None) -> int:
     return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
 
 
-def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
+def _publish(
+    conn: Connection, name: str, topic: Topic, put: Callable[[list[bytes]], None], bodies: list[bytes]
+) -> None:
     try:
         if conn.server.faults.tcp.refuse_publishes:
             raise Exiting("refused by the switch refuse_publishes")
-        put()
+        put(bodies)
     except OSError as error:
         conn.nsqd.error = error
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
     conn.nsqd.error = None
-    conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + count
+    conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + len(bodies)
 
 
 # --- introducing oneself ---------------------------------------------------------------------------------------------

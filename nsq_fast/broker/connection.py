@@ -149,8 +149,7 @@ class Output:
                 frames.clear()
                 self.buffered = 0
                 self.is_urgent = False
-                self.stream.settimeout(self.timeout)
-                self.stream.sendall(data)
+                self.stream.sendall(data, self.timeout)
         finally:
             self.is_writing = False
             if self.is_awaited:
@@ -297,9 +296,9 @@ class Connection:
         return b"".join(chunks)
 
     def _recv(self) -> bytes:
-        # A timeout would make a timer for each read. Inside TLS a write goes by the same one, and has to end some time.
-        is_plain = self.tls_socket is None or not self.profile.heartbeat_interval
-        self._stream.settimeout(None if is_plain else self.silence_limit)
+        if self.tls_socket is not None:
+            # A write inside TLS goes by this timeout, too, and has to end some time.
+            self._stream.settimeout(self.silence_limit if self.profile.heartbeat_interval else None)
         data: bytes = self._stream.recv(READ_SIZE)
         self._heard_at = time.monotonic()
         return data

@@ -297,6 +297,6 @@ class CompressedStream:
             data = self._codec.decompress(chunk)
         return data
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes, timeout: float | None = None) -> None:
         """Send, so that the peer can read all of it."""
-        self._stream.sendall(self._codec.compress(data))
+        self._stream.sendall(self._codec.compress(data), timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 from collections.abc import Sequence
@@ -50,6 +51,9 @@ ID_SIZE = 16
 
 FRAME_HEAD = struct.Struct(f">iiqH{ID_SIZE}s")
 """What a frame begins with: size of what follows the size, type, timestamp in ns, attempts, id."""
+
+_SAME = struct.Struct(">iqH")
+"""What the frames of a batch have in common: type, timestamp, attempts."""
 
 _ATTEMPTS = struct.Struct(">H")
 _ATTEMPTS_AT = 16
@@ -115,8 +119,14 @@ def id_of(frame: bytes) -> bytes:
 
 def encode_frames(ids: Sequence[bytes], bodies: Sequence[bytes], timestamp: int) -> list[bytes]:
     """The frames of a batch of bodies published at ``timestamp`` nanoseconds."""
-    pack = FRAME_HEAD.pack
-    return [pack(_FIXED + len(body), FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)]
+    count = len(bodies)
+    if count == 1:  # as most publishes are
+        return [FRAME_HEAD.pack(_FIXED + len(bodies[0]), FRAME_TYPE, timestamp, 1, ids[0]) + bodies[0]]
+    # Columns that are put together in C: a third of what a loop takes.
+    sizes = struct.pack(f">{count}I", *[_FIXED + len(body) for body in bodies])
+    same = _SAME.pack(FRAME_TYPE, timestamp, 1)
+    columns = struct.unpack("4s" * count, sizes), itertools.repeat(same), ids, bodies
+    return list(map(b"".join, zip(*columns, strict=False)))  # one of them has no end
 
 
 _EPOCH = 1288834974288
@@ -147,7 +157,7 @@ class SnowflakeIds:
         self._next = end = at + count
         if count == 1:  # as most publishes are
             timestamp = (at >> _SEQUENCE_BITS) << _NODE_BITS | self._node
-            return [b"%013x%b" % (timestamp, _LAST_DIGITS[at & _SEQUENCE_MASK])]
+            return [b"%016x" % (timestamp << _SEQUENCE_BITS | at & _SEQUENCE_MASK)]
         ids: list[bytes] = []
         while at < end:
             # Those of one timestamp differ in their last digits, which cost a third of an MPUB when each was formatted.

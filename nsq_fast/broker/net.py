@@ -132,36 +132,62 @@ class Faults:
         self._cleared.rawlink(lambda _: callback())
 
 
-class FaultySocket:
-    """A connected socket whose writes follow a ``Faults``; everything else is the socket's own."""
+_PATIENT_READS = 16
 
-    __slots__ = ("_faults", "_lies", "_send", "_written", "recv", "recv_into", "settimeout", "sock")
+
+class FaultySocket:
+    """A connected socket whose writes follow a ``Faults``; everything else is the socket's own, but for ``recv``.
+
+    gevent's reads and writes try first, and wait when that was in vain; each such read costs as much as the wait. So
+    after one in vain those that follow wait first: a client that has its reply in hand sends its next command later.
+    """
+
+    __slots__ = ("_faults", "_lies", "_read", "_waits", "_write", "_written", "recv", "sock")
 
     def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
         self.sock: Any = sock
         self._faults = faults
         self._lies = lies
         self._written = 0
-        # Reading is not touched by faults: bound here, it costs what it costs on the socket itself.
-        self.recv: Any = sock.recv
-        self.recv_into: Any = sock.recv_into
-        self.settimeout: Any = sock.settimeout
-        self._send = sock.send
+        self._waits = 0
+        is_plain = type(sock) is socket.socket  # inside TLS there may be more to read than the socket shows
+        self._read = sock._sock.recv if is_plain else None
+        self._write = sock._sock.send if is_plain else None
+        self.recv: Any = self._recv if is_plain else sock.recv
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
-    def sendall(self, data: Any) -> None:
-        """Write all of ``data``, or what the faults make of it; raises OSError when they close the connection."""
+    def _recv(self, size: int) -> bytes:
+        while True:
+            if self._waits:
+                self._waits -= 1
+                sock = self.sock
+                if sock._read_event is not None:  # it is not closed
+                    sock._wait(sock._read_event)
+            try:
+                data: bytes = self._read(size)
+                return data
+            except BlockingIOError:
+                self._waits = _PATIENT_READS
+
+    def sendall(self, data: Any, timeout: float | None = None) -> None:
+        """Write all of ``data``, or what the faults make of it; raises OSError when they close the connection.
+
+        ``timeout``: seconds that it may take, else TimeoutError; None: any time.
+        """
         if self._faults.active:
             data = self._distort(data)
         self._written += len(data)
-        try:
-            sent = self._send(data, 0, 0.0)  # nearly always all of it, at half of what sendall costs
-        except BlockingIOError:
-            sent = 0
+        sent = 0
+        if self._write is not None:
+            try:  # noqa: SIM105  suppress takes as long as the rest
+                sent = self._write(data)  # nearly always all of it, at half of what sendall costs
+            except BlockingIOError:
+                pass
         if sent < len(data):
-            self.sock.sendall(memoryview(data)[sent:])
+            with Timeout(timeout, TimeoutError("timed out")):
+                self.sock.sendall(memoryview(data)[sent:])
 
     def send(self, data: Any) -> int:
         self.sendall(data)

@@ -46,6 +46,9 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to standard output may fail with, which click leaves alone; a reader that has gone is its affair."""
 
+_ONLY_SHOW = ("lookup", "stat", "lag", "journal")
+"""What do nothing else, and have done all that was wanted when the reader of their output goes (``| head``)."""
+
 
 class Commands(click.Group):
     """A group whose commands are modules of this package."""
@@ -66,8 +69,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno not in _NOT_WRITTEN or error.filename is not None:
                 raise
-            # What is left in the buffer goes nowhere, or the end of the interpreter would complain of it once more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _drop_output()
             click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
             sys.exit(1)
 
@@ -78,8 +80,18 @@ class Commands(click.Group):
             raise click.UsageError(str(error)) from error
         except NsqError as error:
             raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            if ctx.invoked_subcommand not in _ONLY_SHOW:
+                raise
+            _drop_output()
+            ctx.exit()
         except KeyboardInterrupt:
             ctx.exit(130)
+
+
+def _drop_output() -> None:
+    """What is left in the buffer goes nowhere, or the end of the interpreter would complain of it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

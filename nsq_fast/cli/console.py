@@ -25,9 +25,14 @@ from nsq_fast.printable import printable
 _PIPE_WIDTH = 240
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # what rich was handling: it would exit with 1; the group of all commands decides
+
+
 def output() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    console = _Output(highlight=False)
+    return console if console.is_terminal else _Output(highlight=False, width=_PIPE_WIDTH)
 
 
 def say(line: str) -> None:

@@ -40,7 +40,7 @@ def _open(journal: str, endpoint: str | None, region: str | None) -> Storage:
         from nsq_fast.spark.options import ObjectStore
     except ImportError as error:
         raise NsqError(str(error)) from error
-    path = check_path(journal)
+    path = check_path(journal if "://" in journal else str(Path(journal).absolute()))
     if path.startswith("/") and not Path(path).is_dir():
         raise NsqError(f"there is no folder {path}")
     return open_storage(path, ObjectStore(endpoint, region))
@@ -71,6 +71,8 @@ def ls(
     if not as_json:
         head = ("folder", "topic", "channel", "committed", "batch", "rows", "age")
         console.show(head, rows, names=3, box=SIMPLE_HEAD)
+        if not rows:
+            console.say(f"{parent.path} has no folder of a stream; a batch reads its own again, by the same journal")
 
 
 @options.command("read", group=journal)

@@ -13,6 +13,7 @@ from gevent import iwait, spawn
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import NsqError
@@ -167,17 +168,23 @@ def command(
     RDY 0 (in backoff, or paused). From the second table on it also says for how long no message was finished: messages
     that were delivered are unanswered, or are requeued again and again, or nsqd has not pushed what clients asked for.
     Why clients do so, only they can say: consumer.progress(), /readyz of a worker, nsq_fast_consumer_stalled.
+
+    The exit code is 1 when no nsqd had the TOPIC, or the CHANNEL, in the last of the tables that --count asks for.
     """
     if channel and not topic:
         raise click.UsageError("--channel needs --topic")
     servers = servers.found(quiet=as_json)
-    screen = _Screen(as_json, interval)
+    named = topic and (f"channel {channel} of {topic}" if channel else topic)
+    screen = _Screen(as_json, interval, f"no nsqd has {named}" if named else "")
     left = 1 if once else count or -1
     with stop_signals() as stop, screen.live:
         while not stop.is_set():
-            screen.show(_read(servers, topic, channel))
+            rows = _read(servers, topic, channel)
+            screen.show(rows)
             left -= 1
             if left == 0:
+                if named and not rows:
+                    raise SystemExit(1)
                 return
             stop.wait(interval)
 
@@ -202,11 +209,16 @@ def _read(servers: Servers, topic: str | None, channel: str | None) -> list[Chan
 
 
 class _Screen:
-    """Shows tables: in place on a terminal, one after the other elsewhere, or as JSON."""
+    """Shows tables: in place on a terminal, one after the other elsewhere, or as JSON.
 
-    def __init__(self, as_json: bool, interval: float) -> None:
+    Args:
+        none: what stands in place of a table without rows; empty: its head.
+    """
+
+    def __init__(self, as_json: bool, interval: float, none: str) -> None:
         self._as_json = as_json
         self._interval = interval
+        self._none = none
         self._console = console.output()
         self._before: dict[tuple[str, str], int] = {}
         self._stalls = Stalls()
@@ -225,6 +237,8 @@ class _Screen:
         self._before = {(row.topic, row.channel): row.messages for row in rows}
 
     def _table(self, rows: Sequence[ChannelStats], stalled: Sequence[str]) -> RenderableType:
+        if self._none and not rows:
+            return Text(self._none)
         cells = [
             [row.topic, row.channel + (" (paused)" if row.paused else ""), *self._cells(row), reason]
             for row, reason in zip(rows, stalled, strict=True)

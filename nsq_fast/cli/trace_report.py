@@ -93,7 +93,7 @@ def command(
     if is_local:
         figures = _by_duckdb(logs, trace_settings, memory)
     else:
-        with _session(logs, master, memory, dict(settings)) as spark:
+        with _spark_explained(), _session(logs, master, memory, dict(settings)) as spark:
             figures = _by_spark(spark, logs, tables, trace_settings)
     if html_file:
         console.write_file(html_file, trace.html(figures))
@@ -105,6 +105,18 @@ def why_not() -> str | None:
     from nsq_fast.spark.trace.session import missing
 
     return missing()
+
+
+@contextmanager
+def _spark_explained() -> Iterator[None]:
+    """What Spark refuses, or fails with, is the first lines of what it says; what Java says is on stderr already."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise click.ClickException(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from nsq_fast.config import EACH_START
+from nsq_fast.config import EACH_START, MAX_PARTITION
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
 from nsq_fast.log_events import START_POSITION_BEYOND, START_POSITION_KEPT, START_POSITION_SET
 from nsq_fast.protocol.targets import Target
@@ -68,8 +68,8 @@ def parse_start(value: Any) -> StartPositions | None:
         return None
     if not isinstance(value, Mapping):
         return StartPositions(_position(value))
-    if not value or any(type(number) is not int or number < 0 for number in value):
-        raise ConfigError(f"start_position={value!r}: must map partition numbers to positions")
+    if not value or any(type(number) is not int or not 0 <= number <= MAX_PARTITION for number in value):
+        raise ConfigError(f"start_position={value!r}: must map partition numbers, 0 to {MAX_PARTITION}, to positions")
     return StartPositions(None, {number: _position(each) for number, each in value.items()})
 
 

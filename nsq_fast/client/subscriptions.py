@@ -278,12 +278,13 @@ class TopicSubscriptions:
         self._rounds = 0
         self._leaders: dict[int, Address] = {}
         self._impossible: ConfigError | None = None
-        self._told_missing: list[int] = []
+        self._told_missing: dict[str, list[int]] = {}
         self._seeks = Repeated(f"{consumer.name} seeker", self._seek)
         self._is_seeking = False
         self._returns = Repeated(f"{consumer.name} returns", self._look_for_return)
         self._return_looks = 0
         self._starter = None if positions is None else Starter(consumer, topic, positions)
+        self._placed = () if positions is None else tuple(positions.by_partition)
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
@@ -331,15 +332,22 @@ class TopicSubscriptions:
             return
         self._rounds += 1
         self._topology = topology
-        self._learn(topology)
+        self._set_mode(self.mode.learn(topology.meta, self._consumer.config.ordered))
         self._follow(targets(topology, self._consumer.config.partitions, self.topic))
         self._retire_replaced()
         self._begin_to_seek()
         self._tell_absent(topology)
         self._owner.fail_if_hopeless()
 
-    def _learn(self, topology: Topology) -> None:
-        mode = self.mode.learn(topology.meta, self._consumer.config.ordered)
+    def unlearns(self, refused: Mode, error: NsqError) -> bool:
+        """Whether a refusal is of headers that lookup spoke of once, and no option: the topic was made anew without."""
+        is_ours = refused.extend_support and not self._consumer.connection_config.extend_support
+        if not (is_ours and isinstance(error, ExtendSubForbidden)):
+            return False
+        self._set_mode(Mode(self.mode.ordered))
+        return True
+
+    def _set_mode(self, mode: Mode) -> None:
         if mode == self.mode:
             return
         self._consumer.logger.info("%s: subscribing with %s", self.topic, mode, extra=SUBSCRIPTION_MODE)
@@ -376,7 +384,7 @@ class TopicSubscriptions:
             if subscriber.target not in self._wanted and is_replaced(subscriber.target, live):
                 subscriber.want(Desired.RETIRE)
 
-    # Partitions that were chosen although the topic does not have them: they are waited for, as it may get more
+    # Partitions that an option names although the topic does not have them: they are waited for, as it may get more
 
     def _tell_absent(self, topology: Topology) -> None:
         chosen = self._consumer.config.partitions
@@ -387,16 +395,17 @@ class TopicSubscriptions:
                 self._complain(logging.ERROR, self._impossible)
             return
         self._impossible = None
-        absent = missing(topology, chosen)
-        if absent == self._told_missing or topology.meta is None:
-            return
-        self._told_missing = absent
-        if absent:
-            error = ConfigError(
-                f"partitions: topic {self.topic} has partitions 0 to {topology.meta.partition_num - 1};"
-                f" nothing comes of {', '.join(map(str, absent))} until it has more"
-            )
-            self._complain(logging.WARNING, error)
+        for option, named, verb in (("partitions", chosen, "comes of"), ("start_position", self._placed, "is set for")):
+            absent = missing(topology, named)
+            if topology.meta is None or absent == self._told_missing.get(option, []):
+                continue
+            self._told_missing[option] = absent
+            if absent:
+                error = ConfigError(
+                    f"{option}: topic {self.topic} has partitions 0 to {topology.meta.partition_num - 1};"
+                    f" nothing {verb} {', '.join(map(str, absent))} until it has more"
+                )
+                self._complain(logging.WARNING, error)
 
     def _complain(self, level: int, error: ConfigError) -> None:
         self._consumer.logger.log(level, "%s", error, extra=PARTITIONS_MISSING)
@@ -683,7 +692,7 @@ class Subscriber:
         """No connection could be made, or no subscription on it."""
         if self.desired is Desired.CLOSE:
             return State.ENDED
-        is_final = isinstance(error, REFUSALS)
+        is_final = isinstance(error, REFUSALS) and not self._owner.unlearns(self.subscription.mode, error)
         cause = error.__cause__ or error
         is_move = self._is_led and is_leader_move(error)
         self._delay = self._leader_delay if is_move else self._reconnect

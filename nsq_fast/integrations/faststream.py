@@ -65,8 +65,9 @@ from faststream.specification.schema import Message as MessageSpec
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import NsqError
+from nsq_fast.protocol.partitioner import Key
 
-from . import respond
+from . import delay_ms, respond
 
 __all__ = ["NSQBroker", "NSQMessage", "NSQRouter"]
 
@@ -80,7 +81,8 @@ class NSQMessage(StreamMessage[Message]):  # type: ignore[misc]  # FastStream is
 
     async def nack(self, delay: float | None = None) -> None:
         """REQ: it comes again after ``delay`` seconds; None: later with each attempt."""
-        respond(lambda: self.raw_message.requeue(None if delay is None else round(1000 * delay)))
+        milliseconds = delay_ms("delay", delay)
+        respond(lambda: self.raw_message.requeue(milliseconds))
         await super().nack()
 
     async def reject(self) -> None:
@@ -112,11 +114,20 @@ async def decode(message: StreamMessage[Any]) -> Any:
 
 
 class NSQPublishCommand(PublishCommand):  # type: ignore[misc]
-    """One publish: ``destination`` is the topic, ``delay`` seconds until it is delivered."""
+    """One publish: ``destination`` is the topic, ``delay`` seconds until it is delivered, ``key`` of its partition."""
 
-    def __init__(self, body: Any, *, delay: float | None = None, **options: Any) -> None:
-        super().__init__(body, **options)
+    def __init__(
+        self,
+        body: Any,
+        *,
+        delay: float | None = None,
+        key: Key | None = None,
+        _publish_type: PublishType = PublishType.PUBLISH,
+        **options: Any,
+    ) -> None:
+        super().__init__(body, _publish_type=_publish_type, **options)
         self.delay = delay
+        self.key = key
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand) -> NSQPublishCommand:
@@ -146,8 +157,11 @@ class NSQProducer(ProducerProto[NSQPublishCommand]):  # type: ignore[misc]
     async def publish(self, cmd: NSQPublishCommand) -> Any:
         """Return when a server has the message. Raises what ``nsq_fast.aio.Producer.publish`` raises."""
         body, _ = await self.codec.encode(cmd.body, self.serializer)
-        defer = None if cmd.delay is None else round(1000 * cmd.delay)
-        return await self.producer.publish(cmd.destination, body, defer, headers=cmd.headers or None)
+        defer = delay_ms("delay", cmd.delay)
+        headers = cmd.headers or None
+        if headers is not None and cmd.correlation_id is not None:  # alone it would make headers where none are taken
+            headers = {"correlation_id": cmd.correlation_id, **headers}
+        return await self.producer.publish(cmd.destination, body, defer, key=cmd.key, headers=headers)
 
     async def request(self, cmd: NSQPublishCommand) -> Any:
         """NSQ has no replies."""
@@ -199,9 +213,25 @@ class NSQPublisher(PublisherUsecase):  # type: ignore[misc]
     def topic(self) -> str:
         return f"{self._outer_config.prefix}{self._options.topic}"
 
-    async def publish(self, message: Any, topic: str = "", **options: Any) -> Any:
-        """Publish to the topic of this publisher, or to another; ``options`` as of ``NSQBroker.publish``."""
-        cmd = new_command(message, topic or self.topic, **{"delay": self._options.delay, **options})
+    async def publish(
+        self,
+        message: Any,
+        topic: str = "",
+        *,
+        delay: float | None = None,
+        key: Key | None = None,
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+    ) -> Any:
+        """Publish to the topic of this publisher, or to another; arguments are those of ``NSQBroker.publish``."""
+        cmd = NSQPublishCommand(
+            message,
+            destination=topic or self.topic,
+            delay=self._options.delay if delay is None else delay,
+            key=key,
+            headers=headers,
+            correlation_id=correlation_id,
+        )
         return await self._basic_publish(cmd, producer=self._outer_config.producer, _extra_middlewares=())
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
@@ -216,26 +246,7 @@ class NSQPublisher(PublisherUsecase):  # type: ignore[misc]
 
     async def request(self, message: Any, *arguments: Any, **options: Any) -> Any:
         """NSQ has no replies."""
-        return await self._outer_config.producer.request(new_command(message, self.topic))
-
-
-def new_command(
-    message: Any,
-    topic: str,
-    *,
-    delay: float | None = None,
-    headers: dict[str, Any] | None = None,
-    correlation_id: str | None = None,
-) -> NSQPublishCommand:
-    """A publish that the program asks for."""
-    return NSQPublishCommand(
-        message,
-        destination=topic,
-        delay=delay,
-        headers=headers,
-        correlation_id=correlation_id,
-        _publish_type=PublishType.PUBLISH,
-    )
+        return await self._outer_config.producer.request(NSQPublishCommand(message, destination=self.topic))
 
 
 @dataclass(kw_only=True)
@@ -307,7 +318,7 @@ class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
         if self._consumer is None:
             # With MANUAL what a handler leaves unanswered would be touched, too, though it may be forgotten.
             is_touched = self.ack_policy is not AckPolicy.MANUAL
-            options = {"max_tries": 0, "auto_touch": is_touched, "max_in_flight": self._options.max_workers}
+            options = {"max_tries": 0, "auto_touch": is_touched}
             self._consumer = self._outer_config.new_consumer(
                 self.topic, self._options.channel, **{**options, **self._options.consumer, **arguments}
             )
@@ -427,7 +438,7 @@ class NSQRegistrator(Registrator[Message, NSQBrokerConfig]):  # type: ignore[mis
         """Call the decorated function with each message of a channel.
 
         Args:
-            max_workers: messages that are handled, and held, at once.
+            max_workers: messages that are handled at once. As many are held, and one for each nsqd at least.
             consumer: more options of ``nsq_fast.aio.Consumer``. ``max_tries`` is 0: no message is given up.
             ack_policy: NACK_ON_ERROR by default: what fails comes again. With MANUAL a message that the handler leaves
                 unanswered stays in flight until somebody responds to it, or its timeout is over; ``auto_touch`` is off.
@@ -571,17 +582,32 @@ class NSQBroker(NSQRegistrator, BrokerUsecase[Message, Producer, NSQBrokerConfig
                 await anyio.sleep(PING_PAUSE)
         return self._nsq.is_connected
 
-    async def publish(self, message: Any, topic: str, **options: Any) -> Any:
-        """Publish a message, and return when a server has it.
+    async def publish(
+        self,
+        message: Any,
+        topic: str,
+        *,
+        delay: float | None = None,
+        key: Key | None = None,
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+    ) -> Any:
+        """Publish a message, and return when a server has it. Raises what ``nsq_fast.aio.Producer.publish`` raises.
 
-        ``delay`` is how many seconds it waits in nsqd (original servers), ``headers`` are extended headers (redesigned
-        servers). Raises what ``nsq_fast.aio.Producer.publish`` raises.
+        Args:
+            delay: seconds that it waits in nsqd (original servers).
+            key: messages of one key go to one partition, in order (redesigned servers).
+            headers: extended headers (redesigned servers).
+            correlation_id: goes with the headers, where there are any.
         """
-        return await self._basic_publish(new_command(message, topic, **options), producer=self.config.producer)
+        cmd = NSQPublishCommand(
+            message, destination=topic, delay=delay, key=key, headers=headers, correlation_id=correlation_id
+        )
+        return await self._basic_publish(cmd, producer=self.config.producer)
 
     async def request(self, message: Any, topic: str, **options: Any) -> Any:
         """NSQ has no replies."""
-        return await self.config.producer.request(new_command(message, topic))
+        return await self.config.producer.request(NSQPublishCommand(message, destination=topic))
 
 
 class _LoggerStorage(DefaultLoggerStorage):  # type: ignore[misc]

@@ -21,9 +21,8 @@ from typing import Any
 
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
-from nsq_fast.errors import ConfigError
 
-from . import respond
+from . import delay_ms, respond
 
 try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage
@@ -90,7 +89,7 @@ class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type 
 
     async def kick(self, message: BrokerMessage) -> None:
         """Publish a task. Returns when a server has it; raises what ``Producer.publish`` raises."""
-        defer = _delay_ms(message.labels.get(DELAY_LABEL))
+        defer = delay_ms(f"the label {DELAY_LABEL}", message.labels.get(DELAY_LABEL))
         await self._producer.publish(self._topic, message.message, defer)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
@@ -110,15 +109,3 @@ def _ack_of(message: Message) -> Any:
         respond(message.finish)
 
     return ack
-
-
-def _delay_ms(delay: Any) -> int | None:
-    if delay is None:
-        return None
-    try:
-        milliseconds = round(1000 * float(delay))
-    except (TypeError, ValueError, OverflowError):
-        milliseconds = -1
-    if milliseconds < 0:
-        raise ConfigError(f"the label {DELAY_LABEL}={delay!r} must be a number of seconds, 0 or more")
-    return milliseconds

@@ -24,6 +24,7 @@ from nsq_fast.errors import (
     BadBody,
     BadMessage,
     ConnectionLost,
+    ExtNotSupported,
     PublishFailed,
     ServerError,
     publish_failed_class,
@@ -404,7 +405,7 @@ def _row(error: type[ServerError]) -> Verdict:
     return Verdict(
         retry=error.retriable,
         pause=error.retriable,
-        refresh=error.stale_topology,
+        refresh=error.stale_topology or error is ExtNotSupported,  # a topic that had headers was made anew without
         possibly_stored=error.outcome_unknown,
         leader=error.stale_topology,
         splits=error in (BadMessage, BadBody),

@@ -42,7 +42,8 @@ class Mode(msgspec.Struct, frozen=True):
     def learn(self, meta: Meta | None, ordered: bool | None) -> Mode:
         """What lookup adds. ``ordered`` is the option: None leaves it to lookup.
 
-        Extended headers stay on once they are: no topic loses them, while a lookupd may be behind.
+        Extended headers stay on once they are, until a server refuses them: no topic loses them unless it is made anew,
+        while a lookupd may be behind.
         """
         if meta is None:
             return self

@@ -281,7 +281,8 @@ class EventLoop:
     def begin_closing(self, timeout: float) -> None:
         """Close all at once, within ``timeout`` seconds. Does not block."""
         self._close_timeout = timeout
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # it has ended by itself: a handler called sys.exit()
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     def wait(self) -> None:
         self._ended.wait()
@@ -411,7 +412,8 @@ class Child:
         """In any thread: a consumer has closed. When the others are drained, a new process takes the place of this."""
         if self._phase is Phase.DRAINING:
             return
-        self._failure = f"{name} has closed: {printable(str(error)) if error else 'the program closed it'}"
+        why = "the program closed it" if error is None else f"{type(error).__name__}: {error}"
+        self._failure = f"{name} has closed: {printable(why)}"
         logger.error("%s; the process ends", self._failure, extra=CONSUMER_FAILED)
         self._waker.send()
 

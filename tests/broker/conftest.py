@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import trustme
+from gevent.ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from support.wire import WireClient
 
 from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdOptions, NsqdServer, RedesignedCluster
@@ -84,6 +86,20 @@ def lookupd(make_lookupd: Any) -> Any:
 def address(start_nsqd: Callable[..., Any]) -> Any:
     """The TCP address of an nsqd with the defaults."""
     return start_nsqd().tcp_address
+
+
+@pytest.fixture
+def tls(tls_files: dict[str, str]) -> dict[str, str]:
+    """Options of an nsqd with a certificate."""
+    return {"tls_cert": tls_files["cert"], "tls_key": tls_files["key"]}
+
+
+@pytest.fixture
+def context(authority: trustme.CA) -> SSLContext:
+    """Of a client that trusts it."""
+    context = SSLContext(PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(context)
+    return context
 
 
 @pytest.fixture

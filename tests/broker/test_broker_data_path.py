@@ -185,18 +185,14 @@ def test_a_data_path_that_cannot_be_written_is_refused(make: Callable[..., Serve
 
 
 def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
-    server: NsqdServer, monkeypatch: pytest.MonkeyPatch
+    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = WireClient(server.tcp_address)
     client.publish("t", b"1")
-
-    def fail(*arguments: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("nsq_fast.broker.journal.os.pwrite", fail)
-        answer = client.command(b"PUB t\n\0\0\0\x012")
-        over_http = [ask(server.http_address, "POST", f"/{route}?topic=t", b"2") for route in ("pub", "mpub")]
+    SmallDisk(monkeypatch, tmp_path, 0)
+    answer = client.command(b"PUB t\n\0\0\0\x012")
+    over_http = [ask(server.http_address, "POST", f"/{route}?topic=t", b"2") for route in ("pub", "mpub")]
+    monkeypatch.undo()
     assert answer == b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
     assert [(reply.status, reply.json) for reply in over_http] == [(503, {"message": "EXITING"})] * 2
     assert server.nsqd.error is not None
@@ -607,31 +603,17 @@ def test_a_record_of_two_gigabytes_stops_nothing(process: BrokerProcess, tmp_pat
     assert not Path(f"/proc/{pid}").exists()
 
 
-def full_disk() -> Callable[[], None]:
-    """Let every write fail; call the result to make room again."""
-    patch = pytest.MonkeyPatch()
-
-    def fail(*arguments: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    patch.setattr("nsq_fast.broker.journal.os.write", fail)
-    patch.setattr("nsq_fast.broker.journal.os.pwrite", fail)
-    return patch.undo
-
-
 def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02)
     with NsqdServer(options) as server:
         server.nsqd.get_topic("t").get_channel("c")
-        make_room = full_disk()
-        try:
-            server.nsqd.get_topic("u").get_channel("d")
-            WireClient(server.tcp_address).command(b"PUB t\n\0\0\0\x01x")
-            until(lambda: server.nsqd.error is not None)
-        finally:
-            make_room()
+        SmallDisk(monkeypatch, tmp_path, 0)
+        server.nsqd.get_topic("u").get_channel("d")
+        WireClient(server.tcp_address).command(b"PUB t\n\0\0\0\x01x")
+        until(lambda: server.nsqd.error is not None)
+        monkeypatch.undo()
         until(lambda: server.nsqd.error is None)
         until(lambda: b'"u"' in (tmp_path / "nsqd.dat").read_bytes())
         server.kill()
@@ -727,17 +709,15 @@ def test_what_made_room_for_others_is_not_missed_if_the_process_is_killed_before
         assert server.nsqd.topics["t"].channels["slow"].depth == 0
 
 
-def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path) -> None:
+def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
     server.start()
     for name in "tu":
         server.nsqd.get_topic(name).get_channel("c")
         server.nsqd.get_topic(name).put(b"x")
-    make_room = full_disk()
-    try:
-        server.stop()
-    finally:
-        make_room()
+    SmallDisk(monkeypatch, tmp_path, 0)
+    server.stop()
+    monkeypatch.undo()
     with in_nsqd(tmp_path) as nsqd:
         assert [drain(nsqd, name, "c") for name in "tu"] == [[b"x"], [b"x"]]
 
@@ -898,8 +878,12 @@ def settle(folder: Path, tried: int) -> None:
     until(is_settled)
 
 
+def channel_of(log_server: NsqdServer) -> Any:
+    return log_server.nsqd.get_topic("t").channels["c"]
+
+
 def deferred(log_server: NsqdServer) -> int:
-    return len(log_server.nsqd.get_topic("t").channels["c"].deferred)
+    return len(channel_of(log_server).deferred)
 
 
 @pytest.mark.parametrize("again", ["stop", "kill"])
@@ -929,10 +913,11 @@ def test_it_comes_when_it_is_due(log_server: NsqdServer, tmp_path: Path, again: 
     settle(tmp_path, 1)
     getattr(log_server, again)()
     log_server.start()
-    (message,) = log_server.nsqd.get_topic("t").channels["c"].deferred
-    log_server.nsqd.get_topic("t").channels["c"].deferred.pop_due(message.due)
+    channel = channel_of(log_server)
+    (message,) = channel.deferred
+    channel.deferred.pop_due(message.due)
     message.due = 0.0
-    log_server.nsqd.get_topic("t").channels["c"].put_back([message])
+    channel.put_back([message])
     consumer = Consumer(log_server, "SUB t c")
     frame = consumer.receive()
     assert frame.data[26:] == b"later"
@@ -942,7 +927,7 @@ def test_it_comes_when_it_is_due(log_server: NsqdServer, tmp_path: Path, again: 
     consumer.close()
     getattr(log_server, again)()
     log_server.start()
-    assert log_server.nsqd.get_topic("t").channels["c"].depth == 0
+    assert channel_of(log_server).depth == 0
     assert deferred(log_server) == 0
 
 
@@ -969,12 +954,8 @@ def test_without_a_checkpoint_every_kept_message_comes_again(log_server: NsqdSer
     next(tmp_path.rglob("checkpoint")).unlink()
     log_server.start()
     consumer = Consumer(log_server, "SUB t c", rdy=BATCH)
-    until(lambda: log_server.nsqd.get_topic("t").channels["c"].depth == 0)
-    assert b"later" in {consumer.receive().data[26:] for _ in range(consumer_has(log_server))}
-
-
-def consumer_has(log_server: NsqdServer) -> int:
-    return log_server.nsqd.get_topic("t").channels["c"].in_flight_count
+    until(lambda: channel_of(log_server).depth == 0)
+    assert b"later" in {consumer.receive().data[26:] for _ in range(channel_of(log_server).in_flight_count)}
 
 
 def test_a_kept_file_that_is_damaged_is_said(

@@ -196,13 +196,9 @@ def test_a_client_with_a_fatal_error_leaves_its_channel_at_once(start_nsqd: Call
     client.send(b"XYZ\n")
     assert client.frame().data == b"E_INVALID invalid command XYZ"
 
-    def clients() -> int:
-        [topic] = ask(server.http_address, "GET", "/stats?format=json").json["topics"]
-        return int(topic["channels"][0]["client_count"])
-
-    if isinstance(server, NsqdServer):
-        assert clients() == 0
-    until(lambda: clients() == 0)
+    if is_ours(server):
+        assert channel_figures(server)["client_count"] == 0
+    until(lambda: channel_figures(server)["client_count"] == 0)
 
 
 def test_an_empty_line_stands_between_topics_in_figures_for_people(start_nsqd: Callable[..., Any]) -> None:
@@ -258,10 +254,16 @@ def test_without_a_memory_queue_messages_come_in_the_order_of_the_disk(start_nsq
 
 
 @pytest.fixture
-def durable(start_nsqd: Callable[..., Any], tmp_path: Path) -> Any:
-    """An nsqd with files, the topic ``t`` and its channel ``c``."""
+def folder(tmp_path: Path) -> Path:
+    """Of the files of an nsqd."""
     folder = tmp_path / "data"
     folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def durable(start_nsqd: Callable[..., Any], folder: Path) -> Any:
+    """An nsqd with files, the topic ``t`` and its channel ``c``."""
     server = start_nsqd(data_path=str(folder))
     create(server)
     return server
@@ -283,13 +285,10 @@ def test_a_deferred_message_stays_deferred_over_a_restart_here(durable: Any) -> 
     assert (figures["depth"], figures["deferred_count"]) == ((0, 1) if is_ours(durable) else (1, 0))
 
 
-def test_a_message_is_written_once_for_all_channels_here(start_nsqd: Callable[..., Any], tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
+def test_a_message_is_written_once_for_all_channels_here(start_nsqd: Callable[..., Any], folder: Path) -> None:
     server = start_nsqd(data_path=str(folder), mem_queue_size=0)
-    ask(server.http_address, "POST", "/topic/create?topic=t")
     for name in "cd":
-        ask(server.http_address, "POST", f"/channel/create?topic=t&channel={name}")
+        create(server, channel=name)
     WireClient(server.tcp_address).publish("t", b"the body")
     until(lambda: channel_figures(server)["depth"] == 1)
     server.stop()
@@ -298,10 +297,8 @@ def test_a_message_is_written_once_for_all_channels_here(start_nsqd: Callable[..
 
 
 def test_messages_come_in_the_order_of_their_publishes_after_a_restart_here(
-    start_nsqd: Callable[..., Any], tmp_path: Path
+    start_nsqd: Callable[..., Any], folder: Path
 ) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
     server = start_nsqd(data_path=str(folder), mem_queue_size=2)
     create(server)
     publisher = WireClient(server.tcp_address)
@@ -329,18 +326,10 @@ def test_a_deferred_message_that_a_topic_has_no_room_for_stays_deferred_here(sta
 
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
-def test_a_required_certificate_is_verified_here(start_nsqd: Callable[..., Any], tmp_path: Path, policy: str) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost")
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    server = start_nsqd(
-        tls_cert=str(tmp_path / "cert.pem"),
-        tls_key=str(tmp_path / "key.pem"),
-        tls_root_ca_file=str(tmp_path / "ca.pem"),
-        tls_client_auth_policy=policy,
-    )
+def test_a_required_certificate_is_verified_here(
+    start_nsqd: Callable[..., Any], tls: Any, authority: trustme.CA, tls_files: dict[str, str], policy: str
+) -> None:
+    server = start_nsqd(**tls, tls_root_ca_file=tls_files["ca"], tls_client_auth_policy=policy)
     own, foreign, none = (SSLContext(ssl.PROTOCOL_TLS_CLIENT) for _ in range(3))
     for context in (own, foreign, none):
         authority.configure_trust(context)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from gevent import Timeout, socket
-from gevent.ssl import PROTOCOL_TLS_CLIENT, SSLContext
-from support.http import ask, channel_figures, create, exchange, parse, post, shape
+from gevent.ssl import SSLContext
+from support.http import ask, channel_figures, exchange, parse, post, shape
 from support.servers import of_release
 from support.waiting import WAIT, promptly, until
 from support.wire import WireClient
 
-from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
+from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.broker.executable import parse_flags
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.queue import ACCURACY, LatencyWindow, latency_stats
@@ -161,17 +158,6 @@ def test_a_deferred_publish_comes_when_it_is_due() -> None:
         post(served, "/pub?topic=t&defer=20", b"soon")
         assert channel_figures(served)["deferred_count"] == 1
         assert consumer.message().body == b"soon"
-
-
-def test_nsqlookupds_may_be_changed_while_it_runs(served: Any) -> None:
-    post(served, "/topic/create?topic=t")
-    with LookupdServer() as lookupd:
-        body = json.dumps([str(lookupd.tcp_address)]).encode()
-        answer = ask(served.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", body)
-        assert (answer.status, answer.body) == (200, body)
-        until(lambda: ask(lookupd.http_address, "GET", "/lookup?topic=t").json.get("producers"))
-        assert ask(served.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", b"[]").body == b"[]"
-        until(lambda: not ask(lookupd.http_address, "GET", "/lookup?topic=t").json["producers"])
 
 
 def test_info(served: Any) -> None:
@@ -318,46 +304,17 @@ def test_stats_as_text_when_there_is_nothing(served: Any) -> None:
     assert "\nMemory:\n   heap_objects             \t" in text
 
 
-def test_pause_and_unpause_a_topic(served: Any) -> None:
-    create(served)
-    post(served, "/topic/pause?topic=t")
-    post(served, "/pub?topic=t", b"x")
-    topic = stats(served)["topics"][0]
-    assert (topic["paused"], topic["depth"], topic["channels"][0]["depth"]) == (True, 1, 0)
-    post(served, "/topic/unpause?topic=t")
-    until(lambda: channel_figures(served)["depth"] == 1)
-    assert stats(served)["topics"][0]["depth"] == 0
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path, SSLContext]:
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    issued.cert_chain_pems[0].write_to_path(cert)
-    issued.private_key_pem.write_to_path(key)
-    context = SSLContext(PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(context)
-    return cert, key, context
-
-
-def test_https(start_nsqd: Any, certificate: Any) -> None:
-    cert, key, context = certificate
-    served = start_nsqd(https=True, tls_cert=str(cert), tls_key=str(key))
+@pytest.mark.parametrize("required", [False, True])
+def test_https(start_nsqd: Any, tls: Any, context: SSLContext, required: bool) -> None:
+    served = start_nsqd(https=True, **tls, tls_required=str(required).lower())
     answer = ask(served.https_address, "POST", "/pub?topic=t", b"x", ssl_context=context)
     assert (answer.status, answer.body) == (200, b"OK")
-    assert ask(served.http_address, "GET", "/ping").status == 200
-
-
-def test_plain_http_is_refused_where_tls_is_required(start_nsqd: Any, certificate: Any) -> None:
-    cert, key, context = certificate
-    served = start_nsqd(https=True, tls_cert=str(cert), tls_key=str(key), tls_required="true")
     answer = ask(served.http_address, "GET", "/ping")
-    assert (answer.status, answer.json) == (
-        403,
-        {"message": "TLS_REQUIRED", "https_port": served.https_address.port},
-    )
-    assert ask(served.https_address, "GET", "/ping", ssl_context=context).body == b"OK"
+    if required:
+        refusal = {"message": "TLS_REQUIRED", "https_port": served.https_address.port}
+        assert (answer.status, answer.json) == (403, refusal)
+    else:
+        assert answer.status == 200
 
 
 def test_a_disk_that_fails_is_told_by_ping() -> None:

@@ -13,9 +13,8 @@ from support.http import ask, shape
 from support.servers import of_release
 from support.waiting import until
 
-from nsq_fast.broker import LookupdOptions, LookupdServer
+from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdServer
 from nsq_fast.broker.lookupd import Registrar
-from nsq_fast.names import Address
 
 # The embedded nsqlookupd answers as the original does: the same tests run against both.
 
@@ -307,97 +306,61 @@ def test_a_lying_length_costs_no_memory(size: int) -> None:
 # An nsqd keeps itself registered, at our nsqlookupd and at the original's.
 
 
-REGISTERED = {
-    "version": "1.3.0",
-    "tcp_port": 4150,
-    "http_port": 4151,
-    "hostname": "h",
-    "broadcast_address": "nsqd.example",
-    "topology_zone": "",
-    "topology_region": "",
-}
-
-
-class FakeNsqd:
-    """Topics and channels, and a registrar that tells of them."""
-
-    def __init__(self, *addresses: Address, ping_interval: float = 15.0) -> None:
-        self.has: set[tuple[str, str]] = set()
-        self.registrar = Registrar(
-            [str(address) for address in addresses],
-            lambda: REGISTERED,
-            lambda: iter(sorted(self.has)),
-            ping_interval=ping_interval,
-        )
-        self.registrar.start()
-
-
-@pytest.fixture
-def make_nsqd() -> Iterator[Callable[..., FakeNsqd]]:
-    made: list[FakeNsqd] = []
-
-    def make(*addresses: Address, **options: float) -> FakeNsqd:
-        made.append(FakeNsqd(*addresses, **options))
-        return made[-1]
-
-    yield make
-    for nsqd in made:
-        nsqd.registrar.stop()
-
-
 def nodes(lookupd: Any) -> Any:
-    return ask(lookupd.http_address, "GET", "/nodes").json["producers"]
+    return get(lookupd, "/nodes")["producers"]
 
 
-def channels(lookupd: Any, topic: str) -> Any:
-    return sorted(ask(lookupd.http_address, "GET", f"/channels?topic={topic}").json["channels"])
+def tell(nsqd: NsqdServer, *lookupds: Any) -> None:
+    """Where it is to register from now on."""
+    body = json.dumps([str(each.tcp_address) for each in lookupds]).encode()
+    assert ask(nsqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", body).body == body
 
 
-def test_everything_is_told_on_connect(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
-    nsqd = make_nsqd(lookupd.tcp_address)
-    nsqd.has = {("t", "c1"), ("t", "c2"), ("lone", "")}
-    assert nsqd.registrar.wait_registered(5)
+def test_an_nsqd_tells_all_that_it_has(lookupd: Any, embedded: Callable[..., NsqdServer]) -> None:
+    nsqd = embedded(broadcast_address="nsqd.example")
+    for number in range(10_000):
+        nsqd.nsqd.get_topic("t").get_channel(f"c{number}")
+    nsqd.nsqd.get_topic("lone")
+    tell(nsqd, lookupd)
+    until(lambda: len(get(lookupd, "/channels?topic=t")["channels"]) == 10_000)
+    until(lambda: [sorted(node["topics"]) for node in nodes(lookupd)] == [["lone", "t"]])
     (node,) = nodes(lookupd)
-    assert sorted(node["topics"]) == ["lone", "t"]
-    assert channels(lookupd, "t") == ["c1", "c2"]
-    expected = of_release(REGISTERED, node)
-    assert {name: node[name] for name in expected} == expected
+    ports = (nsqd.tcp_address.port, nsqd.http_address.port)
+    assert (node["version"], node["broadcast_address"]) == ("1.3.0", "nsqd.example")
+    assert (node["tcp_port"], node["http_port"]) == ports
 
 
-def test_ten_thousand_channels_are_told_at_once(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
-    nsqd = make_nsqd(lookupd.tcp_address)
-    nsqd.has = {("t", f"c{number}") for number in range(10_000)}
-    assert nsqd.registrar.wait_registered(20)
-    assert len(channels(lookupd, "t")) == 10_000
-
-
-def test_the_channels_known_elsewhere_are_asked_for(lookupd: Any, make_nsqd: Callable[..., FakeNsqd]) -> None:
-    nsqd = make_nsqd(lookupd.tcp_address)
-    assert nsqd.registrar.wait_registered(5)
+def test_a_new_topic_has_the_channels_that_are_known_elsewhere(lookupd: Any, embedded: Any) -> None:
+    nsqd = embedded(lookupd_tcp_addresses=(str(lookupd.tcp_address),))
+    assert nsqd.wait_registered(5)
     for channel in ("c", "e%23ephemeral"):
         ask(lookupd.http_address, "POST", f"/channel/create?topic=t&channel={channel}")
-    assert nsqd.registrar.channels_of("t") == {"c"}
-    assert nsqd.registrar.channels_of("unknown") == set()
+    for topic in ("t", "unknown"):
+        ask(nsqd.http_address, "POST", f"/topic/create?topic={topic}")
+    topics = get(nsqd, "/stats?format=json")["topics"]
+    assert {each["topic_name"]: [channel["channel_name"] for channel in each["channels"]] for each in topics} == {
+        "t": ["c"],
+        "unknown": [],
+    }
 
 
-def test_a_restarted_lookupd_is_told_everything_again(make_nsqd: Callable[..., FakeNsqd]) -> None:
+def test_a_restarted_lookupd_is_told_everything_again(embedded: Callable[..., NsqdServer]) -> None:
     with LookupdServer() as lookupd:
-        nsqd = make_nsqd(lookupd.tcp_address)
-        nsqd.has = {("t", "c")}
-        assert nsqd.registrar.wait_registered(5)
+        nsqd = embedded(lookupd_tcp_addresses=(str(lookupd.tcp_address),))
+        nsqd.nsqd.get_topic("t")
+        until(lambda: [node["topics"] for node in nodes(lookupd)] == [["t"]])
         lookupd.stop()
-        nsqd.has = {("t", "c"), ("u", "")}
-        nsqd.registrar.register("u")
+        nsqd.nsqd.get_topic("u")
         lookupd.start()
-        until(lambda: nodes(lookupd))
-        assert nsqd.registrar.wait_registered(5)
-        assert sorted(nodes(lookupd)[0]["topics"]) == ["t", "u"]
+        until(lambda: [sorted(node["topics"]) for node in nodes(lookupd)] == [["t", "u"]])
 
 
-def test_pings_keep_it_alive_and_find_a_mute_lookupd(make_nsqd: Callable[..., FakeNsqd]) -> None:
+def test_pings_keep_it_alive_and_find_a_mute_lookupd() -> None:
     with LookupdServer() as lookupd:
-        nsqd = make_nsqd(lookupd.tcp_address, ping_interval=0.02)
-        assert nsqd.registrar.wait_registered(5)
+        where = [str(lookupd.tcp_address)]
+        registrar = Registrar(where, lambda: IDENTITY, lambda: iter(()), ping_interval=0.02)
+        registrar.start()
+        assert registrar.wait_registered(5)
         (peer,) = lookupd.db.peers.values()
         before = peer.last_update
         until(lambda: peer.last_update > before)
@@ -406,16 +369,16 @@ def test_pings_keep_it_alive_and_find_a_mute_lookupd(make_nsqd: Callable[..., Fa
         until(lambda: lookupd.faults.tcp.accepted > connections)
         lookupd.faults.clear()
         until(lambda: nodes(lookupd))
+        registrar.stop()
 
 
 @pytest.mark.parametrize("lie", [b"\x00\x00\x00\x02{}", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x00\x00\x00\x01x"])
-def test_a_lying_lookupd_is_tried_again(make_nsqd: Callable[..., FakeNsqd], lie: bytes) -> None:
+def test_a_lying_lookupd_is_tried_again(embedded: Callable[..., NsqdServer], lie: bytes) -> None:
     with LookupdServer() as lookupd:
         lookupd.faults.tcp.lie = lie
-        nsqd = make_nsqd(lookupd.tcp_address)
+        nsqd = embedded()
+        tell(nsqd, lookupd)
         until(lambda: lookupd.faults.tcp.accepted)
-        nsqd.registrar.register("t")
+        nsqd.nsqd.get_topic("t")  # which asks for channels, too
         lookupd.faults.clear()
-        nsqd.has = {("t", "")}
-        assert nsqd.registrar.channels_of("t") == set()
         until(lambda: [node["topics"] for node in nodes(lookupd)] == [["t"]])

@@ -67,17 +67,6 @@ def test_a_broker_without_lookupd() -> None:
         assert set(broker.faults) == {"nsqd0.tcp", "nsqd0.http"}
 
 
-def test_a_new_topic_has_the_channels_that_other_nsqds_have() -> None:
-    with Broker(nsqds=2) as broker:
-        assert broker.lookupd is not None
-        first, second = broker.nsqds
-        create(first)
-        assert first.wait_registered(5)
-        ask(second.http_address, "POST", "/pub?topic=t", b"x")
-        topic = ask(second.http_address, "GET", "/stats?format=json").json["topics"][0]
-        assert [channel["channel_name"] for channel in topic["channels"]] == ["c"]
-
-
 def test_an_nsqd_may_be_killed_and_started_again() -> None:
     with Broker(nsqds=2) as broker:
         assert broker.lookupd is not None
@@ -106,16 +95,6 @@ def test_several_nsqds_count_up_from_a_port_that_is_given() -> None:
     broker = Broker(nsqds=3, tcp_address="127.0.0.1:4150", http_address="127.0.0.1:0")
     assert [nsqd.options.tcp_address for nsqd in broker.nsqds] == ["127.0.0.1:4150", "127.0.0.1:4160", "127.0.0.1:4170"]
     assert len({nsqd.options.node_id for nsqd in broker.nsqds}) == 3
-
-
-def test_a_process_serves(process: BrokerProcess) -> None:
-    assert process.is_running
-    assert ask(process.nsqd.http, "GET", "/ping").body == b"OK"
-    consumer = WireClient(process.nsqd.tcp)
-    consumer.subscribe("t", "c")
-    ask(process.nsqd.http, "POST", "/pub?topic=t", b"x")
-    assert consumer.message().body == b"x"
-    until(lambda: producers(process.lookupd, "t") == [process.nsqd.tcp.port])
 
 
 def test_a_process_restarts_on_its_addresses_with_its_data(tmp_path: Path) -> None:

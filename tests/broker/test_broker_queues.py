@@ -20,8 +20,7 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.journal import Journal, Position
-from nsq_fast.broker.message import SnowflakeIds, encode_frames
+from nsq_fast.broker.message import SnowflakeIds
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.queue import SPARE, DueHeap, InFlight
@@ -325,24 +324,6 @@ def test_random_steps_leave_the_queues_that_nsqd_has(start_nsqd: Callable[..., A
 # More messages than memory is meant for: the log of a topic, channels that read from it, and the scan of channels.
 
 
-IDS = SnowflakeIds(1)
-
-
-def records(first: int, count: int, size: int = 20) -> list[bytes]:
-    bodies = [b"%0*d" % (size, n) for n in range(first, first + count)]
-    return encode_frames(IDS.take(count), bodies, 0)
-
-
-def read_all(log: Journal, position: Position) -> list[int]:
-    numbers: list[int] = []
-    while position.sequence < log.end:
-        messages, position = log.read(position)
-        assert messages
-        assert [message.sequence for message in messages] == [int(message.body[-9:]) for message in messages]
-        numbers += [message.sequence for message in messages]
-    return numbers
-
-
 def test_ids_are_unique_and_increase_also_when_more_are_taken_than_a_millisecond_has() -> None:
     ids = SnowflakeIds(1023)
     taken = [id for count in (1, 20000, 1, 5000) for id in ids.take(count)]
@@ -365,21 +346,17 @@ def test_an_id_that_a_disk_has_changed_is_not_followed(last: bytes) -> None:
     assert id[:1] == SnowflakeIds(1).take(1)[0][:1]
 
 
-def test_log_reads_records_that_are_larger_than_a_read(tmp_path: Path) -> None:
-    log = Journal(tmp_path / "log", 4096)
-    for n in range(3):
-        log.append(records(n, 1, size=700_000))
-    assert read_all(log, Position(0, 0)) == [0, 1, 2]
-
-
-def test_log_reads_a_few_of_a_large_publish(tmp_path: Path) -> None:
-    log = Journal(tmp_path / "log", 1 << 20)
-    log.append(records(0, 3000))
-    for n in (0, 1, 499, 500, 501, 2999):
-        assert log.read(Position(n, 0))[0][0].sequence == log.read(log.at(n))[0][0].sequence == n
-        first, behind = log.read(Position(n, 0), n + 1)
-        assert [message.sequence for message in first] == [n]
-        assert read_all(log, behind) == list(range(n + 1, 3000))
+def test_what_waits_on_disk_comes_in_order_however_large_a_message_or_a_publish_is(embedded: Any) -> None:
+    server = embedded(mem_queue_size=0, max_bytes_per_file=4096)
+    topic = server.nsqd.get_topic("t")
+    topic.get_channel("c")
+    large = [b"%0700000d" % n for n in range(3)]
+    for body in large:
+        topic.put(body)
+    publish(server, "t", 0, 3000)
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c", rdy=7)
+    assert consume(client, 3003) == large + [b"%d" % n for n in range(3000)]
 
 
 def consume(client: WireClient, count: int) -> list[bytes]:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from gevent import sleep, socket, spawn
 from support.http import ask, refusal
 from support.waiting import WAIT, holds, until
@@ -21,7 +20,6 @@ from support.wire import Consumer, WireClient, detail, headed, publish, sized
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import TIMINGS
-from nsq_fast.cli.broker import command
 from nsq_fast.errors import ConfigError
 
 # Leaders that move and nodes that die: what clients see, in which order, and that nothing is lost.
@@ -32,13 +30,18 @@ ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 NOT_LEADER, NOT_WRITABLE = b"E_FAILED_ON_NOT_LEADER ", b"E_FAILED_ON_NOT_WRITABLE "
 
 
+def partitions(cluster: RedesignedCluster, topic: str, access: str = "w") -> dict[str, Any]:
+    """What lookup shows of each partition."""
+    path = f"/lookup?topic={topic}&access={access}"
+    return ask(cluster.lookupds[-1].http_address, "GET", path, **ACCEPT).json.get("partitions") or {}
+
+
 def shown(cluster: RedesignedCluster, topic: str, access: str = "w") -> dict[str, int]:
-    """The TCP port that lookups show for each partition."""
-    reply = ask(cluster.lookupds[1].http_address, "GET", f"/lookup?topic={topic}&access={access}", **ACCEPT).json
-    return {number: node["tcp_port"] for number, node in (reply.get("partitions") or {}).items()}
+    """The TCP port that lookup shows for each partition."""
+    return {number: node["tcp_port"] for number, node in partitions(cluster, topic, access).items()}
 
 
-def replica_of(cluster: RedesignedCluster, topic: str, number: int) -> Any:
+def replica_of(cluster: RedesignedCluster, topic: str = "t", number: int = 0) -> Any:
     partition = cluster.partition(topic, number)
     return cluster.node(next(node for node in partition.replicas if node != partition.leader))
 
@@ -199,11 +202,6 @@ def client_of(node: Any) -> WireClient:
     return WireClient(node.tcp_address)
 
 
-def follower_of(replicated: RedesignedCluster) -> Any:
-    partition = replicated.partition("t", 0)
-    return replicated.node(next(node for node in partition.replicas if node != partition.leader))
-
-
 def stored(replicated: RedesignedCluster) -> list[bytes]:
     log = replicated.partition("t", 0).log
     return [record.body for record in log.read(0, log.end)]
@@ -252,7 +250,7 @@ def test_a_leader_that_is_cut_off_stops_to_lead_before_it_is_replaced() -> None:
 
 def test_too_few_replicas_in_sync_take_no_publishes(replicated: RedesignedCluster) -> None:
     client = client_of(replicated.leader_of("t", 0))
-    follower = follower_of(replicated)
+    follower = replica_of(replicated)
     assert put(client, b"1") == b"OK"
     replicated.kill_node(follower)
     until(lambda: len(replicated.partition("t", 0).in_sync) == 1)
@@ -268,7 +266,7 @@ def test_another_node_gets_the_replicas_of_one_that_stays_away() -> None:
     with RedesignedCluster(takeover_delay=0.02, readiness=0.02, migrate_delay=0.05) as replicated:
         replicated.create_topic("t", 1, 2, channels=["ch"])
         publish(replicated, "t", b"1")
-        away = follower_of(replicated)
+        away = replica_of(replicated)
         client = client_of(replicated.leader_of("t", 0))
         replicated.kill_node(away)
         until(lambda: put(client, b"2") == b"OK")
@@ -282,20 +280,18 @@ def test_another_node_gets_the_replicas_of_one_that_stays_away() -> None:
 def test_a_partition_without_live_replica_is_gone_until_its_node_is_back(replicated: RedesignedCluster) -> None:
     publish(replicated, "t", b"kept")
     nodes = [replicated.node(node) for node in replicated.partition("t", 0).replicas]
-    lookupd = replicated.lookupds[0].http_address
-    path = "/lookup?topic=t&access=r"
     for node in nodes:
         replicated.kill_node(node)
-    until(lambda: ask(lookupd, "GET", path, **ACCEPT).json["partitions"] == {})
+    until(lambda: not partitions(replicated, "t", "r"))
     for node in nodes:
         replicated.restart_node(node)
-    until(lambda: ask(lookupd, "GET", path, **ACCEPT).json["partitions"] != {})
+    until(lambda: partitions(replicated, "t", "r"))
     consumer = Consumer(replicated.leader_of("t", 0), "SUB t ch 0")
     assert consumer.receive().body == b"kept"
 
 
 def test_a_replica_that_was_away_does_not_lead_before_it_has_caught_up(replicated: RedesignedCluster) -> None:
-    leader, follower = replicated.leader_of("t", 0), follower_of(replicated)
+    leader, follower = replicated.leader_of("t", 0), replica_of(replicated)
     replicated.kill_node(follower)
     until(lambda: len(replicated.partition("t", 0).in_sync) == 1)
     replicated.kill_node(leader)
@@ -308,7 +304,7 @@ def test_a_replica_that_was_away_does_not_lead_before_it_has_caught_up(replicate
 def test_a_replica_is_moved_by_http(replicated: RedesignedCluster) -> None:
     publish(replicated, "t", b"1")
     partition = replicated.partition("t", 0)
-    leader, follower = replicated.leader_of("t", 0), follower_of(replicated)
+    leader, follower = replicated.leader_of("t", 0), replica_of(replicated)
     third = next(node for node in replicated.nsqds if node.id not in partition.replicas)
     replicated.wait_stable()
     path = f"/topic/partition/move?topic=t&partition=0&move_leader=false&move_from={follower.id}"
@@ -518,12 +514,6 @@ def slow_cluster() -> Iterator[RedesignedCluster]:
         yield slow_cluster
 
 
-def shown_slow(slow_cluster: RedesignedCluster, access: str, topic: str = "t") -> Any:
-    """What lookup shows to readers, or to writers."""
-    path = f"/lookup?topic={topic}&access={access}"
-    return ask(slow_cluster.lookupds[0].http_address, "GET", path, **ACCEPT).json.get("partitions") or {}
-
-
 def test_a_new_topic_is_writable_after_half_of_the_longest_time(slow_cluster: RedesignedCluster) -> None:
     path = "/topic/create?topic=new&partition_num=1&replicator=1"
     began = time.monotonic()
@@ -532,7 +522,7 @@ def test_a_new_topic_is_writable_after_half_of_the_longest_time(slow_cluster: Re
     client = WireClient(slow_cluster.node(slow_cluster.partition("new", 0).replicas[0]).tcp_address)
     refusal = client.command(b"PUB new 0\n" + sized(b"x"))
     assert refusal == b"E_FAILED_ON_NOT_LEADER " or time.monotonic() - began >= 0.55
-    until(lambda: shown_slow(slow_cluster, "w", "new"))
+    until(lambda: partitions(slow_cluster, "new"))
     assert time.monotonic() - began >= 0.55
     assert client.command(b"PUB new 0\n" + sized(b"x")) == b"OK"
 
@@ -542,16 +532,16 @@ def test_lookup_is_empty_then_for_readers_only_after_the_death_of_a_leader(slow_
     leader = slow_cluster.leader_of("t", 0)
     began = time.monotonic()
     slow_cluster.kill_node(leader)
-    assert (shown_slow(slow_cluster, "r"), shown_slow(slow_cluster, "w")) == (
+    assert (partitions(slow_cluster, "t", "r"), partitions(slow_cluster, "t", "w")) == (
         {},
         {},
     ) or time.monotonic() - began >= 0.22
-    until(lambda: shown_slow(slow_cluster, "r"))
+    until(lambda: partitions(slow_cluster, "t", "r"))
     assert time.monotonic() - began >= 0.22
     client = WireClient(slow_cluster.leader_of("t", 0).tcp_address)
-    answer, is_shown = client.command(b"PUB t 0\n" + sized(b"x")), bool(shown_slow(slow_cluster, "w"))
+    answer, is_shown = client.command(b"PUB t 0\n" + sized(b"x")), bool(partitions(slow_cluster, "t", "w"))
     assert (answer, is_shown) == (b"E_FAILED_ON_NOT_WRITABLE ", False) or time.monotonic() - began >= 0.96
-    until(lambda: shown_slow(slow_cluster, "w"))
+    until(lambda: partitions(slow_cluster, "t", "w"))
     assert time.monotonic() - began >= 0.96
     assert client.command(b"PUB t 0\n" + sized(b"after")) == b"OK"
     client.close()
@@ -595,12 +585,6 @@ def test_a_single_time_is_changed_by_its_option() -> None:
         RedesignedCluster(1, 1, timings="slow")
 
 
-def test_the_command_line_takes_them() -> None:
-    found = CliRunner().invoke(command, ["--redesigned", "--timings", "slow"])
-    assert found.exit_code == 2
-    assert "must be one of 'fast', 'real'" in found.output
-
-
 @pytest.mark.nsq_cluster(nodes=1, timings="real", readiness=0.0)
 def test_the_fixture_takes_them(nsq_cluster: Any) -> None:
     nsq_cluster.create_topic("t")
@@ -618,15 +602,10 @@ def is_stable(cluster: RedesignedCluster) -> bool:
     return answer
 
 
-def shown_unkind(cluster: RedesignedCluster, access: str) -> dict[str, Any]:
-    path = f"/lookup?topic=orders&access={access}"
-    return ask(cluster.lookupds[0].http_address, "GET", path, **ACCEPT).json.get("partitions") or {}
-
-
 def test_what_the_cluster_itself_creates_is_ready() -> None:
     with RedesignedCluster(nodes=2, lookupds=1) as cluster:
         cluster.create_topic("orders", 2, 1, ordered=True, channels=["ch"])
-        assert len(shown_unkind(cluster, "w")) == 2
+        assert len(partitions(cluster, "orders", "w")) == 2
         cluster.wait_stable()
         assert is_stable(cluster)
 
@@ -653,7 +632,7 @@ def test_a_kind_cluster_is_ready_and_lets_messages_pass(ordered: bool) -> None:
     with RedesignedCluster(nodes=1, lookupds=1, kind=True) as cluster:
         assert is_stable(cluster)
         assert ask(cluster.lookupds[0].http_address, "POST", CREATE + "&extend=true").status == 200
-        assert len(shown_unkind(cluster, "r")) == 2
+        assert len(partitions(cluster, "orders", "r")) == 2
         cluster.create_topic("ext", ext=True, channels=["ch"])
         node = cluster.leader_of("ext", 0)
         tagged = Consumer(node, "SUB ext ch 0", desired_tag="red", extend_support=True)

@@ -9,7 +9,6 @@ import ssl
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -372,28 +371,6 @@ class Layered:
         return self.frame()
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def tls(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
-    """Options of an nsqd with a certificate for localhost."""
-    certificate = authority.issue_cert("localhost")
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    return {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
-
-
-@pytest.fixture
-def context(authority: trustme.CA) -> SSLContext:
-    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(context)
-    return context
-
-
 def exchange(client: Layered) -> None:
     """Publish and consume, small and large."""
     assert client.ask(b"SUB t c\n") == b"OK"
@@ -438,15 +415,16 @@ def test_tls_below_the_lowest_version_is_refused(start_nsqd: Any, tls: Any, cont
         exchange(Layered(server.tcp_address, context))
 
 
-def test_deflate_level_is_capped(address: Any) -> None:
-    assert Layered(address, deflate=True, deflate_level=9).info["deflate_level"] == 6
-
-
-def test_layers_that_are_not_offered_are_not_put_on(start_nsqd: Any) -> None:
-    client = Layered(start_nsqd(deflate=False).tcp_address, deflate=False)
-    assert client.info["deflate"] is False
-    plain = Layered(start_nsqd(snappy=False).tcp_address)
-    assert plain.info["tls_v1"] is False
+@pytest.mark.parametrize(
+    ("server", "asked", "field", "given"),
+    [
+        ({}, {"deflate": True, "deflate_level": 9}, "deflate_level", 6),
+        ({"deflate": False}, {}, "deflate", False),
+        ({"snappy": False}, {}, "tls_v1", False),
+    ],
+)
+def test_what_is_not_offered_is_not_given(start_nsqd: Any, server: Any, asked: Any, field: str, given: Any) -> None:
+    assert Layered(start_nsqd(**server).tcp_address, **asked).info[field] == given
 
 
 def test_required_tls(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
@@ -457,9 +435,9 @@ def test_required_tls(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
 
 
 def test_required_client_certificate(
-    start_nsqd: Any, tls: Any, context: SSLContext, authority: trustme.CA, tmp_path: Path
+    start_nsqd: Any, tls: Any, context: SSLContext, authority: trustme.CA, tls_files: dict[str, str]
 ) -> None:
-    options = {**tls, "tls_client_auth_policy": "require-verify", "tls_root_ca_file": str(tmp_path / "ca.pem")}
+    options = {**tls, "tls_client_auth_policy": "require-verify", "tls_root_ca_file": tls_files["ca"]}
     address = start_nsqd(**options).tcp_address
     with pytest.raises((OSError, EOFError)):
         Layered(address, context)
@@ -479,17 +457,10 @@ def test_server_ends_a_layered_connection(
         client.frame()
 
 
-@pytest.mark.parametrize("layer", ["snappy", "deflate"])
-def test_a_broken_stream_ends_the_connection(address: Any, layer: str) -> None:
-    client = Layered(address, **{layer: True})
+@pytest.mark.parametrize("layer", ["snappy", "deflate", "tls_v1"])
+def test_a_broken_stream_ends_the_connection(start_nsqd: Any, tls: Any, layer: str) -> None:
+    client = Layered(start_nsqd(**tls).tcp_address, **{layer: True})
     client.sock.sendall(b"\xff\xfe this is neither " * 20)
-    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
-        client.frame()
-
-
-def test_a_handshake_that_is_none_ends_the_connection(start_nsqd: Any, tls: Any) -> None:
-    client = Layered(start_nsqd(**tls).tcp_address, tls_v1=True)
-    client.sock.sendall(b"PUB t\n\0\0\0\1x")
     with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
         client.read(1000)
 

@@ -73,16 +73,21 @@ def test_messages_carry_their_time_and_hex_ids_that_increase(clients: Any) -> No
     assert frames[0].id < frames[1].id < frames[2].id
 
 
-def test_message_comes_back_after_its_timeout(clients: Any) -> None:
-    consumer, publisher = clients
-    publisher.publish("t", b"x")
+@pytest.mark.parametrize("is_gone", [False, True], ids=["the client is there", "the client has gone"])
+def test_message_comes_back_after_its_timeout(start_nsqd: Any, is_gone: bool) -> None:
+    server = start_nsqd()
+    first = subscribed(server, 1, msg_timeout=1000)
     start = time.monotonic()
-    consumer.send(b"RDY 1\n")
-    [first] = receive(consumer, 1)
-    [second] = receive(consumer, 1)
-    assert time.monotonic() - start > 0.9
-    assert (second.id, second.attempts, second.data[:8]) == (first.id, 2, first.data[:8])
-    consumer.send(b"FIN " + second.id + b"\n")
+    publish(server, b"x")
+    [frame] = receive(first, 1)
+    if is_gone:
+        first.close()
+    consumer = subscribed(server, 1) if is_gone else first
+    [again] = receive(consumer, 1)
+    assert time.monotonic() - start > 0.8
+    assert (again.id, again.attempts, again.data[:8]) == (frame.id, 2, frame.data[:8])
+    assert channel_figures(server)["timeout_count"] == 1
+    consumer.send(b"FIN " + again.id + b"\n")
     assert is_silent(consumer, 0.2)
 
 
@@ -145,22 +150,6 @@ def test_deferred_publish(clients: Any) -> None:
     assert [frame.body for frame in frames] == [b"now", b"later"]
     assert time.monotonic() - start > 0.4
     assert frames[1].attempts == 1
-
-
-def test_in_flight_survives_a_disconnect_until_its_timeout(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    first = WireClient(server.tcp_address, msg_timeout=1000)
-    first.subscribe("t", "c")
-    start = time.monotonic()
-    first.publish("t", b"x")
-    [frame] = receive(first, 1)
-    first.close()
-    second = WireClient(server.tcp_address)
-    second.subscribe("t", "c")
-    [again] = receive(second, 1)
-    assert time.monotonic() - start > 0.8
-    assert (again.id, again.attempts) == (frame.id, 2)
-    assert channel_figures(server)["timeout_count"] == 1
 
 
 def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) -> None:
@@ -390,8 +379,7 @@ def subscribed(server: Any, rdy: int, **identify: Any) -> WireClient:
 
 
 def in_flight(server: Any) -> int:
-    [topic] = ask(server.http_address, "GET", "/stats?format=json&topic=t").json["topics"]
-    return int(topic["channels"][0]["in_flight_count"])
+    return int(channel_figures(server)["in_flight_count"])
 
 
 def has_come(client: WireClient) -> bool:
@@ -404,70 +392,44 @@ def has_come(client: WireClient) -> bool:
         client.sock.setblocking(True)
 
 
-def test_messages_wait_while_the_client_may_have_more(server: Any) -> None:
+@pytest.mark.parametrize(
+    ("cause", "behind"),
+    [
+        ("/pub?topic=t", [b"x"]),  # as many as the client may have
+        ("/channel/pause?topic=t&channel=c", []),
+        (b"RDY 2\n", []),
+        (b"RDY 0\n", []),
+        (b"CLS\n", [b"CLOSE_WAIT"]),
+        (b"FIN 0123456789abcdef\n", [b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"]),
+        (b"NONSENSE\n", [b"E_INVALID invalid command NONSENSE"]),
+    ],
+)
+def test_messages_wait_for_others_until(server: Any, cause: str | bytes, behind: list[bytes]) -> None:
     client = subscribed(server, 3, **WAITS_FOR_EVER)
     publish(server, b"1", b"2")
     until(lambda: in_flight(server) == 2)
     assert not has_come(client)
-    publish(server, b"3")
-    assert [client.frame().body for _ in range(3)] == [b"1", b"2", b"3"]
+    if isinstance(cause, bytes):
+        client.send(cause)
+    else:
+        ask(server.http_address, "POST", cause, b"x")
+    frames = [client.frame() for _ in range(2 + len(behind))]
+    assert [frame.body if frame.type == MESSAGE else frame.data for frame in frames] == [b"1", b"2", *behind]
 
 
-def test_a_reply_takes_the_messages_along(server: Any) -> None:
-    client = subscribed(server, 3, **WAITS_FOR_EVER)
-    publish(server, b"1", b"2")
-    until(lambda: in_flight(server) == 2)
-    assert not has_come(client)
-    client.send(b"FIN 0123456789abcdef\n")
-    assert [client.frame().body for _ in range(2)] == [b"1", b"2"]
-    assert client.frame().data == b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
-
-
-def test_messages_come_before_a_fatal_error(server: Any) -> None:
-    client = subscribed(server, 3, **WAITS_FOR_EVER)
-    publish(server, b"1", b"2")
-    until(lambda: in_flight(server) == 2)
-    client.send(b"NONSENSE\n")
-    assert [client.frame().body for _ in range(2)] == [b"1", b"2"]
-    assert client.frame().data == b"E_INVALID invalid command NONSENSE"
-
-
-@pytest.mark.parametrize("command", [b"RDY 2\n", b"RDY 0\n", b"CLS\n"])
-def test_a_client_that_wants_no_more_gets_what_waits(server: Any, command: bytes) -> None:
-    client = subscribed(server, 3, **WAITS_FOR_EVER)
-    publish(server, b"1", b"2")
-    until(lambda: in_flight(server) == 2)
-    client.send(command)
-    frames = [client.frame() for _ in range(2)]
-    assert sorted(frame.body for frame in frames if frame.type == MESSAGE) == [b"1", b"2"]
-
-
-def test_a_pause_of_the_channel_lets_out_what_waits(server: Any) -> None:
-    client = subscribed(server, 3, **WAITS_FOR_EVER)
-    publish(server, b"1")
-    until(lambda: in_flight(server) == 1)
-    assert not has_come(client)
-    ask(server.http_address, "POST", "/channel/pause?topic=t&channel=c")
-    assert client.frame().body == b"1"
-
-
-def test_a_full_buffer_goes_out(server: Any) -> None:
-    client = subscribed(server, 100, output_buffer_size=1000, **WAITS_FOR_EVER)
-    publish(server, *[b"x" * 300] * 10)
-    assert [len(client.frame().body) for _ in range(3)] == [300] * 3
-
-
-def test_without_a_buffer_nothing_waits(server: Any) -> None:
-    client = subscribed(server, 100, output_buffer_size=-1)
-    publish(server, b"1")
-    assert client.frame().body == b"1"
-
-
-def test_after_the_timeout_messages_go_out(server: Any) -> None:
-    client = subscribed(server, 100, output_buffer_timeout=25)
-    for body in (b"1", b"2", b"3"):
-        publish(server, body)
-        assert client.frame().body == body
+@pytest.mark.parametrize(
+    ("identify", "bodies", "count"),
+    [
+        ({"output_buffer_size": 1000, **WAITS_FOR_EVER}, [b"x" * 300] * 10, 3),  # it is full
+        ({"output_buffer_size": -1}, [b"1"], 1),
+        ({"output_buffer_timeout": 25}, [b"1", b"2", b"3"], 3),
+    ],
+    ids=["full", "none", "its time is over"],
+)
+def test_what_lets_a_buffer_out(server: Any, identify: dict[str, int], bodies: list[bytes], count: int) -> None:
+    client = subscribed(server, 100, **identify)
+    publish(server, *bodies)
+    assert [client.frame().body for _ in range(count)] == bodies[:count]
 
 
 def test_a_broker_may_have_nothing_wait(embedded: Callable[..., Any]) -> None:

@@ -81,20 +81,17 @@ class Publishers:
         return is_stored
 
     def stop(self) -> None:
-        """Let every greenlet come to its end."""
         self.is_publishing = False
         for greenlet in self._greenlets:
             greenlet.get()  # with its exception, if it ended with one
         self._greenlets.clear()
 
     def close(self) -> None:
-        """Close the producers."""
         for producer in self._producers:
             producer.close()
 
     @property
     def violations(self) -> list[str]:
-        """What should not be, in words."""
         return [*dict.fromkeys([*self.slow[:3], *self.surprises[:3]])]
 
     def _loop(self, seconds: float, publish: Callable[..., None], arguments: Sequence[Any]) -> None:
@@ -147,13 +144,11 @@ class Consumers:
         self._readers: list[Greenlet[..., Any]] = []
 
     def start(self, topic: str, channel: str, **options: Any) -> Consumer:
-        """Start a consumer with a handler."""
         consumer = self._make(topic, channel, **options)
         consumer.start(block=False)
         return consumer
 
     def iterate(self, topic: str, channel: str, **options: Any) -> None:
-        """Start a consumer that is read by a loop."""
         self._readers.append(spawn(self._read, self._make(topic, channel, **options)))
 
     def _make(self, topic: str, channel: str, **options: Any) -> Consumer:
@@ -199,11 +194,9 @@ class Consumers:
         return number
 
     def finish(self, consumer: Consumer, number: int | None) -> None:
-        """The handler of this message returns now."""
         self.mark_finished(consumer.channel, number)
 
     def mark_finished(self, channel: str, number: int | None) -> None:
-        """A message of a channel is answered with FIN."""
         if number is not None:
             self._ledger.mark_finished(channel, number)
 
@@ -221,7 +214,6 @@ class Consumers:
 
     @property
     def connected(self) -> dict[str, int]:
-        """How many connections each consumer has."""
         return {
             name: sum(each.is_connected for each in consumer.stats().connections)
             for name, consumer in self._consumers.items()
@@ -233,7 +225,6 @@ class Consumers:
         return {name: Accounts(each.finished, each.requeued, each.answers_failed) for name, each in totals.items()}
 
     def close(self) -> None:
-        """Close all, and see that it takes no longer than it may."""
         for name, consumer in self._consumers.items():
             began = monotonic()
             consumer.close(timeout=CLOSE_TIMEOUT)
@@ -244,7 +235,6 @@ class Consumers:
 
     @property
     def violations(self) -> list[str]:
-        """What should not be, in words."""
         return list(self._violations())
 
     def _violations(self) -> Iterator[str]:
@@ -306,7 +296,6 @@ class Scene:
 
     @property
     def lookupds(self) -> dict[str, Any]:
-        """The option of clients."""
         return {"lookupd_http_addresses": [f"http://{self.fronts[name]}" for name in LOOKUPDS]}
 
     def start_servers(self) -> None:
@@ -339,7 +328,6 @@ class Scene:
 
     @property
     def violations(self) -> list[str]:
-        """What should not be in this dialect, in words."""
         return []
 
     def left(self) -> dict[str, int]:

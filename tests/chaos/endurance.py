@@ -163,7 +163,6 @@ def _sample(segment: int, total: int, again: int, seconds: float) -> Sample:
 
 
 def growth(samples: Iterable[Sample]) -> Iterator[str]:
-    """What did not stay level, in sentences."""
     for segment, found in groupby(samples, key=lambda sample: sample.segment):
         kept = list(found)[FILLING:]
         half = len(kept) // 2

@@ -47,7 +47,6 @@ class Fault(NamedTuple):
 
     @property
     def until(self) -> float:
-        """When it ends."""
         return self.at + self.seconds
 
     def __str__(self) -> str:
@@ -135,11 +134,9 @@ class Links:
                 pipe.close()
 
     def open(self, name: str, target: Address, listen: tuple[str, int] = ("127.0.0.1", 0)) -> Address:
-        """Put a proxy in front of a server; returns where clients connect."""
         return Address(*self._ask("open", name, list(target), list(listen)))
 
     def fault(self, name: str, kind: str) -> None:
-        """Begin a fault, one of ``KINDS``."""
         self._ask("fault", name, kind)
 
     def clear(self, name: str) -> None:
@@ -187,7 +184,6 @@ class _Child:
 
 
 def main() -> None:
-    """Obey until the input ends."""
     child = _Child()
     for line in FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False):
         method, *arguments = msgspec.json.decode(line)

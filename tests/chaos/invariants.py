@@ -20,7 +20,6 @@ _SIZES = (0, 20, 100, 200, 200, 500, 3000)
 
 
 def encode_body(number: int) -> bytes:
-    """The body of a message."""
     content = _NUMBER.pack(number) + bytes([number % 251]) * _SIZES[number % len(_SIZES)]
     return content + _CHECK.pack(crc32(content))
 
@@ -77,7 +76,6 @@ class Ledger:
         return numbers
 
     def mark_stored(self, numbers: Sequence[int]) -> None:
-        """Their publish was answered OK."""
         self._settle(numbers, _STORED)
         self.stored += len(numbers)
 
@@ -118,7 +116,6 @@ class Ledger:
             self.forgiven[channel] = len(self._forgiven[channel])
 
     def lost(self, channel: str) -> list[int]:
-        """Messages answered OK that were not finished, though no nsqd was killed that had them."""
         forgiven = self._forgiven[channel]
         return sorted(n for n in self._missing[channel] if self._outcome[n] == _STORED and n not in forgiven)
 
@@ -127,11 +124,9 @@ class Ledger:
         return f" (nsqd {', '.join('unknown' if place == ANYWHERE else str(place) for place in places)})"
 
     def finished(self, channel: str) -> int:
-        """Messages finished at least once."""
         return len(self._outcome) - self._finished[channel].count(0)
 
     def duplicated(self, channel: str) -> int:
-        """Messages finished more than once."""
         marks = self._finished[channel]
         return len(marks) - marks.count(0) - marks.count(1)
 
@@ -147,7 +142,6 @@ class Ledger:
         return _PENDING not in self._outcome and not any(self.lost(channel) for channel in self.channels)
 
     def violations(self) -> list[str]:
-        """What should not be, in words; asked when all has settled."""
         found = [
             f"{channel}: {len(lost):,} messages answered OK were never finished: {_some(lost)}{self._places(lost)}"
             for channel in self.channels
@@ -181,7 +175,6 @@ class KeyOrder:
         self._loose.add((key, sequence))
 
     def delivered(self, key: int, sequence: int) -> None:
-        """A delivery to a handler."""
         seen = self._seen.setdefault(key, set())
         if sequence in seen:
             return
@@ -213,12 +206,10 @@ class Turns:
         self._running: Counter[object] = Counter()
 
     def enter(self, name: object) -> None:
-        """A handler begins."""
         self._running[name] += 1
         self.most = max(self.most, self._running[name])
 
     def leave(self, name: object) -> None:
-        """It ends."""
         self._running[name] -= 1
 
 
@@ -263,11 +254,9 @@ class Stuck:
         self._calm_since = now
 
     def end_calm(self) -> None:
-        """Faults may come."""
         self._calm_since = None
 
     def sample(self, now: float, connections: list[ConnectionSample]) -> None:
-        """Look at every connection there is now."""
         current = {(each.consumer, each.address): each for each in connections}
         for name in list(self._bad_since):
             if name not in current or current[name].is_well:
@@ -296,12 +285,10 @@ class Bound:
         self.most = 0
 
     def sample(self, value: int) -> None:
-        """What it is now."""
         self.most = max(self.most, value)
 
     @property
     def violations(self) -> list[str]:
-        """The one sentence, if the limit was passed."""
         return [f"{self.name}: {self.most:,}, at most {self.limit:,} allowed"] if self.most > self.limit else []
 
 

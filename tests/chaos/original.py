@@ -50,7 +50,6 @@ class Server(ServerProcess):
         super().__init__(*flags, command=command)
 
     def start(self) -> None:
-        """Start it, and return when it serves."""
         _aside(super().start)
         self._started = monotonic()
 
@@ -60,14 +59,12 @@ class Server(ServerProcess):
         _aside(super().kill)
 
     def stop(self) -> None:
-        """End it with SIGTERM: it saves what it has."""
         _aside(super().stop)
 
     def freeze(self) -> None:
         _aside(super().freeze)
 
     def keep_log(self) -> None:
-        """Leave in the folder what it has written."""
         (self._folder / f"{self.name}.log").write_text("\n".join(self.log))
 
 
@@ -88,7 +85,6 @@ class OriginalHandlers:
         self._done_once: set[int | None] = set()
 
     def handle_plainly(self, consumer: Consumer, message: Message) -> None:
-        """Finish each message at once."""
         self._consumers.finish(consumer, self._consumers.number(message))
 
     def handle_batch(self, consumer: Consumer, messages: Sequence[Message]) -> None:

@@ -175,7 +175,6 @@ class Redesigned(Scene):
         return [*late[:5], *([f"... {len(late):,} messages out of order"] if len(late) > 5 else []), *side_by_side]
 
     def channels(self) -> list[dict[str, Any]]:
-        """As the leaders show them."""
         found: list[dict[str, Any]] = []
         for nsqd in self._cluster.nsqds:
             with NsqdHTTPClient(*nsqd.http, timeout=5.0) as admin:

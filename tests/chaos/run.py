@@ -31,7 +31,6 @@ _HEADS = {"forgiven": "nsqd lost"}
 
 
 def render(outcome: Outcome) -> str:
-    """The table of a run, its violations, and the verdict."""
     return "\n".join(_lines(outcome))
 
 
@@ -95,7 +94,6 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether all is as promised."""
         return not (self.violations or self.is_interrupted)
 
 

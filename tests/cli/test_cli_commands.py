@@ -29,7 +29,7 @@ from support.wire import WireClient
 from support.worker import Shown, exporter
 
 from nsq_fast import Consumer, LookupdHTTPClient, Message, NsqdHTTPClient, Producer
-from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess, RedesignedCluster
+from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess
 from nsq_fast.broker.process import ServerAddresses
 from nsq_fast.cli import main
 from nsq_fast.client.http import parse_endpoint
@@ -373,6 +373,39 @@ def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
     assert shown.output.count("no client") == 2
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_stat_of_a_topic_that_no_nsqd_has_says_so_and_fails(broker: Servers, topic: str, form: list[str]) -> None:
+    server = ["--nsqd", str(broker.nsqd.http), *form]
+    missing = run("stat", "--count", "2", "--interval", "10ms", "--topic", topic, *server)
+    assert missing.exit_code == 1
+    assert missing.stdout == ("[]\n" if form else f"no nsqd has {topic}\n") * 2
+    pub(topic, b"there\n", "--nsqd", str(broker.nsqd.tcp))
+    assert run("stat", "--once", "--topic", topic, *server).exit_code == 0
+    channel = run("stat", "--once", "--topic", topic, "--channel", "nobody", *server)
+    assert channel.exit_code == 1
+    assert channel.stdout == ("[]\n" if form else f"no nsqd has channel nobody of {topic}\n")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_stat_ends_when_nobody_reads_any_more(broker: Servers, start: Any, form: list[str]) -> None:
+    command = start("stat", *form, "--interval", "10ms", "--nsqd", str(broker.nsqd.http))
+    assert command.line()
+    command.stdout.close()
+    assert (command.process.wait(LIMIT), command.process.stderr.read()) == (0, b"")
+
+
+def test_what_only_shows_has_not_failed_when_nobody_reads(broker: Servers, topic: str) -> None:
+    pub(topic, b"there\n", "-q", "--to-all", "--nsqd", str(broker.nsqd.tcp))
+    command = [sys.executable, "-m", "nsq_fast", "lookup", topic, "--lookupd", str(broker.lookupd.http)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=LIMIT, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:
     command = start("stat", "--json", "--interval", "1h", "--nsqd", str(broker.nsqd.http))
     assert isinstance(json.loads(command.line()), list)
@@ -434,8 +467,10 @@ def test_broker_runs_a_redesigned_cluster_that_is_ready_for_topics(topic: str, s
     assert command.interrupt() == (0, "")
 
 
-def test_broker_says_so_when_its_port_is_taken(broker: Servers) -> None:
-    result = run("broker", "--no-lookupd", "--tcp-address", str(broker.nsqd.tcp))
+@pytest.mark.parametrize("command", [("broker", "--no-lookupd"), ("with-broker", "--no-lookupd")], ids=" ".join)
+def test_a_port_in_use_is_one_line(broker: Servers, command: tuple[str, ...]) -> None:
+    program = ["true"] if "with-broker" in command else []
+    result = run(*command, "--tcp-address", str(broker.nsqd.tcp), *program)
     assert result.exit_code == 1
     assert result.output.startswith("Error: cannot start: ")
     assert str(broker.nsqd.tcp) in result.output
@@ -514,28 +549,6 @@ def test_demo_finds_servers_through_lookupd_and_leaves_nothing_on_them(broker: S
     assert summary["left_on_server"] == 0
     topics = NsqdHTTPClient.from_url(broker.nsqd.http).stats()["topics"]
     assert not [topic for topic in topics if topic["topic_name"].startswith("demo-")]
-
-
-def test_demo_runs_on_the_nsqds_it_is_given(broker: Servers) -> None:
-    flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
-    result = run("demo", "--messages", "2000", "--topics", "2", "--json", *flags)
-    assert result.exit_code == 0, result.output
-    check_summary(json.loads(result.stdout), 2000)
-
-
-def test_demo_prints_a_summary_for_people() -> None:
-    result = run("demo", "--messages", "2000", "--no-traces")
-    assert result.exit_code == 0, result.output
-    for word in (
-        "published",
-        "lost",
-        "duplicated",
-        "messages per second",
-        "latency p99 ms",
-        "done in",
-        "order violations",
-    ):
-        assert word in result.output
 
 
 def test_demo_is_interrupted_with_130(start: Any) -> None:
@@ -619,13 +632,6 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (code, "")
         assert done.stderr.startswith(f"Error: cannot run {program}: ")
         assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_port_in_use_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = with_broker("--tcp-address", "{}:{}".format(*taken.getsockname()), "true")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: cannot start: ")
 
 
 def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: Path) -> None:
@@ -754,20 +760,6 @@ def test_a_real_cluster_is_shown(real_nsqd: Callable[..., RealNsqd], real_lookup
     assert now("channel_paused", channel="billing") == 0
     latencies = [now("channel_e2e_latency_seconds", channel="billing", quantile=each) for each in ("0.5", "0.99")]
     assert all(each is not None and 0 < each < 3600 for each in latencies)
-
-
-def test_the_partitions_of_a_redesigned_cluster_are_shown_once() -> None:
-    with RedesignedCluster(nodes=4, lookupds=1, kind=True) as servers:
-        lookupd = str(servers.lookupds[0].http_address)
-        servers.create_topic("orders", 2, 2, channels=["billing"])
-        with Producer(lookupd_http_addresses=lookupd) as producer:
-            for number in range(4):
-                producer.publish("orders", b"%d" % number, partition=number % 2)
-        now = shown(cluster_of(lookupd).scrape())
-    assert now("nsqd_up") == 4
-    assert now("topic_messages_total", topic="orders") == 4
-    assert [now("topic_messages_total", topic="orders", partition=each) for each in "01"] == [2, 2]
-    assert now("channel_depth", topic="orders", channel="billing") == 4
 
 
 def test_a_frozen_nsqd_is_shown_as_away_and_keeps_nobody_waiting(

@@ -332,6 +332,8 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["stat"], "--nsqd HOST:PORT or --lookupd HOST:PORT"),
         (["stat", "--nsqd", "h", "--channel", "c"], "--channel needs --topic"),
         (["stat", "--nsqd", "h", "--interval", "0"], "'--interval': '0': must be more than 0"),
+        (["exporter", "--nsqd", "h", "--http", "1:2:3"], "--http='1:2:3': must be host:port, or :port for all"),
+        (["run", "os", "--http", "1:2:3"], "http='1:2:3': must be host:port, or :port for all"),
         (["exporter", "--nsqd", "h", "--timeout", "0"], "'--timeout': '0': must be more than 0"),
         (["bench", "consume", "--embedded", "--duration", "0ms"], "'--duration': '0ms': must be more than 0"),
         (["bench", "compare", __file__, __file__, "--threshold", "nan"], "'nan' is not a share: a number, 0 or more"),
@@ -396,6 +398,17 @@ def test_a_journal_that_is_no_folder_is_one_line(tmp_path: Path, prefix: str) ->
     for name in ("missing", "file"):
         result = run("journal", "ls", f"{prefix}{tmp_path / name}")
         assert (result.exit_code, result.output) == (1, f"Error: there is no folder {tmp_path / name}\n")
+
+
+def test_a_journal_is_named_from_the_folder_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.chdir(tmp_path)
+    Path("journal").mkdir()
+    result = run("journal", "ls", "journal")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"{tmp_path / 'journal'} has no folder of a stream")
+    missing = run("journal", "read", "no", "folder")
+    assert (missing.exit_code, missing.output) == (1, f"Error: there is no folder {tmp_path / 'no'}\n")
 
 
 def test_a_standard_output_that_is_closed_is_no_traceback() -> None:
@@ -547,8 +560,9 @@ def test_bench_scenarios_fit(width: int) -> None:
 @pytest.mark.slow
 @WIDTHS
 def test_demo_fits(width: int) -> None:
-    done = run_at(width, "demo", "--messages", "200", "--topics", "1", "--ordered-messages", "0", "--no-traces")
-    check_fits(done, width, "200 messages", "1 topic, ", "messages per second", "deferred")
+    done = run_at(width, "demo", "--messages", "200", "--topics", "1", "--ordered-messages", "50", "--no-traces")
+    said = ("published", "lost", "duplicated", "latency p99 ms", "done in", "order violations")
+    check_fits(done, width, "200 messages", "1 topic, ", "messages per second", "deferred", *said)
 
 
 @pytest.mark.parametrize("server", [Steering], indirect=True)

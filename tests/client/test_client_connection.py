@@ -189,7 +189,7 @@ async def test_a_refused_command_ends_it_with_the_servers_reason(loop: Any, nsqd
 
 async def test_heartbeats_are_answered(loop: Any, nsqd_address: Address) -> None:
     owner, conn = await opened(loop, nsqd_address, heartbeat_interval=1.0)
-    await owner.until(lambda: owner.heartbeats == 4)  # unanswered, nsqd would have closed after two
+    await owner.until(lambda: owner.heartbeats == 3)  # unanswered, nsqd would have closed after two
     assert conn.is_open
     conn.close()
     await conn.closed()
@@ -325,7 +325,7 @@ async def test_it_does_not_look_early_after_a_time_without_the_loop(loop: Any, p
         await owner.until(lambda: owner.heartbeats)
         time.sleep(2.5)  # sleep: the process itself does not run, for more than two intervals
         count = owner.heartbeats
-        await owner.until(lambda: owner.heartbeats > count + 20 or owner.ends)
+        await owner.until(lambda: owner.heartbeats > count + 14 or owner.ends)  # 12 have come meanwhile
         assert owner.ends == []
         conn.close(ConnectionLost("the test is over"))
         await conn.closed()

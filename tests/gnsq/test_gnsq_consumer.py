@@ -117,39 +117,6 @@ def test_options_changed_while_it_runs_hold_for_the_next_message(nsqd, make_cons
         consumer.max_backoff_duration = 1
 
 
-def test_a_message_that_a_receiver_fails_to_bury_is_kept(nsqd, make_consumer):
-    consumer = make_consumer(message_handler=print)
-
-    @consumer.on_giving_up.connect
-    def bury(consumer, message):
-        raise OSError("the graveyard is closed")
-
-    conn = start(nsqd, consumer)
-    conn.push(1, attempts=9)
-    conn.wait_for(lambda: conn.answered(b"REQ") == [1])
-    assert conn.answered(b"FIN") == []
-
-
-def test_a_slow_handler_holds_up_neither_heartbeats_nor_its_own_fin_at_the_end(nsqd, make_consumer):
-    release, begun = Event(), Event()
-
-    def handler(consumer, message):
-        begun.set()
-        release.wait()
-
-    consumer = make_consumer(message_handler=handler)
-    conn = start(nsqd, consumer)
-    conn.push(1, 2)
-    begun.wait()
-    conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
-    conn.wait_for(lambda: b"NOP" in conn.words())
-    closing = gevent.spawn(consumer.close)
-    conn.wait_for(lambda: conn.answered(b"REQ") == [2])
-    release.set()
-    closing.get()
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-
-
 def test_join_and_close_of_a_consumer_that_never_started_return(make_consumer):
     consumer = make_consumer(message_handler=print)
     consumer.close()
@@ -580,19 +547,6 @@ def test_without_sentry_it_says_what_is_missing():
             SentryExceptionHandler()
 
 
-def test_a_queue_of_a_closing_consumer_gives_its_messages_back(nsqd, make_consumer):
-    queue = QueueHandler()
-    consumer = make_consumer()
-    consumer.on_message.connect(queue)
-    conn = start(nsqd, consumer)
-    conn.push(1)
-    until(lambda: queue.qsize() == 1)
-    closing = gevent.spawn(consumer.close, timeout=5)
-    queue.get().finish()
-    closing.get()
-    assert conn.answered(b"FIN") == [1]
-
-
 # The drop-in producer: gnsq's arguments and errors, and no publish that hangs or poisons a connection.
 
 
@@ -623,12 +577,6 @@ def test_attributes_of_the_producer_have_gnsqs_names():
     assert not producer.is_running
 
 
-@pytest.mark.parametrize("addresses", [(), []])
-def test_it_needs_an_address(addresses):
-    with pytest.raises(ValueError, match="nowhere"):
-        gnsq.Producer(addresses)
-
-
 def test_a_refused_publish_raises_the_servers_error_and_ours(nsqd):
     nsqd.replies[b"PUB"] = lambda conn, command: conn.send(frame(1, b"E_BAD_TOPIC no such name"))
     producer = gnsq.Producer(str(nsqd.address))
@@ -651,18 +599,6 @@ def test_a_negative_delay_is_invalid_and_harms_nobody(producer):
     with pytest.raises(NSQInvalid):
         producer.publish("topic", b"x", defer=-1000)
     assert producer.publish("topic", b"x", defer=1000) == b"OK"
-
-
-@pytest.mark.parametrize(
-    ("topic", "data", "error"),
-    [("no topic", b"x", ValueError), ("topic", "text", TypeError), ("topic", b"", ValueError)],
-)
-def test_a_rejected_publish_does_not_poison_the_connection(producer, topic, data, error):
-    producer.publish("topic", b"x")
-    with pytest.raises(error):
-        producer.publish(topic, data)
-    with gevent.Timeout(WAIT):
-        assert producer.publish("topic", b"x") == b"OK"
 
 
 def test_before_its_start_and_after_its_end_it_raises():
@@ -703,15 +639,3 @@ def test_one_more_nsqd_can_be_published_to_while_it_runs(closed_port, nsq_broker
     producer.connect_to_nsqd(*nsq_broker.nsqd.tcp_address)
     assert producer.publish("topic", b"x", timeout=5) == b"OK"
     producer.close()
-
-
-def test_signals_tell_of_responses_and_of_the_end(nsq_broker):
-    heard, closed = [], Event()
-    producer = gnsq.Producer(str(nsq_broker.nsqd.tcp_address))
-    producer.on_response.connect(lambda producer, response: heard.append(response), weak=False)
-    producer.on_close.connect(lambda producer: closed.set(), weak=False)
-    producer.start()
-    producer.publish("topic", b"x")
-    producer.close()
-    assert producer.join()
-    until(lambda: b"OK" in heard and closed.is_set())

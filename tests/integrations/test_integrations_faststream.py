@@ -10,10 +10,12 @@ import pytest
 
 from nsq_fast import NsqdHTTPClient
 from nsq_fast.aio import Producer
+from nsq_fast.broker import BrokerProcess
+from nsq_fast.errors import ConfigError
 
 pytest.importorskip("faststream")
 
-from faststream import AckPolicy, Context
+from faststream import AckPolicy, Context, Response
 from faststream.exceptions import FeatureNotSupportedException, SkipMessage
 from faststream.specification import AsyncAPI
 from support.processes import until_async
@@ -30,6 +32,14 @@ def in_flight(nsqd: Any, topic: str) -> tuple[int, int]:
         topics = {each["topic_name"]: each for each in client.stats()["topics"]}
     channel = topics[topic]["channels"][0]
     return channel["in_flight_count"], channel["depth"] + channel["deferred_count"]
+
+
+def ready_count(http: str, topic: str) -> int:
+    """How many messages the clients of a topic have asked this nsqd for."""
+    with NsqdHTTPClient.from_url(http) as client:
+        topics = {each["topic_name"]: each for each in client.stats()["topics"]}
+    channels = topics[topic]["channels"] if topic in topics else []
+    return sum(client["ready_count"] for channel in channels for client in channel["clients"])
 
 
 async def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd_process: Any) -> None:
@@ -66,6 +76,76 @@ async def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd
     assert sorted(each["bill"] for each in bills) == list(range(10))
     assert sorted(tries) == sorted([*range(10), 3])
     assert texts == ["hello"]
+    assert in_flight(nsqd_process, "orders") == (0, 0)
+
+
+@pytest.mark.nsq_cluster(nodes=3, kind=True)
+async def test_keys_choose_partitions_and_headers_carry_the_correlation(nsq_cluster: Any) -> None:
+    seen: list[tuple[str, int | None, str]] = []
+    broker = NSQBroker((), [str(each.http_address) for each in nsq_cluster.lookupds], consumer=QUICK)
+    nsq_cluster.create_topic("orders", 3, channels=["billing"], ext=True)
+    nsq_cluster.create_topic("bills", 3, channels=["box"], ext=True)
+
+    @broker.subscriber("orders", "billing")
+    @broker.publisher("bills")
+    async def bill(order: str, message: NSQMessage = Context()) -> Response:  # noqa: B008
+        return Response(order, headers={"kind": "bill"})
+
+    @broker.subscriber("bills", "box")
+    async def box(bill: str, message: NSQMessage = Context()) -> None:  # noqa: B008
+        seen.append((bill, message.raw_message.partition, message.correlation_id))
+
+    async with broker:
+        await broker.start()
+        again = broker.publisher("bills")
+        for number in range(6):
+            await again.publish(f"to one {number}", key="one")
+            await broker.publish(f"to two {number}", "bills", key=b"two")
+        await broker.publish("an order", "orders", headers={"kind": "order"}, correlation_id="a-1")
+        await until_async(lambda: len(seen) == 13)
+    for key in ("one", "two"):
+        assert len({partition for body, partition, _ in seen if body.startswith(f"to {key}")}) == 1
+    assert [each for body, _, each in seen if body == "an order"] == ["a-1"]
+
+
+async def test_a_subscriber_takes_messages_of_all_nsqds_at_once() -> None:
+    with BrokerProcess(nsqds=2, lookupd=False) as servers:
+        broker = NSQBroker([str(each.tcp_address) for each in servers.nsqds])
+
+        @broker.subscriber("orders", "c")
+        async def handle(order: int) -> None: ...
+
+        def asked_for() -> list[int]:
+            return [ready_count(str(each.http_address), "orders") for each in servers.nsqds]
+
+        async with broker:
+            await broker.start()
+            await until_async(lambda: asked_for() == [1, 1])
+
+
+async def test_wrong_arguments_of_publishes_are_named(nsqd_process: Any) -> None:
+    broker = NSQBroker(nsqd_process.address)
+    nacked: list[str] = []
+
+    @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL)
+    async def handle(message: NSQMessage = Context()) -> None:  # noqa: B008
+        try:
+            await message.nack(-1.0)
+        except ConfigError as error:
+            nacked.append(str(error))
+            await message.ack()
+
+    async with broker:
+        await broker.start()
+        await broker.publish("one", "orders", key="on original servers, too")
+        for publish in (broker.publish, broker.publisher("orders").publish):
+            with pytest.raises(TypeError, match=r"publish\(\) got an unexpected keyword argument 'delya'"):
+                await publish("one", "orders", delya=1)  # type: ignore[call-arg]
+            for delay in ("soon", -1.0, float("nan"), float("inf")):
+                with pytest.raises(ConfigError, match=r"delay=.* must be a number of seconds"):
+                    await publish("one", "orders", delay=delay)  # type: ignore[arg-type]
+        await until_async(lambda: nacked)
+    assert "delay=-1.0" in nacked[0]
     assert in_flight(nsqd_process, "orders") == (0, 0)
 
 

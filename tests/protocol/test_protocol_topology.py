@@ -21,7 +21,7 @@ from nsq_fast.client.start_position import parse_start
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NameInvalid, RemoteProtocolError
 from nsq_fast.names import Address
-from nsq_fast.protocol.targets import Mode, Target, TopicChoice, impossible, is_complete, targets
+from nsq_fast.protocol.targets import TopicChoice, is_complete
 from nsq_fast.protocol.topology import (
     MAX_ERROR_TEXT,
     MAX_PARTITIONS,
@@ -400,7 +400,7 @@ def test_a_topology_without_nsqds_says_whom_the_filter_left_out() -> None:
     assert "10.0.0.1:4150 (hostname dc1-n1, zone a)" in found.problem
 
 
-# Which topics a consumer takes, their targets, where channels begin, and the order of partitions: all pure.
+# Which topics a consumer takes, where channels begin, and the order of partitions: all pure.
 
 
 HA = "0.3.7-HA.1.13.0"
@@ -415,20 +415,6 @@ def test_what_goes_backwards_is_found_and_what_comes_again_is_counted():
     assert (ledger.repeated, ledger.violations) == (1, 1)
 
 
-@pytest.mark.parametrize("seen", [(4, 200), (6, 99), (4, 99)])
-def test_neither_the_id_nor_the_offset_may_go_backwards(seen):
-    ledger = OrderLedger()
-    ledger.check("p", (5, 100))
-    assert ledger.check("p", seen) == (5, 100)
-    assert ledger.check("p", seen) == (5, 100), "what lies behind does not move the ledger"
-
-
-def test_partitions_have_nothing_to_do_with_each_other():
-    ledger = OrderLedger()
-    assert ledger.check("p", (5, 100)) is None
-    assert ledger.check("q", (1, 0)) is None
-
-
 def test_after_a_rewind_the_order_begins_there():
     ledger = OrderLedger()
     ledger.check("p", (5, 100))
@@ -438,57 +424,20 @@ def test_after_a_rewind_the_order_begins_there():
     assert ledger.violations == 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))))
-def test_violations_are_the_steps_behind_the_highest_so_far(positions):
-    ledger, last, violations = OrderLedger(), None, 0
-    for each in positions:
-        behind = last is not None and (each[0] < last[0] or each[1] < last[1])
-        violations += behind
-        assert (ledger.check("p", each) is not None) == behind
-        last = last if behind else each
+places = st.tuples(st.sampled_from("pq"), st.integers(0, 2**64 - 1) | st.integers(3, 6), st.integers(0, 2**64 - 1))
+
+
+@given(st.lists(places))
+def test_violations_are_the_steps_behind_the_highest_so_far_of_the_partition(positions):
+    ledger, last, violations = OrderLedger(), {}, 0
+    for partition, *place in positions:
+        id, offset = last.get(partition, (0, 0))
+        is_behind = place[0] < id or place[1] < offset
+        violations += is_behind
+        assert ledger.check(partition, tuple(place)) == ((id, offset) if is_behind else None)
+        if not is_behind:
+            last[partition] = place[0], place[1]
     assert ledger.violations == violations
-
-
-def topology(partitions, *producers, meta=None):
-    return Topology(tuple(producers), MappingProxyType(partitions), meta)
-
-
-def test_one_target_for_each_partition_and_each_old_nsqd():
-    found = targets(topology({0: ONE, 1: TWO, 2: ONE}, ONE, TWO, OLD))
-    assert set(found) == {Target(ONE.tcp, 0), Target(TWO.tcp, 1), Target(ONE.tcp, 2), Target(OLD.tcp)}
-    assert found[Target(TWO.tcp, 1)] is TWO
-    assert set(targets(topology({}, OLD))) == {Target(OLD.tcp)}
-
-
-def test_chosen_partitions_only():
-    assert set(targets(topology({0: ONE, 1: TWO, 2: ONE}, ONE, TWO, OLD), (1, 7))) == {Target(TWO.tcp, 1)}
-
-
-def test_complete_is_what_was_chosen():
-    meta = Meta(partition_num=3)
-    partial = topology({0: ONE, 1: TWO}, ONE, TWO, meta=meta)
-    assert not is_complete(partial)
-    assert is_complete(partial, (0, 1))
-    assert not is_complete(partial, (0, 2))
-    assert is_complete(topology({}, OLD))
-
-
-def test_partitions_that_can_never_be():
-    meta = Meta(partition_num=3)
-    assert "0 to 2" in impossible(topology({0: ONE}, ONE, meta=meta), (3, 4))
-    assert impossible(topology({0: ONE}, ONE, meta=meta), (2, 4)) is None, "it may get a leader"
-    assert "no partitions" in impossible(topology({}, OLD), (0,))
-    assert impossible(topology({}), (0,)) is None, "nothing is known yet"
-    assert impossible(topology({0: ONE}, ONE, meta=meta), None) is None
-
-
-def test_the_mode_is_learnt():
-    mode = Mode().learn(Meta(partition_num=1, ordered=True, extend_support=True), None)
-    assert mode == Mode(ordered=True, extend_support=True)
-    assert mode.learn(None, None) == mode
-    assert mode.learn(Meta(partition_num=1), None) == Mode(ordered=False, extend_support=True), "headers stay"
-    assert Mode(True).learn(Meta(partition_num=1), True).ordered
-    assert not Mode().learn(Meta(partition_num=1, ordered=True), False).ordered
 
 
 MOMENT = datetime(2024, 1, 1, tzinfo=timezone.utc)
@@ -524,6 +473,7 @@ def test_start_positions_in_the_words_of_the_server(value, wire):
         5,
         {},
         {"0": "end"},
+        {1024: "end"},
         {0: "x"},
         f"count:{2**63}",
         "timestamp:1700000000000",

@@ -9,8 +9,9 @@ from typing import Any
 
 import gevent
 import pytest
-from support.partitions import HasAddress, PartitionNsqd, ProducerLookup, ScriptedLookup, topology
+from support.partitions import HasAddress, PartitionNsqd, ProducerLookup, ScriptedLookup, lookup_of, topology
 from support.publishing import REDESIGNED, Answer, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd, agree
+from support.scenarios import Records
 from support.waiting import WAIT
 
 from nsq_fast import Consumer, Producer, TraceLog
@@ -91,17 +92,6 @@ def nsqds(servers: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, kind=PartitionNsqd, **options: servers(*args, kind=kind, **options)
 
 
-class Records(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[Any] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record.msg)
-
-
 @pytest.fixture
 def new_trace() -> Callable[[], tuple[TraceLog, list[Any]]]:
     """A factory of trace logs, each with the records that are written to it."""
@@ -109,14 +99,14 @@ def new_trace() -> Callable[[], tuple[TraceLog, list[Any]]]:
     def make() -> tuple[TraceLog, list[Any]]:
         handler, log = Records(), logging.Logger("of this test", logging.INFO)
         log.addHandler(handler)
-        return TraceLog(log), handler.records
+        return TraceLog(log), handler.all
 
     return make
 
 
 @pytest.fixture
 def scripted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lookup of consumers is told by the test what it finds: ``consumer._subscriptions.lookup.tell(...)``."""
+    """Lookup of consumers is told by the test what it finds: ``lookup_of(consumer).tell(...)``."""
     monkeypatch.setattr("nsq_fast.client.lookup.LookupPoller", ScriptedLookup)
 
 
@@ -155,8 +145,7 @@ def consume(request: pytest.FixtureRequest, start_consumer: Callable[..., Consum
             options["nsqd_tcp_addresses"] = [str(each.address) for each in nsqds]
         consumer = start_consumer(options.pop("topic"), options.pop("channel"), message_handler=handler, **options)
         if found is not None and consumer.is_running:
-            lookup: Any = consumer._subscriptions.lookup
-            lookup.tell(found)
+            lookup_of(consumer).tell(found)
         return consumer
 
     return start

@@ -486,66 +486,35 @@ def check(caplog: pytest.LogCaptureFixture, errors: list[Any]) -> None:
     assert [text[:100] for text in texts if not text.isprintable() or len(text) > LONGEST] == []
 
 
-def refuse_identify(peer: Peer) -> None:
-    peer.read_identify()
-    peer.frame(1, b"E_INVALID" + HUGE)
-
-
-def claim_a_version(peer: Peer) -> None:
-    peer.handshake(version=HUGE.decode())
-
-
-def reply_to_identify(peer: Peer) -> None:
-    peer.read_identify()
-    peer.frame(0, HUGE)
-
-
-def refuse_auth(peer: Peer) -> None:
+def asks_for_auth(peer: Peer) -> None:
     peer.handshake(auth_required=True)
     peer.read_line()
     peer.read_body()
-    peer.frame(1, b"E_UNAUTHORIZED" + HUGE)
 
 
-def reply_to_auth(peer: Peer) -> None:
-    peer.handshake(auth_required=True)
-    peer.read_line()
-    peer.read_body()
-    peer.frame(0, HUGE)
-
-
-def refuse_sub(peer: Peer) -> None:
+def is_asked_to_subscribe(peer: Peer) -> None:
     peer.handshake()
     peer.read_line()
-    peer.frame(1, b"E_BAD_TOPIC" + HUGE)
 
 
-def reply_to_nothing(peer: Peer) -> None:
-    peer.accept_sub()
-    peer.frame(0, HUGE)
+# What it waits for, and the frame that it sends then: its type, and the data.
+SAID: list[tuple[Callable[[Peer], object], int, bytes]] = [
+    (Peer.read_identify, 1, b"E_INVALID" + HUGE),
+    (Peer.read_identify, 0, HUGE),
+    (Peer.read_identify, 0, json.dumps({"version": HUGE.decode()}).encode()),
+    (asks_for_auth, 1, b"E_UNAUTHORIZED" + HUGE),
+    (asks_for_auth, 0, HUGE),
+    (is_asked_to_subscribe, 1, b"E_BAD_TOPIC" + HUGE),
+    (Peer.accept_sub, 0, HUGE),
+    (Peer.accept_sub, 1, HUGE),
+    (Peer.accept_sub, 1, b"E_FIN_FAILED FIN " + HUGE),
+]
 
 
-def refuse_nothing(peer: Peer) -> None:
-    peer.accept_sub()
-    peer.frame(1, HUGE)
-
-
-def refuse_a_fin(peer: Peer) -> None:
-    peer.accept_sub()
-    peer.frame(1, b"E_FIN_FAILED FIN " + HUGE)
-    peer.read_all()
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        refuse_identify, claim_a_version, reply_to_identify, refuse_auth, reply_to_auth, refuse_sub, reply_to_nothing,
-        refuse_nothing, refuse_a_fin,
-    ],
-)  # fmt: skip
-def test_what_an_nsqd_says_to_a_consumer(script: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("step", "kind", "data"), SAID, ids=range(len(SAID)))
+def test_what_an_nsqd_says_to_a_consumer(step: Any, kind: int, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    server = PeerServer(script)
+    server = PeerServer(lambda peer: (step(peer), peer.frame(kind, data)))
     errors: list[Any] = []
     options: dict[str, Any] = {"message_handler": lambda *_: None, "auth_secret": "s", "max_reconnect_delay": 0.05}
     consumer = Consumer("topic", "channel", str(server.address), **options)

@@ -96,20 +96,20 @@ class Told:
     """A source of the test's own: ``tell`` gives it a document."""
 
     def __init__(self, *documents: dict[str, Any]) -> None:
-        self._told = Event()
-        self._last: ConfigDocument | None = None
+        self.told = Event()
+        self.last: ConfigDocument | None = None
         for document in documents:
             self.tell(document)
 
     def tell(self, document: Any) -> None:
-        self._last = ConfigDocument(document, object())
-        told, self._told = self._told, Event()
+        self.last = ConfigDocument(document, object())
+        told, self.told = self.told, Event()
         told.set()
 
     def next(self, last: ConfigDocument | None) -> ConfigDocument:
-        while self._last is None or self._last is last:
-            self._told.wait()
-        return self._last
+        while self.last is None or self.last is last:
+            self.told.wait()
+        return self.last
 
 
 def config_of(client: Any) -> dict[str, Any]:
@@ -203,8 +203,8 @@ def test_a_source_of_the_programs_own(broker: Broker, no_unseen_errors: list[Any
         source.tell(["no", "document"])
         until(lambda: config_of(producer)["refused"] == 1)
         assert trace.is_on("topic")
-        source._last = "no ConfigDocument"  # type: ignore[assignment]
-        source._told.set()
+        source.last = "no ConfigDocument"  # type: ignore[assignment]
+        source.told.set()
         until(lambda: config_of(producer)["refused"] == 2)
         source.tell({"lookupds": {"add": ["127.0.0.1:1"]}, "trace": {"topic": False}})
         until(lambda: config_of(producer)["refused"] == 3)

@@ -12,7 +12,7 @@ from support.processes import run_quietly
 from support.scripted_nsqd import frame
 from support.waiting import holds, promptly, until
 
-from nsq_fast import Consumer, Message, RequeueMessage
+from nsq_fast import Consumer, Message, RequeueMessage, threads
 from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
 
@@ -208,8 +208,9 @@ DEFERRED = [
 @pytest.mark.parametrize("handler", DEFERRED, ids=range(len(DEFERRED)))
 def test_functions_whose_call_runs_nothing_are_refused(handler):
     for name in ("message_handler", "batch_handler", "give_up", "blocked_policy"):
-        with pytest.raises(ConfigError, match=rf"{name}=.* its body"):
-            Consumer("t", "c", "127.0.0.1:4150", **{name: handler})
+        for kind in (Consumer, threads.Consumer):
+            with pytest.raises(ConfigError, match=rf"{name}=.* its body"):
+                kind("t", "c", "127.0.0.1:4150", **{name: handler})
     consumer = Consumer("t", "c", "127.0.0.1:4150")
     consumer.on_message.connect(handler, weak=False)
     with pytest.raises(ConfigError, match=r"a receiver of on_message.* its body"):

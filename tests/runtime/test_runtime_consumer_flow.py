@@ -14,7 +14,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.partitions import topology
+from support.partitions import lookup_of, topology
 from support.scripted_nsqd import frame, message_frame
 from support.waiting import WAIT, holds, promptly, until
 
@@ -170,7 +170,7 @@ def test_answers_that_were_queued_when_their_connection_ended_are_counted_as_los
 def test_found_nsqds_are_connected_once_and_kept_while_they_live(servers, consume):
     first, second, third = servers(), servers(), servers()
     consumer = consume(ignore, found=topology({}, first))
-    lookup = consumer._subscriptions.lookup
+    lookup = lookup_of(consumer)
     lookup.tell(topology({}, first, second))
     first.connection().wait_rdy(5)
     second.connection().wait_rdy(5)

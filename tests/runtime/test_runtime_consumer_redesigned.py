@@ -11,7 +11,7 @@ import gevent
 import lz4.block
 import pytest
 import snappy
-from support.partitions import OK, PartitionNsqd, answers, push_record, subscription, topology
+from support.partitions import OK, PartitionNsqd, answers, lookup_of, push_record, subscription, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import WAIT, until
 
@@ -42,7 +42,7 @@ def ignore(consumer, message):
 
 def told(consumer, *answer, **meta):
     """The scripted lookup of a consumer, which has said that."""
-    lookup = consumer._subscriptions.lookup
+    lookup = lookup_of(consumer)
     lookup.tell(topology(*answer, **meta))
     return lookup
 
@@ -89,6 +89,17 @@ def test_chosen_partitions_only(nsqds, consume, caplog):
     told(never, {0: second})
     with pytest.raises(ConfigError, match="partitions 0 to 0"):
         never.join(WAIT)
+
+
+def test_a_position_for_a_partition_that_the_topic_lacks_is_told_once(nsqds, consume):
+    nsqd = nsqds()
+    consumer = consume(ignore, start_position={5: "end"})
+    errors = []
+    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
+    for _ in range(3):
+        told(consumer, {0: nsqd})
+    finishes(nsqd.subscriber(0), 1)
+    assert errors == ["start_position: topic t has partitions 0 to 0; nothing is set for 5 until it has more"]
 
 
 def test_old_nsqds_beside_partitions(nsqds, consume):
@@ -242,12 +253,32 @@ def test_extended_headers_are_learnt_and_stay(nsqds, consume):
     assert len(consumer.stats().connections) == 1
 
 
+def test_extended_headers_are_forgotten_when_a_topic_made_anew_refuses_them(nsqds, consume):
+    def refuse_headers(connection, command):
+        has_headers = connection.identify.get("extend_support")
+        connection.send(frame(1, b"E_SUB_EXTEND_FORBIDDON ") if has_headers else OK)
+
+    nsqd = nsqds()
+    consumer = consume(ignore)
+    lookup = told(consumer, {0: nsqd, 1: nsqd}, extend_support=True)
+    former = [nsqd.subscriber(partition) for partition in (0, 1)]
+    assert all(each.identify["extend_support"] for each in former)
+    nsqd.replies[b"SUB"] = refuse_headers
+    lookup.tell(topology({0: nsqd, 1: nsqd}))
+    for connection in former:
+        connection.close()
+        connection.wait_for(lambda connection=connection: not connection.is_open)
+    for partition in (0, 1):
+        finishes(nsqd.subscriber(partition), 2)
+    assert consumer.is_running
+
+
 def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
     nsqd = nsqds(replies={b"SUB": frame(1, b"E_SUB_ORDER_IS_MUST ")})
     errors = []
     consumer = consume(ignore, nsqd_tcp_addresses=str(nsqd.address))
     consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
-    nsqd.wait_for(lambda: consumer._subscriptions.lookup.refreshed)
+    nsqd.wait_for(lambda: lookup_of(consumer).refreshed)
     assert len(nsqd.connections) == 1, "a refusal is not repeated"
     told(consumer, {0: nsqd}, ordered=True)
     assert subscription(nsqd.subscriber(0))[0] == b"SUB_ORDERED"

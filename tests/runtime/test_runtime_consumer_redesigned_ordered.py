@@ -8,7 +8,7 @@ from time import monotonic, time_ns
 import gevent
 import pytest
 from gevent.event import Event
-from support.partitions import PartitionNsqd, answers, push_record, topology
+from support.partitions import PartitionNsqd, answers, lookup_of, push_record, topology
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import ClusterAdmin, NsqdHTTPClient, Producer, RequeueMessage
@@ -160,7 +160,7 @@ def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsq
     push(moving, 1)
     push(staying, 1)
     until(lambda: handler.seen == [1, 1])
-    consumer._subscriptions.lookup.tell(topology({0: after, 1: nsqd}))
+    lookup_of(consumer).tell(topology({0: after, 1: nsqd}))
     wait_answers(moving, b"REQ", [1])
     after.subscriber(0)
     holds(lambda: not answers(staying, b"REQ"))
@@ -287,7 +287,7 @@ def test_the_new_leader_waits_for_a_handler_of_the_old_one(nsqd, nsqds, consume,
     consumer = consume(handler, found=topology({0: nsqd}), concurrency=concurrency)
     push(nsqd.subscriber(0), 5)
     until(lambda: handler.running)
-    consumer._subscriptions.lookup.answer = topology({0: other})
+    lookup_of(consumer).answer = topology({0: other})
     nsqd.subscriber(0).close()
     connection = other.subscriber(0)
     push(connection, 5)
@@ -313,7 +313,7 @@ def test_iterating_over_an_ordered_topic(nsqd, consume):
                 return
 
     with consumer:
-        consumer._subscriptions.lookup.tell(topology({0: nsqd}))
+        lookup_of(consumer).tell(topology({0: nsqd}))
         connection = nsqd.subscriber(0)
         taker = gevent.spawn(iterate)
         push(connection, 1, attempts=4)

@@ -305,40 +305,28 @@ BLOCK = 0.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"concurrency": 1}, {"concurrency": 20}], ids=str)
+@pytest.mark.parametrize("way", ["on its own", "shared", "concurrent", "answers itself", "batches"])
 def test_the_fin_of_a_slow_handler_leaves_before_the_next_handler_begins(
-    server: Server, handle_many: Callable[..., Consumer], options: dict[str, Any]
+    server: Server, handle_many: Callable[..., Consumer], way: str
 ) -> None:
     handled: list[Message] = []
 
-    def handler(consumer: Consumer, message: Message) -> None:
-        server.wait_finished(len(handled))
-        time.sleep(BLOCK)  # sleep: a handler that blocks
-        handled.append(message)
-
-    consumer = handle_many(20, message_handler=handler, **options)
-    until(lambda: len(handled) == 20, 30)
-    until(lambda: consumer.stats().totals.finished == 20)
-    assert consumer.stats().totals.received == 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["answers itself", "batch"])
-def test_so_do_an_answer_that_the_handler_gives_itself_and_those_of_a_batch(
-    server: Server, handle_many: Callable[..., Consumer], kind: str
-) -> None:
-    handled: list[Message] = []
-
-    def handle(consumer: Consumer, messages: list[Message]) -> None:
+    def handle_batch(consumer: Consumer, messages: list[Message]) -> None:
         server.wait_finished(len(handled))
         handled.extend(messages)
-        if kind != "batch":
+        if way == "answers itself":
             messages[0].finish()
         time.sleep(BLOCK)  # sleep: a handler that blocks
 
-    of_batches = {"batch_handler": handle, "batch_size": 3}
-    handle_many(15, **of_batches if kind == "batch" else {"message_handler": lambda c, m: handle(c, [m])})
-    until(lambda: len(handled) == 15, 30)
+    def handle(consumer: Consumer, message: Message) -> None:
+        handle_batch(consumer, [message])
+
+    options: dict[str, Any] = {"shared": {"concurrency": 1}, "concurrent": {"concurrency": 20}}.get(way, {})
+    of_batches = {"batch_handler": handle_batch, "batch_size": 3}
+    consumer = handle_many(20, **of_batches if way == "batches" else {"message_handler": handle}, **options)
+    until(lambda: len(handled) == 20, 30)
+    until(lambda: consumer.stats().totals.finished == 20)
+    assert consumer.stats().totals.received == 20
 
 
 @pytest.mark.slow

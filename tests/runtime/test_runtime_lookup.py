@@ -10,20 +10,20 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gevent
 import pytest
 from support.http_server import reply, scripted_http
-from support.partitions import answers, push_record, topology
+from support.partitions import lookup_of, topology
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer, RedesignedCluster
 from nsq_fast.client.admin import LookupPoller
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, LookupFailed, NameInvalid, NoNsqd, NotRunning
+from nsq_fast.errors import ConfigError, LookupFailed, NoNsqd
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Nsqd
 
@@ -286,40 +286,7 @@ def test_addresses_that_cannot_be_used_are_refused(bad):
     assert "secret" not in str(error.value)
 
 
-def test_other_bad_arguments_are_refused():
-    with pytest.raises(ConfigError, match="access"):
-        LookupPoller("h:1", access="rw")
-    with pytest.raises(ConfigError, match="Authorization"):
-        LookupPoller("h:1", LookupConfig(lookupd_authorization="a\r\nb"))
-    poller = LookupPoller("h:1")
-    with pytest.raises(NameInvalid):
-        poller.add_topic("bad topic!")
-    with pytest.raises(NotRunning):
-        poller.wait_topology("t", 1)
-
-
 # Real servers
-
-
-def test_a_real_lookupd(real_lookupd, real_nsqd):
-    def found():
-        poller.refresh("known")
-        topology = poller.topology("known")
-        return topology is not None and [nsqd.tcp for nsqd in topology.producers] == [nsqd_tcp]
-
-    lookupd = real_lookupd()
-    nsqd_tcp = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}").tcp_address
-    poller = LookupPoller([lookupd.http_address], CALM, access="w")
-    poller.start()
-    try:
-        assert poller.wait_topology("unknown", WAIT).is_empty
-        until(lambda: [nsqd.tcp for nsqd in poller.nodes(WAIT)] == [nsqd_tcp])
-        with closing(gevent.socket.create_connection(tuple(nsqd_tcp))) as sock:
-            sock.sendall(b"  V2PUB known\n\x00\x00\x00\x01x")
-            sock.recv(64)
-        until(found)
-    finally:
-        poller.stop()
 
 
 # Consumers of several topics, by name and by pattern, and ``discovery_filter``: what is consumed, and where
@@ -379,7 +346,7 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(ns
     nsqd, errors = nsqds(), []
     consumer = consume(lambda c, m: None, found=topology({}), topic=["small", "large"], partitions=[2])
     consumer.on_error.connect(lambda c, error: errors.append(str(error)), weak=False)
-    lookup = consumer._subscriptions.lookup
+    lookup = lookup_of(consumer)
     for _ in range(2):
         lookup.tell(topology({0: nsqd}), "small")
     assert errors == ["topic small: partitions=[2]: the topic has partitions 0 to 0"]
@@ -389,7 +356,7 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(ns
     hopeless = consume(lambda c, m: None, found=topology({}), topic=["a", "b"], partitions=[2])
     for topic in ("a", "b"):
         assert hopeless.is_running
-        hopeless._subscriptions.lookup.tell(topology({0: nsqd}), topic)
+        lookup_of(hopeless).tell(topology({0: nsqd}), topic)
     with pytest.raises(ConfigError, match="topic a: partitions"):
         hopeless.join(WAIT)
 
@@ -433,22 +400,6 @@ def test_a_pattern_needs_lookup_and_nothing_else(addresses):
 
 
 # The redesigned NSQ
-
-
-def test_the_order_of_each_topic_is_its_own(nsqds, consume):
-    leaders = {topic: nsqds() for topic in ("a", "b")}
-    seen = []
-    handler = lambda _, message: seen.append((message.topic, message.offset))  # noqa: E731
-    consumer = consume(handler, found=topology({}), topic=["a", "b"])
-    for topic, nsqd in leaders.items():
-        consumer._subscriptions.lookup.tell(topology({0: nsqd}, ordered=True), topic)
-    a, b = (nsqd.subscriber(0) for nsqd in leaders.values())
-    for connection, numbers in ((a, (50, 51)), (b, (1, 2)), (a, (52,)), (b, (3,))):
-        for number in numbers:
-            push_record(connection, number)
-            until(lambda connection=connection, number=number: number in answers(connection, b"FIN"))
-    assert seen == [("a", 2000), ("a", 2040), ("b", 40), ("b", 80), ("a", 2080), ("b", 120)]
-    assert consumer.stats().order_violations == 0
 
 
 @pytest.mark.parametrize("topic", [["a", "b"], re.compile("a|b")], ids=["names", "pattern"])

@@ -23,7 +23,6 @@ from nsq_fast.protocol.partitioner import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 0.5
-WAIT_LONGER = 5.0  # on a machine that has much else to do
 
 
 def numbers(count):

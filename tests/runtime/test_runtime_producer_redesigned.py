@@ -9,7 +9,7 @@ from contextlib import suppress
 import gevent
 import pytest
 from msgspec.structs import replace
-from support.partitions import topology
+from support.partitions import lookup_of, topology
 from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
 from support.servers import free_address
@@ -245,7 +245,7 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
         (after, 3),
     ):
         lookup.tell(answer, "t")
-        consumer._subscriptions.lookup.tell(answer)
+        lookup_of(consumer).tell(answer)
         assert sender.stats()["leader_moves"] == consumer.stats().leader_moves == moves
 
 
@@ -916,3 +916,23 @@ def test_a_key_whose_partition_is_no_more_goes_where_it_belongs_now(cluster, opt
             assert [job.get() for job in jobs] == [murmur3_partition(key, 2) for key in keys]
             with pytest.raises(errors.ConfigError, match="has 2 partitions"):
                 producer.publish("t", b"x", partition=3)
+
+
+def test_bodies_are_compressed_no_more_once_the_topic_was_made_anew_without_headers(cluster):
+    """Lookup is asked as soon as a server refuses one, and not when its next poll is due."""
+    body = b"orders " * 1000
+    addresses = [str(each.http_address) for each in cluster.lookupds]
+    cluster.create_topic("t", ext=True, channels=["c"])
+    options = {"lookupd_poll_interval": 600.0, "publish_timeout": WAIT, "body_compression": "gzip"}
+    with Producer((), addresses, **options) as producer:
+        producer.publish("t", body)
+        with LookupdHTTPClient.from_url(addresses[0]) as client:
+            client.delete_topic("t", partition="**")
+        cluster.create_topic("t", channels=["c"])
+
+        def is_stored():
+            with suppress(errors.PublishFailed):
+                return producer.publish("t", body) == b"OK"
+
+        until(is_stored)
+        assert cluster.messages("t", "c") == [body]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from struct import pack
 from types import SimpleNamespace
@@ -17,12 +16,13 @@ import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.contract import FACES, Face
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
-from nsq_fast import Consumer, Producer, aio, threads
+from nsq_fast import Consumer, Producer
 from nsq_fast._codec import Message, TracedReply
-from nsq_fast.broker import BrokerProcess, NsqdServer
+from nsq_fast.broker import NsqdServer
 from nsq_fast.client import trace
 from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
 from nsq_fast.client.trace import (
@@ -157,17 +157,10 @@ def test_reader_names_the_line_that_is_none(line: str | bytes) -> None:
         list(read_records([b"", line]))
 
 
-def test_new_trace_ids_are_positive_and_differ() -> None:
-    ids = [new_trace_id() for _ in range(1000)]
-    assert len(set(ids)) == 1000
-    assert all(1 <= trace_id < 2**63 for trace_id in ids)
-
-
-def test_trace_ids_go_on_when_the_counter_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_COUNTER_BITS", 2)
-    source = trace._TraceIds()
-    ids = [source.next() for _ in range(100)]
-    assert len(set(ids)) > 90  # the counter is so short here that prefixes could meet
+def test_new_trace_ids_are_positive_and_differ_also_when_a_counter_is_used_up() -> None:
+    count = (1 << 20) + 1000  # bits of a counter, behind a prefix that chance makes
+    ids = {new_trace_id() for _ in range(count)}
+    assert len(ids) == count
     assert all(1 <= trace_id < 2**63 for trace_id in ids)
 
 
@@ -237,10 +230,6 @@ def block(consumer: object, message: object) -> None:
     time.sleep(PAUSE)  # sleep: its length is what is measured
 
 
-async def await_(consumer: object, message: object) -> None:
-    await asyncio.sleep(PAUSE)  # sleep: its length is what is measured
-
-
 def fail(consumer: object, message: object) -> None:
     wait(consumer, message)
     raise ValueError("bad")
@@ -256,16 +245,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def check_times(stats: Callable[[], Any], waited: float) -> None:
-    """The figures of a consumer whose one message waited so long for it."""
-    until(lambda: stats().handler_time.count)
-    times, ages = stats().handler_time, stats().message_age
-    assert times.sum >= LEAST * times.count
-    assert times.quantile(0.0) >= LEAST
-    assert ages.sum >= waited - 0.01
-    assert ages.count == times.count
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_handlers_are_timed_wherever_they_run(kind: str, nsqd: NsqdServer) -> None:
     address = str(nsqd.tcp_address)
@@ -275,36 +254,28 @@ def test_handlers_are_timed_wherever_they_run(kind: str, nsqd: NsqdServer) -> No
     consumer = Consumer("orders", "billing", address, histograms=True, **KINDS[kind])
     waited = time.monotonic() - published
     with consumer:
-        check_times(consumer.stats, waited)
+        until(lambda: consumer.stats().handler_time.count)
+        times, ages = consumer.stats().handler_time, consumer.stats().message_age
+    assert times.sum >= LEAST * times.count
+    assert times.quantile(0.0) >= LEAST
+    assert ages.sum >= waited - 0.01
+    assert ages.count == times.count
 
 
-def test_handlers_of_other_threads_are_timed(nsqd: NsqdServer) -> None:
-    address = str(nsqd.tcp_address)
-    with (
-        threads.Producer(address, histograms=True) as producer,
-        threads.Consumer("orders", "billing", address, message_handler=block, histograms=True) as consumer,
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
+async def test_handlers_of_every_face_are_timed_to_their_end_and_publishes(face: Face, nsqd_process: Any) -> None:
+    async def handle(consumer: object, message: object) -> None:
+        await face.sleep(PAUSE)  # sleep: its length is what is measured
+
+    where = {"nsqd_tcp_addresses": nsqd_process.address, "histograms": True}
+    async with (
+        face.client("Producer", **where) as producer,
+        face.client("Consumer", "orders", "billing", **where, message_handler=handle) as consumer,
     ):
-        producer.publish("orders", b"x")
-        check_times(consumer.stats, 0.0)
+        await face(producer.publish("orders", b"x"))
+        await face.until(lambda: consumer.stats().handler_time.count)
+        assert consumer.stats().handler_time.quantile(0.0) >= LEAST
         assert producer.stats()["latency"].count == 1
-
-
-def test_coroutines_are_timed_to_their_end() -> None:
-    async def main(address: str) -> None:
-        async with (
-            aio.Producer(address, histograms=True) as producer,
-            aio.Consumer("orders", "billing", address, message_handler=await_, histograms=True) as consumer,
-        ):
-            await producer.publish("orders", b"x")
-            stats = consumer.stats()
-            while not stats.handler_time.count:
-                await asyncio.sleep(0.01)  # sleep: looks again and again
-                stats = consumer.stats()
-            assert stats.handler_time.sum >= LEAST
-            assert producer.stats()["latency"].count == 1
-
-    with BrokerProcess(lookupd=False) as broker:
-        asyncio.run(asyncio.wait_for(main(str(broker.nsqds[0].tcp)), 30))
 
 
 def test_one_message_of_a_batch_is_a_sample_and_none_is_handled_twice(nsqd: NsqdServer) -> None:

@@ -230,6 +230,8 @@ class Stats(ModelLookupd):
 
     def __init__(self, nsqd: ModelNsqd, topic: str) -> None:
         self.log = nsqd.log(topic)
+        if self.log.is_redesigned:
+            nsqd.log(topic, 1).channel("c")  # nothing waits there
         self.channel: Any = self.log.channel("c")
         self.channel.push = lambda: None
         self.asked_at: list[float] = []
@@ -246,8 +248,16 @@ class Stats(ModelLookupd):
             "channel_name": "c", "depth": len(self.channel.queue), "message_count": len(self.log.messages),
             "paused": self.is_paused, "deferred_count": self.held,
         }  # fmt: skip
-        partition = "0" if self.log.is_redesigned else ""
-        return 200, {"topics": [{"topic_name": "t", "topic_partition": partition, "channels": [channel]}]}
+        if not self.log.is_redesigned:
+            return 200, {"topics": [{"topic_name": "t", "topic_partition": "", "channels": [channel]}]}
+        empty = {"channel_name": "c", "depth": 0, "message_count": 0, "paused": False, "deferred_count": 0}
+        of_partitions = {"0": channel, "1": empty}
+        return 200, {
+            "topics": [
+                {"topic_name": "t", "topic_partition": number, "channels": [one]}
+                for number, one in of_partitions.items()
+            ]
+        }
 
 
 def stats_of(loop: SimLoop, dialect: str = "original") -> Stats:
@@ -349,6 +359,18 @@ def test_a_blocked_partition_is_told_of_its_topic_while_another_moves() -> None:
             assert progress.topics[0].reason == "blocked_message"
 
     in_virtual_time("progress of a part", scenario)
+
+
+def test_what_waits_is_told_of_its_partition() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        stats = stats_of(loop, "redesigned")
+        stats.log.store(b"work")
+        async with consumer_by_lookup() as consumer:
+            await asyncio.sleep(2 * MOVING)
+            (of_topic,) = (await named(loop, consumer, "server_not_pushing")).topics
+            assert {each.partition: each.depth for each in of_topic.connections} == {0: 1, 1: 0}
+
+    in_virtual_time("progress of partitions", scenario)
 
 
 def test_an_nsqd_that_pushes_nothing_is_subscribed_to_anew() -> None:

@@ -827,8 +827,27 @@ def test_what_it_cannot_read_is_said(tmp_path: Path) -> None:
         local_figures(logged(tmp_path, AWKWARD[:7]))
     with pytest.raises(ConfigError, match="memory='much': must be a number with k, m, g or t"):
         local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="much")
+    for much in ("99999999999999999999g", "9" * 5000 + "k", "8388608t"):
+        with pytest.raises(ConfigError, match=f"memory='{much}': is more than any machine has"):
+            local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory=much)
+    assert local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="8388607t").records == 1
+    with pytest.raises(ConfigError, match="'' names no file"):
+        local_figures("")
     with pytest.raises(ConfigError, match=r"memory='1k', temporary folder .*: Out of Memory"):
         local_figures(logged(tmp_path, [json.dumps(PUBLISH)]), memory="1k")
+
+
+def test_a_log_that_is_removed_meanwhile_is_named(tmp_path: Path) -> None:
+    logs = [tmp_path / "a.log", tmp_path / "b.log"]
+    for log in logs:
+        log.write_text(json.dumps(PUBLISH))
+
+    def remove(stage: str, share: float) -> None:
+        if stage == "reading" and share:
+            logs[1].unlink(missing_ok=True)
+
+    with pytest.raises(ConfigError, match=r"b\.log: cannot be read: .*No such file"):
+        local_figures(tmp_path, tell=remove)
 
 
 def test_no_line_stops_it(tmp_path: Path) -> None:
@@ -906,6 +925,17 @@ def test_a_report_on_logs_and_again_on_its_tables(
     assert again.exit_code == 0, again.output
     assert f"{len(planted.lost):,} │ published, never finished" in again.output
     assert "NSQ traces" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [(["--memory", "much"], "JAVA_GATEWAY_EXITED"), (["--master", "nowhere"], "JAVA_GATEWAY_EXITED")]
+)
+def test_a_spark_that_does_not_start_is_no_traceback(java: None, tmp_path: Path, given: list[str], says: str) -> None:
+    done = run_command("trace-report", logged(tmp_path, [json.dumps(PUBLISH)]), "--json", *given)
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("Error: Spark: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_logs_in_which_nothing_was_traced(tmp_path: Path, report_here: Callable[..., Result]) -> None:

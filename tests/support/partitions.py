@@ -161,6 +161,12 @@ class ScriptedLookup:
         self.listener(topic or self.topic, answer)
 
 
+def lookup_of(consumer: Any) -> ScriptedLookup:
+    """That of a consumer whose lookup is scripted."""
+    found: ScriptedLookup = consumer._subscriptions.lookup
+    return found
+
+
 class ProducerLookup(ScriptedLookup):
     """Stands for the LookupPoller of a producer."""
 

@@ -14,7 +14,6 @@ from support.processes import run_python, run_quietly
 from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Message
-from nsq_fast.errors import ConfigError
 from nsq_fast.threads import Consumer, Producer
 
 
@@ -214,13 +213,6 @@ with Consumer("t", "c", {filled!r}, message_handler=handle, **options), Producer
 """)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("SystemExit(3)") == 1  # one line says so
-
-
-def test_a_coroutine_function_is_no_handler_of_threads() -> None:
-    async def handle(consumer: Any, message: Any) -> None: ...
-
-    with pytest.raises(ConfigError, match="async function"):
-        Consumer("t", "c", "127.0.0.1:1", message_handler=handle)
 
 
 # Producers

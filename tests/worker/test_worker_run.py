@@ -262,6 +262,30 @@ def test_a_process_whose_consumer_closes_by_itself_is_replaced(run: Run, nsqd_pr
 
 
 @embedded
+def test_a_coroutine_that_exits_ends_its_process_after_the_other_consumers_have_drained(
+    run: Run, nsqd_process: Any
+) -> None:
+    program = """
+@subscribe("orders", "loop")
+async def leave(consumer, message):
+    if message.body == b"leave" and message.attempts == 1:
+        raise SystemExit(5)
+
+@subscribe("orders", "billing")
+def handle(consumer, message):
+    note(message.body)
+"""
+    worker = run(program, "--restart-delay", "0").ready()
+    publish(nsqd_process, "leave")
+    until(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1, START, about=worker.log)
+    until(worker.is_ready, START, about=worker.log)
+    log = worker.log()
+    assert "has closed: SystemExit: 5; the process ends" in log
+    assert "orders/billing: closed: " in log
+    assert "Traceback" not in log
+
+
+@embedded
 def test_a_browser_sees_the_consumers(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER).ready()
     bodies = publish(nsqd_process, "seen")

@@ -11,6 +11,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -74,9 +75,14 @@ def local_figures(
 def _bytes(memory: str) -> str:
     """A size as Spark's options have it, as DuckDB's."""
     number, unit = memory.rstrip("bBkKmMgGtT"), memory.lstrip("0123456789").lower().removesuffix("b")
-    if not number.isdigit() or unit not in ("k", "m", "g", "t"):
+    if not number.isdigit() or unit not in _UNITS:
         raise ConfigError(f"memory={memory!r}: must be a number with k, m, g or t, such as 1g")
+    if float(number) * 1024 ** (_UNITS.index(unit) + 1) >= 2**63:
+        raise ConfigError(f"memory={memory!r}: is more than any machine has")
     return f"{number}{unit.upper()}iB"
+
+
+_UNITS = ("k", "m", "g", "t")
 
 
 class _Tables(dict[str, str]):
@@ -314,15 +320,27 @@ def read_records(paths: Sequence[str], tell: Told) -> Iterator[pa.RecordBatch]:
 
     ``tell`` is called with the share of the bytes that is read, from 0 to 1.
     """
-    files = [Path(name) for name in expand(_local(paths))]
-    total = sum(file.stat().st_size for file in files) or 1
+    sizes = {}
+    for file in map(Path, expand(_local(paths))):
+        with _readable(file):
+            sizes[file] = file.stat().st_size
+    total = sum(sizes.values()) or 1
     before = 0
-    for file in files:
-        with file.open("rb") as raw:
+    for file, size in sizes.items():
+        with _readable(file), file.open("rb") as raw:
             for batch in _batches(file, raw):
                 yield batch
                 tell((before + raw.tell()) / total)
-        before += file.stat().st_size
+        before += size
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Raise ConfigError for what is compressed badly, or was removed since it was listed."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
 
 
 def _local(paths: Sequence[str]) -> Sequence[str]:
@@ -339,16 +357,13 @@ def _batches(file: Path, raw: IO[bytes]) -> Iterator[pa.RecordBatch]:
     lines: list[Line] = []
     problems: list[str | None] = []
     source = "file://" + "".join(char if ord(char) > 127 else quote(char, safe=_OF_URIS) for char in str(file))
-    try:
-        for text in _split(opener(raw) if opener else raw):
-            found = record_of(text)
-            lines.append(found or _EMPTY)
-            problems.append(None if found else text.decode(errors="replace")[:PROBLEM_LENGTH])
-            if len(lines) == ROWS:
-                yield _batch(lines, problems, source)
-                lines, problems = [], []
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    for text in _split(opener(raw) if opener else raw):
+        found = record_of(text)
+        lines.append(found or _EMPTY)
+        problems.append(None if found else text.decode(errors="replace")[:PROBLEM_LENGTH])
+        if len(lines) == ROWS:
+            yield _batch(lines, problems, source)
+            lines, problems = [], []
     if lines:
         yield _batch(lines, problems, source)
 

@@ -319,13 +319,14 @@ def expand(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def _files(name: str) -> list[str]:
-    matches = [Path(name)] if Path(name).exists() else [Path(match) for match in sorted(glob(name, recursive=True))]
+    is_there = bool(name) and Path(name).exists()
+    matches = [Path(name)] if is_there else [Path(match) for match in sorted(glob(name, recursive=True))]
     files = [file for match in matches for file in ([match] if match.is_file() else sorted(match.rglob("*")))]
     if hidden := [file for file in files if file.is_file() and file.name.startswith(("_", ".")) and file in matches]:
         raise ConfigError(f"{hidden[0]}: Spark does not read files whose name begins with _ or a dot; rename it")
     found = [str(file.resolve()) for file in files if file.is_file() and not file.name.startswith(("_", "."))]
     if not found:
-        raise ConfigError(f"no trace log: {name} names no file")
+        raise ConfigError(f"no trace log: {name or repr(name)} names no file")
     return found
 
 
