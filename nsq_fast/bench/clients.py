@@ -27,22 +27,11 @@ from .results import SPARK_MODES, Settings
 PROGRAMS = Path(__file__).parent / "_programs"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embedding"
 OURS = "nsq_fast"
-BATCHES = "nsq_fast batches"
-COLUMNS = "nsq_fast columns"
-SEPARATE = "nsq_fast separate"
 KEYED = "nsq_fast keyed"
 CORE_FLOOR = "floor: core"
-BATCH_FLOOR = "floor: batches"
-READY_FLOOR = "floor: ready bytes"
-PIPELINED_FLOOR = "floor: pipelined"
-ORDERED_FLOOR = "floor: ordered"
 DROP_IN = "nsq_fast as gnsq"
-ASYNCIO = "nsq_fast aio"
-THREADS = "nsq_fast threads"
 SPARK = "nsq_fast Spark"
 SPARK_FLOOR = "floor: ready rows"
-EMBEDDED = "pynsq on nsq_fast"
-TORNADO = "tornado example"
 _BUILD_TIMEOUT = 300
 _OLDEST_PYSPARK = (4, 2)
 _CONSUME, _PUBLISH = frozenset({"consume"}), frozenset({"publish"})
@@ -85,28 +74,28 @@ _ALL = "single concurrent batch"
 _CLIENTS = (
     # name, where it runs, its program, variant, kinds, modes, what it can
     (OURS, "here", "use_nsq_fast", "", _EVERYTHING, _ALL, "negotiate rate spread sleep partitions options"),
-    (BATCHES, "here", "use_nsq_fast", "batches", _CONSUME, _ALL, "negotiate options"),
-    (COLUMNS, "here", "use_nsq_fast", "columns", _CONSUME, _ALL, "negotiate options"),
+    ("nsq_fast batches", "here", "use_nsq_fast", "batches", _CONSUME, _ALL, "negotiate options"),
+    ("nsq_fast columns", "here", "use_nsq_fast", "columns", _CONSUME, _ALL, "negotiate options"),
     ("nsq_fast linger", "here", "use_nsq_fast", "linger", _PUBLISH, "concurrent", "negotiate rate options"),
-    (SEPARATE, "here", "use_nsq_fast", "separate", _PUBLISH, "concurrent", "negotiate rate options"),
+    ("nsq_fast separate", "here", "use_nsq_fast", "separate", _PUBLISH, "concurrent", "negotiate rate options"),
     (KEYED, "here", "use_nsq_fast", "keyed", _PUBLISH, "concurrent", "partitions options"),
-    (ASYNCIO, "here", "use_asyncio aio", "", _EVERYTHING - {"ordered", "start"}, _ALL,
+    ("nsq_fast aio", "here", "use_asyncio aio", "", _EVERYTHING - {"ordered", "start"}, _ALL,
      "negotiate rate spread sleep options"),
-    (THREADS, "here", "use_nsq_fast threads", "", _BOTH | {"idle"}, _ALL, "negotiate spread sleep options"),
-    (TORNADO, "tornado", "use_reader tornado", "", _CONSUME, _ALL, "rate"),
+    ("nsq_fast threads", "here", "use_nsq_fast threads", "", _BOTH | {"idle"}, _ALL, "negotiate spread sleep options"),
+    ("tornado example", "tornado", "use_reader tornado", "", _CONSUME, _ALL, "rate"),
     (DROP_IN, "here", "use_gnsq", "", _THERE_AND_BACK, _ALL, "negotiate rate"),
     ("go-nsq", "go", "", "", _EVERYTHING - {"ordered", "start"}, _ALL, "negotiate rate spread sleep"),
     ("go-nsq async", "go", "", "async", _PUBLISH, "concurrent", "negotiate rate"),
     ("gnsq", "gnsq", "use_gnsq", "", _THERE_AND_BACK, _ALL, "negotiate rate"),
     ("pynsq", "pynsq", "use_reader", "", _CONSUME, _ALL, "rate"),
-    (EMBEDDED, "pynsq", "use_pynsq_embedded", "", _CONSUME, _ALL, "rate"),  # with our parser
+    ("pynsq on nsq_fast", "pynsq", "use_pynsq_embedded", "", _CONSUME, _ALL, "rate"),  # with our parser
     ("ansq", "ansq", "use_asyncio ansq", "", _BOTH, _ALL, ""),
     ("asyncnsq", "asyncnsq", "use_asyncio asyncnsq", "", _BOTH, _ALL, ""),
     (CORE_FLOOR, "here", "floor_core", "core", _THERE_AND_BACK | {"start"}, "single batch", "negotiate rate spread"),
-    (BATCH_FLOOR, "here", "floor_core", "batches", _CONSUME, _ALL, ""),
-    (READY_FLOOR, "here", "floor_core", "ready bytes", _PUBLISH, "batch", ""),
-    (PIPELINED_FLOOR, "here", "floor_core", "pipelined", _PUBLISH, "concurrent", ""),
-    (ORDERED_FLOOR, "here", "floor_core", "ordered", frozenset({"ordered"}), _ALL, "partitions"),
+    ("floor: batches", "here", "floor_core", "batches", _CONSUME, _ALL, ""),
+    ("floor: ready bytes", "here", "floor_core", "ready bytes", _PUBLISH, "batch", ""),
+    ("floor: pipelined", "here", "floor_core", "pipelined", _PUBLISH, "concurrent", ""),
+    ("floor: ordered", "here", "floor_core", "ordered", frozenset({"ordered"}), _ALL, "partitions"),
     ("floor: Python", "here", "floor_socket", "Python", _CONSUME, _ALL, ""),
     (SPARK, "spark", "use_spark", "Spark", frozenset({"spark"}), " ".join(SPARK_MODES), ""),
     (SPARK_FLOOR, "spark", "use_spark", "ready rows", frozenset({"spark"}), " ".join(SPARK_MODES), ""),

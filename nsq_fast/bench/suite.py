@@ -16,22 +16,7 @@ from typing import Any
 
 import msgspec
 
-from .clients import (
-    ASYNCIO,
-    BATCH_FLOOR,
-    BATCHES,
-    COLUMNS,
-    CORE_FLOOR,
-    KEYED,
-    ORDERED_FLOOR,
-    OURS,
-    PIPELINED_FLOOR,
-    READY_FLOOR,
-    SEPARATE,
-    SPARK,
-    SPARK_FLOOR,
-    THREADS,
-)
+from .clients import CORE_FLOOR, KEYED, OURS, SPARK, SPARK_FLOOR
 from .results import (
     INSTRUCTIONS,
     ClientResult,
@@ -47,7 +32,7 @@ from .results import (
 )
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
-_FACES = (*_OURS, ASYNCIO, THREADS)
+_FACES = (*_OURS, "nsq_fast aio", "nsq_fast threads")
 _FLOOR = (OURS, CORE_FLOOR)
 _BESIDE_FLOOR = (*_OURS, CORE_FLOOR)
 _PUBLISH: dict[str, Any] = {"kind": "publish"}
@@ -106,7 +91,7 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("publish-single", "Publish one at a time", short=True, mode="single", **_PUBLISH),
         plan("publish-concurrent", "Publish, 100 callers", short=True, mode="concurrent", concurrency=100, **_PUBLISH),
         plan("publish-16", "Publish, 16 callers", (*_FACES, "gnsq"), mode="concurrent", concurrency=16, **_PUBLISH),
-        plan("publish-rate", "Publish at 10,000/s", ("nsq_fast", ASYNCIO), mode="single", **_PUBLISH, **rate),
+        plan("publish-rate", "Publish at 10,000/s", ("nsq_fast", "nsq_fast aio"), mode="single", **_PUBLISH, **rate),
         plan("publish-batch", "MPUB x 200", short=True, mode="batch", **_PUBLISH),
         plan("latency", "Publish to handler, 10,000/s", short=True, kind="roundtrip", unbuffered=True, **rate),
         plan("latency-buffered", "The same, nsqd's output buffer on", _OURS, kind="roundtrip", **rate),
@@ -127,7 +112,7 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         ),
         *(growing("in-flight", many, f"{many:,} in flight", max_in_flight=many) for many in IN_FLIGHT),
         plan("ordered", "Ordered, 4 partitions (embedded cluster)", (OURS,), kind="ordered", partitions=4),
-        plan("ordered-1", "Ordered, one partition (embedded cluster)", (OURS, ORDERED_FLOOR), kind="ordered"),
+        plan("ordered-1", "Ordered, one partition (embedded cluster)", (OURS, "floor: ordered"), kind="ordered"),
         plan(
             "publish-key",
             "Publish with a key, 100 callers, 4 partitions (embedded cluster)",
@@ -390,8 +375,9 @@ _AT_RATE, _AT_HALF = "publish to handler at 10,000/s", "publish to handler at ha
 
 GOALS: tuple[Goal, ...] = (
     _turns("consume: client CPU per message", "consume", "cpu", 1.25, CORE_FLOOR),
-    _turns("consume, batch_handler: client CPU per message", "consume", "cpu", 1.1, BATCH_FLOOR, BATCHES),
-    _turns("consume, columns: client CPU per message", "consume", "cpu", 0.5, CORE_FLOOR, COLUMNS),
+    _turns("consume, batch_handler: client CPU per message", "consume", "cpu", 1.1, "floor: batches",
+           "nsq_fast batches"),
+    _turns("consume, columns: client CPU per message", "consume", "cpu", 0.5, CORE_FLOOR, "nsq_fast columns"),
     *(
         _turns(f"consume, {name}: client CPU per message", f"consume-{name.lower()}", "cpu", 1.3, CORE_FLOOR)
         for name in ("TLS", "snappy", "deflate")
@@ -405,15 +391,16 @@ GOALS: tuple[Goal, ...] = (
     ),
     _turns("10 in flight: messages/s", _FEW, "rate", 0.8, CORE_FLOOR),
     _cross("CPU per message on 100 connections", "that on one", 1.3, [(_HUNDRED, OURS)], [(_ONE, OURS)]),
-    _turns("MPUB x 200: client CPU per message", "publish-batch", "cpu", 1.5, READY_FLOOR),
+    _turns("MPUB x 200: client CPU per message", "publish-batch", "cpu", 1.5, "floor: ready bytes"),
     _turns("publish one at a time: messages/s", "publish-single", "rate", 0.9, CORE_FLOOR),
     _turns("publish one at a time: messages/s", "publish-single", "rate", 2, "go-nsq"),
     *(
-        _turns("publish, 100 callers, no coalescing: messages/s", _CONCURRENT, "rate", bound, other, SEPARATE)
-        for bound, other in ((4, "gnsq"), (0.9, PIPELINED_FLOOR))
+        _turns("publish, 100 callers, no coalescing: messages/s", _CONCURRENT, "rate", bound, other,
+               "nsq_fast separate")
+        for bound, other in ((4, "gnsq"), (0.9, "floor: pipelined"))
     ),
     _turns("publish with a key: client CPU per message", "publish-key", "cpu", 1.08, OURS, KEYED),
-    _turns("ordered, one partition: messages/s", "ordered-1", "rate", 0.95, ORDERED_FLOOR),
+    _turns("ordered, one partition: messages/s", "ordered-1", "rate", 0.95, "floor: ordered"),
     *(
         _turns(f"{what}: {name}", scenario, metric, 0.7, "go-nsq")
         for what, scenario in ((_AT_RATE, "latency"), (_AT_HALF, "latency-half"))
@@ -436,7 +423,7 @@ GOALS: tuple[Goal, ...] = (
         of="/s",
         bound=1_500_000.0,
         is_least=True,
-        top=(Side("consume", COLUMNS, "rate"),),
+        top=(Side("consume", "nsq_fast columns", "rate"),),
         or_what_the_server_gives=True,
     ),
     _times("consume: client CPU per message", "consume", "cpu", 1 / 8, "go-nsq"),
@@ -463,16 +450,16 @@ GOALS: tuple[Goal, ...] = (
     _bound("import of nsq_fast: CPU", "start", "package", 60, " ms"),
     _bound("import of its consumer and producer too: CPU", "start", "import", 60, " ms"),
     _bound("first message after start, by lookup", "start", "first", 100, " ms"),
-    _times("asyncio, consume: messages/s", "consume", "rate", 3, "asyncnsq", ASYNCIO),
-    _times("asyncio, consume: messages/s", "consume", "rate", 4, "ansq", ASYNCIO),
-    _times("asyncio, consume: client CPU per message", "consume", "cpu", 1 / 5, "ansq", ASYNCIO),
-    _times("asyncio, handlers that sleep 5 ms, 100 at once", "sleep", "rate", 0.9, OURS, ASYNCIO),
-    _times("asyncio, publish one at a time", "publish-single", "rate", 1, "ansq", ASYNCIO),
-    _times("asyncio, publish, 100 callers", _CONCURRENT, "rate", 2, "ansq", ASYNCIO),
-    _times("asyncio, publish at 10,000/s: p99", "publish-rate", "p99", 2, OURS, ASYNCIO),
-    _bound("asyncio, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", ASYNCIO),
-    _bound("threads, consume, 4 handler threads", "consume", "rate", 100_000, "/s", THREADS),
-    _times("threads, publish from 16", "publish-16", "rate", 1, "gnsq", THREADS),
-    _bound("threads, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", THREADS),
+    _times("asyncio, consume: messages/s", "consume", "rate", 3, "asyncnsq", "nsq_fast aio"),
+    _times("asyncio, consume: messages/s", "consume", "rate", 4, "ansq", "nsq_fast aio"),
+    _times("asyncio, consume: client CPU per message", "consume", "cpu", 1 / 5, "ansq", "nsq_fast aio"),
+    _times("asyncio, handlers that sleep 5 ms, 100 at once", "sleep", "rate", 0.9, OURS, "nsq_fast aio"),
+    _times("asyncio, publish one at a time", "publish-single", "rate", 1, "ansq", "nsq_fast aio"),
+    _times("asyncio, publish, 100 callers", _CONCURRENT, "rate", 2, "ansq", "nsq_fast aio"),
+    _times("asyncio, publish at 10,000/s: p99", "publish-rate", "p99", 2, OURS, "nsq_fast aio"),
+    _bound("asyncio, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", "nsq_fast aio"),
+    _bound("threads, consume, 4 handler threads", "consume", "rate", 100_000, "/s", "nsq_fast threads"),
+    _times("threads, publish from 16", "publish-16", "rate", 1, "gnsq", "nsq_fast threads"),
+    _bound("threads, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", "nsq_fast threads"),
 )  # fmt: skip
 """In the order they are shown."""

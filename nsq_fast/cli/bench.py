@@ -11,35 +11,8 @@ from typing import Any
 import click
 import msgspec
 
+from nsq_fast.bench import report, results, runner, scale
 from nsq_fast.bench.clients import OURS, Client, available, chosen, names, needed_by
-from nsq_fast.bench.report import GOALS_HEAD, docs, fill, goals, html, pictures, readme_block, table, tuning_block
-from nsq_fast.bench.results import (
-    COMPRESSIONS,
-    METRICS,
-    MODES,
-    THRESHOLD,
-    Change,
-    Figure,
-    Run,
-    Scenario,
-    Settings,
-    about,
-    as_json,
-    compare,
-    differences,
-    load,
-    shown,
-)
-from nsq_fast.bench.runner import (
-    INSTRUCTIONS_NEED,
-    SYSCALLS_NEED,
-    Counter,
-    Task,
-    instruction_counter,
-    run_scenarios,
-    syscall_counter,
-)
-from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, rows, settings_of, title_of
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
 from nsq_fast.bench.suite import Plan, in_turns, plans
@@ -67,13 +40,13 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "handler_sleep": (options.duration, "How long each handler sleeps."),
     "linger": (options.duration, "How long the client with linger waits for more publishes."),
     "settle": (options.duration, "Time to settle before an open loop begins, or before an idle client is measured."),
-    "mode": (click.Choice(MODES), "One publish at a time, many callers at once, or batches."),
+    "mode": (click.Choice(results.MODES), "One publish at a time, many callers at once, or batches."),
     "rate": (options.rate, "Open loop: publish so many messages/s, however fast they are handled."),
-    "compression": (click.Choice(COMPRESSIONS[1:]), "Compress the connections."),
+    "compression": (click.Choice(results.COMPRESSIONS[1:]), "Compress the connections."),
 }
 """Option of a scenario -> its type and help."""
 
-_DEFAULTS = {**Settings.defaults(), "partitions": 4, "mode": "single", "compression": None}
+_DEFAULTS = {**results.Settings.defaults(), "partitions": 4, "mode": "single", "compression": None}
 _SOME = ("size", "count", "duration", "rounds", "concurrency", "rate", "compression")
 _TAKEN = {
     "consume": (*_SOME, "unbuffered", "max_in_flight", "connections", "handler_sleep", "settle"),
@@ -179,17 +152,17 @@ class Measurement:
             kept = [each if each.is_embedded or each.settings.needs_own_servers else each.over_tls() for each in kept]
         return kept
 
-    def run(self, todo: Sequence[Plan], patience: float = 0.0) -> Run:
+    def run(self, todo: Sequence[Plan], patience: float = 0.0) -> results.Run:
         clients = self.clients()
         counters = [
-            *(_counted_by(syscall_counter(), SYSCALLS_NEED) if self.wants_syscalls else ()),
-            *(_counted_by(instruction_counter(), INSTRUCTIONS_NEED) if self.wants_instructions else ()),
+            *(_counted_by(runner.syscall_counter(), runner.SYSCALLS_NEED) if self.wants_syscalls else ()),
+            *(_counted_by(runner.instruction_counter(), runner.INSTRUCTIONS_NEED) if self.wants_instructions else ()),
         ]
         versions = {client.name: client.version for client in clients if client.version and not client.variant}
-        run = Run(about=about(versions))
+        run = results.Run(about=results.about(versions))
         for together in in_turns(todo):
             tasks = [
-                Task(
+                runner.Task(
                     plan.name,
                     plan.settings,
                     chosen(clients, plan.clients),
@@ -198,7 +171,7 @@ class Measurement:
                 for plan in together
             ]
             try:
-                scenarios = run_scenarios(tasks, say, counters, patience)
+                scenarios = runner.run_scenarios(tasks, say, counters, patience)
             except NsqError as error:  # of a server; what the others cost is worth knowing
                 if isinstance(error, ConfigError) or len(together) == len(todo):
                     raise
@@ -208,7 +181,7 @@ class Measurement:
                 run.scenarios.append(scenario)
                 _show(scenario, plan.title, run.about.cores)
             if self.target:
-                console.write_file(self.target, as_json(run))
+                console.write_file(self.target, results.as_json(run))
         return run
 
 
@@ -242,7 +215,7 @@ def _measuring(kind: str) -> None:
         servers = measurement.servers
         if kind == "ordered" and servers.is_tls and not servers.are_named:
             raise click.UsageError("--tls: the embedded cluster has none; name another with --lookupd")
-        settings = msgspec.convert({"kind": kind, "tls": servers.is_tls, **given}, Settings)
+        settings = msgspec.convert({"kind": kind, "tls": servers.is_tls, **given}, results.Settings)
         measurement.run([Plan(kind, kind, settings)])
 
 
@@ -260,7 +233,7 @@ def _kept(todo: Sequence[Plan], is_fit: Callable[[Plan], bool], reason: str) -> 
     return [plan for plan in todo if plan not in unfit]
 
 
-def _counted_by(counter: Counter | None, needed: str) -> list[Counter]:
+def _counted_by(counter: runner.Counter | None, needed: str) -> list[runner.Counter]:
     """What counts; none, and why is said, where nothing here can."""
     if counter is None:
         say(f"not counted: {needed}")
@@ -268,9 +241,9 @@ def _counted_by(counter: Counter | None, needed: str) -> list[Counter]:
     return [counter]
 
 
-def _show(scenario: Scenario, title: str, cores: int) -> None:
+def _show(scenario: results.Scenario, title: str, cores: int) -> None:
     rounds = counted(scenario.settings.rounds, "round")
-    head, *body = table(scenario, cores)
+    head, *body = report.table(scenario, cores)
     console.show(head, body, title=f"{title}: {scenario.server}, {rounds}")
     for result in scenario.clients:
         if result.failure:
@@ -300,7 +273,7 @@ def _suite(
         raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
     todo = measurement.as_the_servers(todo)
     run = measurement.run(todo, patience)
-    console.show(GOALS_HEAD, [row for row in goals(run) if row[-1] != "not measured"], title="Goals")
+    console.show(report.GOALS_HEAD, [row for row in report.goals(run) if row[-1] != "not measured"], title="Goals")
     if failed := [plan for plan in todo if run.scenario(plan.name) is None]:
         raise NsqError(f"not measured, for the reasons given above: {_names(failed)}")
 
@@ -332,16 +305,16 @@ def scale_command(
     """
     source = from_folder(folder) if folder else embedded_source
     (client,) = chosen(available(), [OURS])
-    run = ScaleRun(about=about({}), curves=[])
+    run = scale.ScaleRun(about=results.about({}), curves=[])
     for kind in kinds or _KINDS:
-        settings = settings_of(kind, connections, size, duration)
-        run.curves.append(measure(kind, settings, sorted(set(processes)), nsqds, client, source, say))
+        settings = scale.settings_of(kind, connections, size, duration)
+        run.curves.append(scale.measure(kind, settings, sorted(set(processes)), nsqds, client, source, say))
     for curve in run.curves:
-        console.show(HEADER, list(rows(curve)), title=f"{title_of(curve)}: {curve.server}")
-        for line in explained(curve, run.about.cores):
+        console.show(scale.HEADER, list(scale.rows(curve)), title=f"{scale.title_of(curve)}: {curve.server}")
+        for line in scale.explained(curve, run.about.cores):
             click.echo(line)
     if target:
-        console.write_file(target, as_json(run))
+        console.write_file(target, results.as_json(run))
 
 
 @_subcommand("compare", "Show what changed between two runs.")
@@ -353,7 +326,7 @@ def compare_command(
     relative_to: str = option(
         default="", metavar="CLIENT", help="Divide by this client's figures, each in its own run."
     ),
-    threshold: float = option(type=options.share, default=THRESHOLD, help="Smallest change to show."),
+    threshold: float = option(type=options.share, default=results.THRESHOLD, help="Smallest change to show."),
     everything: bool = flag("--all", help="Also show what did not change."),
     as_json: bool = flag("--json", help="Print the changes as JSON."),
 ) -> None:
@@ -361,10 +334,12 @@ def compare_command(
 
     The exit code is 1 when something became worse. Between machines, or days, use --relative-to.
     """
-    old, new = load(before), load(after)
-    for difference in differences(old, new):
+    old, new = results.load(before), results.load(after)
+    for difference in results.differences(old, new):
         say(f"warning: {difference}")
-    changes = list(compare(old, new, clients=clients, figures=figures, relative_to=relative_to, threshold=threshold))
+    changes = list(
+        results.compare(old, new, clients=clients, figures=figures, relative_to=relative_to, threshold=threshold)
+    )
     if not changes:
         raise click.UsageError("the two runs have no figure in common")
     if as_json:
@@ -375,7 +350,7 @@ def compare_command(
     raise SystemExit(any(each.verdict == "worse" for each in changes))
 
 
-def _show_changes(changes: Sequence[Change], relative_to: str, title: str) -> None:
+def _show_changes(changes: Sequence[results.Change], relative_to: str, title: str) -> None:
     if not changes:
         click.echo(f"{title}: nothing changed by more than the spread of the rounds")
         return
@@ -387,8 +362,8 @@ def _show_changes(changes: Sequence[Change], relative_to: str, title: str) -> No
     console.show(head, rows, title=title, names=3, numbers=False)
 
 
-def _cell(value: Figure, metric: str) -> str:
-    median = shown(value, metric) if metric in METRICS else f"{value.median:,.3g}"
+def _cell(value: results.Figure, metric: str) -> str:
+    median = results.shown(value, metric) if metric in results.METRICS else f"{value.median:,.3g}"
     return median if value.low == value.high else f"{median} ({value.spread:.0%})"
 
 
@@ -408,14 +383,14 @@ def report_command(
     """Show the run that the file RUN has, in the forms that the options ask for."""
     if not (html_file or svg_folder or docs_file or readme or tuning):
         raise click.UsageError("say what to write: --html, --svg, --docs, --readme or --tuning")
-    run = load(run_file)
+    run = results.load(run_file)
     if html_file:
-        console.write_file(html_file, html(run))
+        console.write_file(html_file, report.html(run))
     if docs_file:
-        console.write_file(docs_file, docs(run))
-    for page, block in ((readme, readme_block), (tuning, tuning_block)):
+        console.write_file(docs_file, report.docs(run))
+    for page, block in ((readme, report.readme_block), (tuning, report.tuning_block)):
         if page:
-            console.write_file(page, fill(page.read_text(encoding="utf-8"), block(run)))
+            console.write_file(page, report.fill(page.read_text(encoding="utf-8"), block(run)))
     if svg_folder:
-        for name, chart in pictures(run):
+        for name, chart in report.pictures(run):
             console.write_file(svg_folder / name, chart)
