@@ -3,7 +3,7 @@ nsqlookupds of either kind know of a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +20,11 @@ from .options import Servers, argument, flag, number
 # Where topics are
 
 
-def placed(topology: Topology) -> Iterator[tuple[int | None, Nsqd]]:
+Place = tuple[int | None, Nsqd]
+"""An nsqd of a topic, and the partition that it leads there; None on an nsqd of the original."""
+
+
+def placed(topology: Topology) -> Iterator[Place]:
     """Each partition with its leader, then the nsqds that hold the topic without partitions."""
     yield from sorted(topology.partitions.items())
     for nsqd in topology.unpartitioned:
@@ -61,7 +65,7 @@ class Lookup(ClusterAdmin):
         found = [parse_lookup(each) for each in answers if not isinstance(each, HttpError)]
         if not found and isinstance(answers[-1], HttpError):
             raise answers[-1]
-        return [Place(*each, self._options) for each in placed(merge(found)) if partition in (None, each[0])]
+        return [place for place in placed(merge(found)) if partition in (None, place[0])]
 
     def places_or_none(self, topic: str) -> list[Place]:
         """The same; none of a topic that is not known."""
@@ -71,6 +75,14 @@ class Lookup(ClusterAdmin):
             if error.status == 404:
                 return []
             raise
+
+    def tell(self, places: Iterable[Place], action: str, topic: str, channel: str | None) -> list[PartitionResult]:
+        """POST ``/topic/<action>``, or ``/channel/<action>``, at each place."""
+
+        def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
+            client.call("POST", _path(action, channel), **place)
+
+        return [self._on_partition(topic, channel, *place, call) for place in places]
 
     def tell_all(self, action: str, topic: str, channel: str | None) -> None:
         """Tell all nsqlookupds of the original. Raises HttpError; one that does not know the name is content."""
@@ -85,26 +97,6 @@ class Lookup(ClusterAdmin):
 
 def _path(action: str, channel: str | None) -> str:
     return f"/channel/{action}" if channel else f"/topic/{action}"
-
-
-class Place:
-    """Where a topic is: an nsqd, and the partition that it leads there; None on an nsqd of the original."""
-
-    def __init__(self, partition: int | None, nsqd: Nsqd, http_options: dict[str, Any]) -> None:
-        self._partition = partition
-        self._nsqd = nsqd
-        self._options = http_options
-
-    def call(self, action: str, topic: str, channel: str | None) -> PartitionResult:
-        """POST ``/topic/<action>``, or ``/channel/<action>``."""
-        if self._nsqd.http is None:
-            return PartitionResult(self._partition, self._nsqd, "lookup does not name its HTTP port")
-        try:
-            with NsqdHTTPClient(*self._nsqd.http, **self._options) as client:
-                client.call("POST", _path(action, channel), topic=topic, channel=channel, partition=self._partition)
-        except HttpError as error:
-            return PartitionResult(self._partition, self._nsqd, str(error))
-        return PartitionResult(self._partition, self._nsqd)
 
 
 # The commands
@@ -198,12 +190,12 @@ def _create(
         click.echo(f"{topic}: created")
         return None
     if lookup.is_redesigned:
-        return [place.call("create", topic, channel) for place in lookup.places(topic)]
+        return lookup.tell(lookup.places(topic), "create", topic, channel)
     lookup.tell_all("create", topic, channel)
     places = lookup.places_or_none(topic)
     if not places:
         say("the nsqlookupds know it; nsqds create it with its first message")
-    return [place.call("create", topic, channel) for place in places]
+    return lookup.tell(places, "create", topic, channel)
 
 
 @_subcommand("delete")
@@ -217,7 +209,7 @@ def _delete(topic: str = _TOPIC, channel: str | None = _MAYBE_CHANNEL, lookup: L
     if not lookup.is_redesigned:
         # First, or an nsqd that creates the topic in between would have the channel from there again.
         lookup.tell_all("delete", topic, channel)
-    return [place.call("delete", topic, channel) for place in places]
+    return lookup.tell(places, "delete", topic, channel)
 
 
 def _on_each(name: str, help: str) -> None:
@@ -236,7 +228,7 @@ def _on_each(name: str, help: str) -> None:
         if not places:
             which = "" if partition is None else f" that leads partition {partition}"
             raise NsqError(f"{topic}: lookup names no nsqd{which}")
-        return [place.call(name, topic, channel) for place in places]
+        return lookup.tell(places, name, topic, channel)
 
 
 _on_each("empty", "Drop the messages that wait in CHANNEL. Without CHANNEL: those in TOPIC that no channel has got.")

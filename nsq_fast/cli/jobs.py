@@ -132,9 +132,9 @@ def existing_cluster(lookup: Lookup, servers: Servers) -> Iterator[Place]:
             if monotonic() > deadline:
                 raise NsqError(f"topic {topic}: not all of its partitions had a leader after {_READY_TIMEOUT:.0f} s")
             sleep(_READY_POLL)
-        for place in places:  # without a channel a partition takes no publishes
-            if error := place.call("create", topic, CHANNEL).error:
-                raise NsqError(f"topic {topic}: {error}")
+        for result in lookup.tell(places, "create", topic, CHANNEL):  # without a channel a partition takes no publishes
+            if not result.is_done:
+                raise NsqError(f"topic {topic}: {result.error}")
         yield Place(f"nsqlookupd {', '.join(map(str, servers.lookupds))}", servers, (), topic)
     finally:
         with suppress(NsqError):

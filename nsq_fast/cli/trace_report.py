@@ -93,7 +93,7 @@ def command(
     if is_local:
         figures = _by_duckdb(logs, trace_settings, memory)
     else:
-        with _spark_explained(), _session(logs, master, memory, dict(settings)) as spark:
+        with _session(logs, master, memory, dict(settings)) as spark:
             figures = _by_spark(spark, logs, tables, trace_settings)
     if html_file:
         console.write_file(html_file, trace.html(figures))
@@ -108,31 +108,21 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def _spark_explained() -> Iterator[None]:
-    """What Spark refuses, or fails with, is the first lines of what it says; what Java says is on stderr already."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        raise click.ClickException(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
-
-
-@contextmanager
 def _session(logs: Sequence[str], master: str, memory: str, settings: dict[str, str]) -> Iterator[SparkSession]:
     from nsq_fast.spark.trace.schema import expand
-    from nsq_fast.spark.trace.session import local_session
+    from nsq_fast.spark.trace.session import explained, local_session
 
     # About how many bytes of lines there are, as far as they are on this machine.
     files = [name for name in expand(logs) if os.path.exists(name)] if logs else []
     size = sum(os.path.getsize(name) * (8 if name.endswith((".gz", ".bz2", ".zst")) else 1) for name in files)
     partitions = min(_MOST, max(_FEWEST, os.cpu_count() or 1, -(-size // _SHUFFLE_BYTES)))
-    spark = local_session(master, memory, partitions, {**(_SMALL_JVM if size < _SMALL else {}), **settings})
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    given = {**(_SMALL_JVM if size < _SMALL else {}), **settings}
+    with explained():
+        spark = local_session(master, memory, partitions, given)
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 def _by_spark(spark: SparkSession, logs: Sequence[str], tables: str | None, settings: TraceSettings) -> Figures:

@@ -524,7 +524,9 @@ class ClusterAdmin:
             raise NsqError(f"{topic}: lookup names no nsqd{which}")
         return [self._on_partition(topic, channel, number, nsqd, call) for number, nsqd in places if is_wanted(number)]
 
-    def _on_partition(self, topic: str, channel: str, number: int | None, nsqd: Nsqd, call: Call) -> PartitionResult:
+    def _on_partition(
+        self, topic: str, channel: str | None, number: int | None, nsqd: Nsqd, call: Call
+    ) -> PartitionResult:
         if nsqd.http is None:
             return PartitionResult(number, nsqd, "lookup does not name its HTTP port")
         with NsqdHTTPClient(*nsqd.http, **self._options) as client:

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -463,6 +462,8 @@ def watch_files(folder: Path, on_change: Callable[[str], object]) -> threading.E
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONGEST_WAIT = 1.0
+_FILE_CHANGED = 0
+"""Stands for it among the numbers of signals."""
 
 
 class Supervisor:
@@ -474,7 +475,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._past = Totals()
         self._slots = [Slot(number, self._config, self._start_process) for number in range(self._config.processes)]
-        self._events: deque[int | str] = deque()
+        self._changed_file = ""
         self._replacement: Iterator[None] = iter(())
         self._stop_signal = 0
         self._exit_code = 0
@@ -492,14 +493,13 @@ class Supervisor:
         Raises ConfigError when it cannot listen, or lacks what an option needs.
         """
         self._status.listen(self._config.http)
-        watch = watch_files(Path(self._task.folder), self._file_changed) if self._config.reload else None
         self._take_signals()
+        watch = watch_files(Path(self._task.folder), self._file_changed) if self._config.reload else None
         for slot in self._slots:
             slot.start()
         while not self._is_over:
             for key, _ in self._selector.select(self._until_next()):
                 key.data()
-            self._handle_events()
             self._reap()
             self._look()
         if watch is not None:
@@ -515,24 +515,23 @@ class Supervisor:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, lambda number, frame: self._events.append(number))
-        self._selector.register(reader, selectors.EVENT_READ, lambda: _drop(reader))
+            signal.signal(number, lambda number, frame: None)  # what came is in the pipe
+        self._selector.register(reader, selectors.EVENT_READ, lambda: self._happened(os.read(reader, 4096)))
 
     def _file_changed(self, path: str) -> None:
         """In another thread."""
-        self._events.append(path)
+        self._changed_file = path
         with suppress(BlockingIOError):
-            os.write(self._waker, b"\0")
+            os.write(self._waker, bytes([_FILE_CHANGED]))
 
-    def _handle_events(self) -> None:
-        while self._events:
-            event = self._events.popleft()
-            if isinstance(event, str):
-                self._begin_replacing(f"{event} has changed")
-            elif event in STOP_SIGNALS:
-                self._stop(event)
-            elif event == signal.SIGHUP:
+    def _happened(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in STOP_SIGNALS:
+                self._stop(number)
+            elif number == signal.SIGHUP:
                 self._begin_replacing("SIGHUP: the processes are replaced one by one")
+            elif number == _FILE_CHANGED:
+                self._begin_replacing(f"{self._changed_file} has changed")
 
     # Starting, and starting again
 
@@ -652,11 +651,6 @@ class Supervisor:
 
 def _is_running(slot: Slot) -> bool:
     return slot.current is not None and slot.current.report.phase is Phase.RUNNING
-
-
-def _drop(descriptor: int) -> None:
-    with suppress(BlockingIOError):
-        os.read(descriptor, 4096)
 
 
 def check(task: Task) -> int:

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, NsqError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +86,18 @@ def local_session(
     for name, value in chosen.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What Spark refuses, or fails with, becomes an NsqError of the first lines that it says; Java's are on stderr."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise NsqError(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
 
 
 def _quiet_log() -> str:
