@@ -407,7 +407,7 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
     topic = conn.nsqd.get_topic(topic_name)
-    _publish(conn, "DPUB", topic, lambda bodies: topic.put(*bodies, round(delay * 1000)), [data[at + 4 : end]])
+    _publish(conn, "DPUB", topic, lambda bodies: topic.put(bodies[0], round(delay * 1000)), [data[at + 4 : end]])
     conn.send(OK)
     return end
 

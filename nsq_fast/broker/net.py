@@ -151,8 +151,8 @@ class FaultySocket:
         self._written = 0
         self._waits = 0
         is_plain = type(sock) is socket.socket  # inside TLS there may be more to read than the socket shows
-        self._read = sock._sock.recv if is_plain else None
-        self._write = sock._sock.send if is_plain else None
+        self._read: Any = sock._sock.recv if is_plain else None
+        self._write: Any = sock._sock.send if is_plain else None
         self.recv: Any = self._recv if is_plain else sock.recv
 
     def __getattr__(self, name: str) -> Any:
