@@ -122,6 +122,16 @@ class Starter:
         self._log = consumer.logger
         self._done: set[int | None] = set()
         self._created: set[int | None] = set()
+        self._gone: set[int | None] = set()
+
+    def topic_is_gone(self) -> None:
+        """Nobody knows the topic: if it is made anew, so are its channels, and the new ones begin where these did.
+
+        Only where they do not exist: lookup may be wrong, and a channel that has begun must not be set back.
+        """
+        self._gone |= self._done
+        self._done.clear()
+        self._created.clear()
 
     async def place(self, target: Target, nsqd: Nsqd | None) -> None:
         """Set the position for ``target``, once at most and only where the policy allows it.
@@ -154,7 +164,7 @@ class Starter:
         row, channel = await self._find(client, query)
         # A channel that we created stands at the end, where its creation put it, until the position is set.
         is_ours = self._is_for_each_start or target.partition in self._created
-        if channel is not None and not is_ours and _has_begun(channel):
+        if channel is not None and (target.partition in self._gone or (not is_ours and _has_begun(channel))):
             self._log.info(
                 "%s: channel %s has begun there already, start_position=%r changes nothing",
                 target, self._channel, position, extra=START_POSITION_KEPT,
