@@ -59,30 +59,30 @@ class StartPositions(NamedTuple):
         return self.others if partition is None else self.by_partition.get(partition, self.others)
 
 
-def parse_start(value: Any) -> StartPositions | None:
-    """Read the option ``start_position``: one position for all partitions, or a mapping by partition number.
+def parse_start(value: Any, name: str = "start_position") -> StartPositions | None:
+    """Read the option ``name``: one position for all partitions, or a mapping by partition number.
 
     Offsets and counts differ from partition to partition, moments and the end do not. Raises ConfigError.
     """
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        return StartPositions(_position(value))
+        return StartPositions(_position(value, name))
     if not value or any(type(number) is not int or not 0 <= number <= MAX_PARTITION for number in value):
-        raise ConfigError(f"start_position={value!r}: must map partition numbers, 0 to {MAX_PARTITION}, to positions")
-    return StartPositions(None, {number: _position(each) for number, each in value.items()})
+        raise ConfigError(f"{name}={value!r}: must map partition numbers, 0 to {MAX_PARTITION}, to positions")
+    return StartPositions(None, {number: _position(each, name) for number, each in value.items()})
 
 
-def _position(value: Any) -> str:
+def _position(value: Any, name: str) -> str:
     if isinstance(value, datetime):
         return f"timestamp:{max(0, int(value.timestamp()))}"
     if value in ("end", END):
         return END
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind not in _WIRE_KINDS or not (number.isascii() and number.isdigit()) or int(number) > MAX_NUMBER:
-        raise ConfigError(f"start_position={value!r}: {_ALLOWED}")
+        raise ConfigError(f"{name}={value!r}: {_ALLOWED}")
     if kind == "timestamp" and int(number) > LATEST:  # servers take what lies ahead for the end, and skip all there is
-        raise ConfigError(f"start_position={value!r}: a timestamp is in seconds, and this one is in the far future")
+        raise ConfigError(f"{name}={value!r}: a timestamp is in seconds, and this one is in the far future")
     return f"{_WIRE_KINDS[kind]}:{int(number)}"
 
 
