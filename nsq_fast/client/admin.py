@@ -36,7 +36,7 @@ from . import lookup
 from .gevent_loop import GeventLoop, run
 from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
 from .start_position import END as POSITION_END
-from .start_position import parse_start, tell_beyond
+from .start_position import is_for_want_of_messages, parse_start, tell_beyond
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -415,11 +415,20 @@ class ClusterAdmin:
 
         def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
             chosen = str(positions.of(place["partition"]))
-            client.call("POST", "/channel/setoffset", chosen.encode(), **place)
+            refusal: HttpError | None = None
+            try:
+                client.call("POST", "/channel/setoffset", chosen.encode(), **place)
+            except HttpError as error:
+                refusal = error
             if chosen != POSITION_END:
-                with suppress(NsqError, LookupError):  # it is done, whether or not there is more to say of it
+                with suppress(NsqError, LookupError):  # whether or not there is more to say of it
                     (row,) = client.call_json("GET", "/stats", format="json", **place)["topics"]
-                    tell_beyond(logger, f"{topic}-{place['partition']}", channel, chosen, row)
+                    if refusal is not None and is_for_want_of_messages(refusal, row):
+                        refusal = None
+                    if refusal is None:
+                        tell_beyond(logger, f"{topic}-{place['partition']}", channel, chosen, row)
+            if refusal is not None:
+                raise refusal
 
         return self._on_partitions(topic, channel, positions.by_partition if partition is None else (partition,), call)
 

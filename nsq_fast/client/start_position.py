@@ -110,6 +110,17 @@ def tell_beyond(log: logging.Logger, place: object, channel: str, position: str,
         )  # fmt: skip
 
 
+def is_for_want_of_messages(error: HttpError, row: Mapping[str, Any]) -> bool:
+    """Whether a position was refused because nothing was ever published to the partition: all positions are one there.
+
+    Servers search the log for all but the end, and find nothing (youzan/nsq: consistence/commitlog.go).
+
+    Args:
+        row: of the partition, from the stats of its leader.
+    """
+    return "commit log end of file" in error.text and not row.get("message_count")
+
+
 class Starter:
     """Sets positions by ``/channel/setoffset`` on the leader of a partition."""
 
@@ -178,7 +189,11 @@ class Starter:
         # A new channel begins at the end: youzan/nsq: nsqd/diskqueue_reader.go, newDiskQueueReader. To set that again
         # skips what has come since.
         if position != END or target.partition not in self._created:
-            await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+            try:
+                await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+            except HttpError as error:
+                if not is_for_want_of_messages(error, row):
+                    raise
             tell_beyond(self._log, f"{self._topic}-{target.partition}", self._channel, position, row)
         self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
 

@@ -393,6 +393,22 @@ def test_a_start_position_on_the_leader_of_each_partition(cluster, taking, publi
     assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
 
 
+@pytest.mark.parametrize("position", ["offset:0", "count:1", f"timestamp:{int(time.time())}"])
+def test_a_partition_to_which_nothing_was_published_is_consumed_from_any_position(cluster, start_consumer, position):
+    """Servers refuse to set a position in an empty log."""
+    seen = []
+    lookups = [str(each.http_address) for each in cluster.lookupds]
+    cluster.create_topic("t", partitions=1, replicas=1, channels=["other"])
+    consumer = start_consumer(
+        "t", "new", (), lookups, start_position=position, message_handler=lambda _, message: seen.append(message.body)
+    )
+    until(lambda: consumer.total_ready_count > 0)
+    assert [each.is_done for each in ClusterAdmin(lookups).set_offset("t", "new", position)] == [True]
+    with Producer((), lookups) as producer:
+        producer.publish("t", b"first")
+    until(lambda: seen == [b"first"])
+
+
 @pytest.mark.parametrize("policy", ["once", "each_start"])
 def test_a_topic_that_is_made_anew_is_consumed_from_its_start_position(cluster, start_consumer, policy):
     """Also what was published before the consumer is there again, but nothing twice."""
