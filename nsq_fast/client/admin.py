@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,7 +36,7 @@ from . import lookup
 from .gevent_loop import GeventLoop, run
 from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
 from .start_position import END as POSITION_END
-from .start_position import parse_start, tell_beyond
+from .start_position import is_for_want_of_messages, parse_start, tell_beyond
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -407,19 +407,30 @@ class ClusterAdmin:
                 ``'timestamp:...'``, or a mapping by partition, which leaves the others alone. One beyond the end of the
                 log is the end, of which a warning tells.
         """
-        positions = parse_start(position)
+        positions = parse_start(position, "position")
         if positions is None:
             raise ConfigError("position=None: name one")
+        if partition is not None and positions.of(partition) is None:
+            raise ConfigError(f"position={position!r}: says nothing of partition={partition}")
 
         def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
             chosen = str(positions.of(place["partition"]))
-            client.call("POST", "/channel/setoffset", chosen.encode(), **place)
+            refusal: HttpError | None = None
+            try:
+                client.call("POST", "/channel/setoffset", chosen.encode(), **place)
+            except HttpError as error:
+                refusal = error
             if chosen != POSITION_END:
-                with suppress(NsqError, LookupError):  # it is done, whether or not there is more to say of it
+                with suppress(NsqError, LookupError):  # whether or not there is more to say of it
                     (row,) = client.call_json("GET", "/stats", format="json", **place)["topics"]
-                    tell_beyond(logger, f"{topic}-{place['partition']}", channel, chosen, row)
+                    if refusal is not None and is_for_want_of_messages(refusal, row):
+                        refusal = None
+                    if refusal is None:
+                        tell_beyond(logger, f"{topic}-{place['partition']}", channel, chosen, row)
+            if refusal is not None:
+                raise refusal
 
-        return self._on_partitions(topic, channel, partition, call, lambda number: positions.of(number) is not None)
+        return self._on_partitions(topic, channel, positions.by_partition if partition is None else (partition,), call)
 
     def pause(self, topic: str, channel: str, *, partition: int | None = None) -> list[PartitionResult]:
         """Stop delivery."""
@@ -502,27 +513,21 @@ class ClusterAdmin:
         def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
             client.call("POST", f"/channel/{action}", **place, **query)
 
-        return self._on_partitions(topic, channel, partition, call)
+        return self._on_partitions(topic, channel, () if partition is None else (partition,), call)
 
-    def _on_partitions(
-        self,
-        topic: str,
-        channel: str,
-        partition: int | None,
-        call: Call,
-        is_wanted: Callable[[int | None], bool] = lambda number: True,
-    ) -> list[PartitionResult]:
-        """Call each partition in turn, or one; a failure does not keep the others from being called."""
+    def _on_partitions(self, topic: str, channel: str, chosen: Collection[int], call: Call) -> list[PartitionResult]:
+        """Call each partition in turn, or those ``chosen``; a failure does not keep the others from being called."""
         check_channel(channel)
         topology = self._topology(topic)
         places: list[tuple[int | None, Nsqd]] = [*sorted(topology.partitions.items())]
         places += [(None, nsqd) for nsqd in topology.unpartitioned]
-        if partition is not None:
-            places = [place for place in places if place[0] == partition]
-        if not places:
-            which = "" if partition is None else f" that leads partition {partition}"
+        if chosen:
+            places = [place for place in places if place[0] in chosen]
+        absent = sorted({*chosen}.difference(number for number, _ in places))
+        if absent or not places:
+            which = f" that leads partition {', '.join(map(str, absent))}" if absent else ""
             raise NsqError(f"{topic}: lookup names no nsqd{which}")
-        return [self._on_partition(topic, channel, number, nsqd, call) for number, nsqd in places if is_wanted(number)]
+        return [self._on_partition(topic, channel, number, nsqd, call) for number, nsqd in places]
 
     def _on_partition(
         self, topic: str, channel: str | None, number: int | None, nsqd: Nsqd, call: Call

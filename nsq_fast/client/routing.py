@@ -282,7 +282,7 @@ class PartitionQueue(Queue):
             return None
         if not self.has_lookup:
             return super().why_nowhere(publish)
-        state = "lookup names no leader"
+        state = "lookup names no leader: it has none now, or no channel yet"  # lookup does not say which
         if self.leader is not None:
             is_connected = any(link.address == self.leader for link in self._sender.pool.connected)
             state = f"its leader {self.leader} {'does not reply' if is_connected else 'is not connected'}"

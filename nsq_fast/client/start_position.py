@@ -59,30 +59,30 @@ class StartPositions(NamedTuple):
         return self.others if partition is None else self.by_partition.get(partition, self.others)
 
 
-def parse_start(value: Any) -> StartPositions | None:
-    """Read the option ``start_position``: one position for all partitions, or a mapping by partition number.
+def parse_start(value: Any, name: str = "start_position") -> StartPositions | None:
+    """Read the option ``name``: one position for all partitions, or a mapping by partition number.
 
     Offsets and counts differ from partition to partition, moments and the end do not. Raises ConfigError.
     """
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        return StartPositions(_position(value))
+        return StartPositions(_position(value, name))
     if not value or any(type(number) is not int or not 0 <= number <= MAX_PARTITION for number in value):
-        raise ConfigError(f"start_position={value!r}: must map partition numbers, 0 to {MAX_PARTITION}, to positions")
-    return StartPositions(None, {number: _position(each) for number, each in value.items()})
+        raise ConfigError(f"{name}={value!r}: must map partition numbers, 0 to {MAX_PARTITION}, to positions")
+    return StartPositions(None, {number: _position(each, name) for number, each in value.items()})
 
 
-def _position(value: Any) -> str:
+def _position(value: Any, name: str) -> str:
     if isinstance(value, datetime):
         return f"timestamp:{max(0, int(value.timestamp()))}"
     if value in ("end", END):
         return END
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind not in _WIRE_KINDS or not (number.isascii() and number.isdigit()) or int(number) > MAX_NUMBER:
-        raise ConfigError(f"start_position={value!r}: {_ALLOWED}")
+        raise ConfigError(f"{name}={value!r}: {_ALLOWED}")
     if kind == "timestamp" and int(number) > LATEST:  # servers take what lies ahead for the end, and skip all there is
-        raise ConfigError(f"start_position={value!r}: a timestamp is in seconds, and this one is in the far future")
+        raise ConfigError(f"{name}={value!r}: a timestamp is in seconds, and this one is in the far future")
     return f"{_WIRE_KINDS[kind]}:{int(number)}"
 
 
@@ -110,6 +110,17 @@ def tell_beyond(log: logging.Logger, place: object, channel: str, position: str,
         )  # fmt: skip
 
 
+def is_for_want_of_messages(error: HttpError, row: Mapping[str, Any]) -> bool:
+    """Whether a position was refused because nothing was ever published to the partition: all positions are one there.
+
+    Servers search the log for all but the end, and find nothing (youzan/nsq: consistence/commitlog.go).
+
+    Args:
+        row: of the partition, from the stats of its leader.
+    """
+    return "commit log end of file" in error.text and not row.get("message_count")
+
+
 class Starter:
     """Sets positions by ``/channel/setoffset`` on the leader of a partition."""
 
@@ -122,6 +133,16 @@ class Starter:
         self._log = consumer.logger
         self._done: set[int | None] = set()
         self._created: set[int | None] = set()
+        self._gone: set[int | None] = set()
+
+    def topic_is_gone(self) -> None:
+        """Nobody knows the topic: if it is made anew, so are its channels, and the new ones begin where these did.
+
+        Only where they do not exist: lookup may be wrong, and a channel that has begun must not be set back.
+        """
+        self._gone |= self._done
+        self._done.clear()
+        self._created.clear()
 
     async def place(self, target: Target, nsqd: Nsqd | None) -> None:
         """Set the position for ``target``, once at most and only where the policy allows it.
@@ -154,7 +175,7 @@ class Starter:
         row, channel = await self._find(client, query)
         # A channel that we created stands at the end, where its creation put it, until the position is set.
         is_ours = self._is_for_each_start or target.partition in self._created
-        if channel is not None and not is_ours and _has_begun(channel):
+        if channel is not None and (target.partition in self._gone or (not is_ours and _has_begun(channel))):
             self._log.info(
                 "%s: channel %s has begun there already, start_position=%r changes nothing",
                 target, self._channel, position, extra=START_POSITION_KEPT,
@@ -168,7 +189,11 @@ class Starter:
         # A new channel begins at the end: youzan/nsq: nsqd/diskqueue_reader.go, newDiskQueueReader. To set that again
         # skips what has come since.
         if position != END or target.partition not in self._created:
-            await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+            try:
+                await client.ask(loop, "POST", "/channel/setoffset", query, position.encode())
+            except HttpError as error:
+                if not is_for_want_of_messages(error, row):
+                    raise
             tell_beyond(self._log, f"{self._topic}-{target.partition}", self._channel, position, row)
         self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
 

@@ -332,6 +332,8 @@ class TopicSubscriptions:
             return
         self._rounds += 1
         self._topology = topology
+        if topology.is_empty and topology.meta is None and self._starter is not None:
+            self._starter.topic_is_gone()
         self._set_mode(self.mode.learn(topology.meta, self._consumer.config.ordered))
         self._follow(targets(topology, self._consumer.config.partitions, self.topic))
         self._retire_replaced()

@@ -11,7 +11,7 @@ from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, lookup_of, push_record, topology
 from support.waiting import WAIT, holds, promptly, until
 
-from nsq_fast import ClusterAdmin, NsqdHTTPClient, Producer, RequeueMessage
+from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, Producer, RequeueMessage
 from nsq_fast.client.http import HttpClient
 from nsq_fast.errors import OrderViolated, PartitionBlocked
 
@@ -391,6 +391,51 @@ def test_a_start_position_on_the_leader_of_each_partition(cluster, taking, publi
     taking(2, handler, start_position=position, start_position_policy="each_start")
     until(lambda: list(dict.fromkeys(seen[1])) == offsets[1] and offsets[0][-1] in seen[0])
     assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
+
+
+@pytest.mark.parametrize("position", ["offset:0", "count:1", f"timestamp:{int(time.time())}"])
+def test_a_partition_to_which_nothing_was_published_is_consumed_from_any_position(cluster, start_consumer, position):
+    """Servers refuse to set a position in an empty log."""
+    seen = []
+    lookups = [str(each.http_address) for each in cluster.lookupds]
+    cluster.create_topic("t", partitions=1, replicas=1, channels=["other"])
+    consumer = start_consumer(
+        "t", "new", (), lookups, start_position=position, message_handler=lambda _, message: seen.append(message.body)
+    )
+    until(lambda: consumer.total_ready_count > 0)
+    assert [each.is_done for each in ClusterAdmin(lookups).set_offset("t", "new", position)] == [True]
+    with Producer((), lookups) as producer:
+        producer.publish("t", b"first")
+    until(lambda: seen == [b"first"])
+
+
+@pytest.mark.parametrize("policy", ["once", "each_start"])
+def test_a_topic_that_is_made_anew_is_consumed_from_its_start_position(cluster, start_consumer, policy):
+    """Also what was published before the consumer is there again, but nothing twice."""
+    seen = []
+    lookups = [str(each.http_address) for each in cluster.lookupds]
+    with Producer((), lookups) as producer:
+
+        def make_topic():
+            cluster.create_topic("t", partitions=1, replicas=1, channels=["other"])
+
+        def publish(*bodies):
+            for body in bodies:
+                producer.publish("t", body, partition=0)
+
+        make_topic()
+        publish(b"1", b"2")
+        consumer = start_consumer(
+            "t", "new", (), lookups, start_position="offset:0", start_position_policy=policy,
+            message_handler=lambda _, message: seen.append(message.body),
+        )  # fmt: skip
+        until(lambda: seen == [b"1", b"2"])
+        with LookupdHTTPClient.from_url(lookups[0]) as client:
+            client.delete_topic("t", partition="**")
+        until(lambda: consumer.progress().reason == "lookup_empty")
+        make_topic()
+        publish(b"3", b"4")
+        until(lambda: seen == [b"1", b"2", b"3", b"4"])
 
 
 # Where a channel begins: on the embedded cluster and on a real nsqd
