@@ -51,7 +51,7 @@ Consumer("topic", "channel", ["127.0.0.1:4150"], config_source=5)  # wrong
 
 
 def test_of_a_program(nsq_broker: Broker) -> None:
-    aio.Producer(nsq_broker.nsqd.tcp_address, lookupd_http_addresses=nsq_broker.lookupd.http_address)
+    aio.Producer(nsq_broker.nsqd.tcp_address, lookupd_http_addresses=nsq_broker.nsqd.http_address)
     threads.Consumer("topic", "channel", [nsq_broker.nsqd.tcp_address, "127.0.0.1:4150"])
     Producer(("127.0.0.1", 4150))
     Producer(4150)  # wrong
