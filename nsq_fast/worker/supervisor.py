@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import CLOCK_MONOTONIC, clock_gettime_ns, monotonic
 from typing import Any
@@ -54,7 +55,7 @@ from .health import (
     parse_report,
     readiness,
 )
-from .settings import Task, pack
+from .settings import Settings, Task, pack
 from .status_page import StatusPage
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -475,10 +476,15 @@ LONGEST_WAIT = 1.0
 
 
 class Supervisor:
-    """The supervisor of one worker. Its process has no other use."""
+    """The supervisor of one worker. Its process has no other use.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        read: what gives the settings as they are now, before processes are replaced. Raises ConfigError.
+    """
+
+    def __init__(self, task: Task, read: Callable[[], Settings]) -> None:
         self._task = task
+        self._read = read
         self._config = task.settings.worker
         self._selector = selectors.DefaultSelector()
         self._past = Totals()
@@ -554,11 +560,22 @@ class Supervisor:
         return process
 
     def _begin_replacing(self) -> None:
-        if self._is_ending:
+        if self._is_ending or not self._reads_anew():
             return
         self._notifier.reloading()
         self._has_replacement_failed = False
         self._to_replace = deque(self._slots)
+
+    def _reads_anew(self) -> bool:
+        """Take the options of consumers as they are now; whether they are right. Those of the worker stay."""
+        try:
+            settings = self._read()
+        except ConfigError as error:
+            text = "the configuration is wrong, so that no process is replaced: %s"
+            logger.error(text, printable(str(error)), extra=WORKER_RESTART_ENDED)
+            return False
+        self._task = replace(self._task, settings=replace(settings, worker=self._config))
+        return True
 
     def _reap(self) -> None:
         now = monotonic()
