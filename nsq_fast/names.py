@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from .errors import ConfigError, ConnectFailed, NameInvalid, TypeInvalid
 
@@ -165,9 +165,11 @@ def parse_listen_address(text: str, name: str = "address") -> tuple[str, int]:
     return host, int(port)
 
 
-def parse_addresses(
-    value: str | Iterable[str | tuple[str, int]], default_port: int, name: str = "addresses"
-) -> list[Address]:
+Addresses: TypeAlias = str | tuple[str, int] | Iterable[str | tuple[str, int]]
+"""What programs give as addresses: one, or several."""
+
+
+def parse_addresses(value: Addresses, default_port: int, name: str = "addresses") -> list[Address]:
     """Read one address or several, without repeats, in the order given. A string may hold a comma separated list.
 
     ``name`` is what the argument is called in an error.
@@ -175,7 +177,7 @@ def parse_addresses(
     return list(dict.fromkeys(parse_address(item, default_port) for item in listed(value, name)))
 
 
-def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str | tuple[str, int]]:
+def listed(value: Addresses, name: str) -> list[str | tuple[str, int]]:
     """Several addresses as a list, not yet read; a string may hold a comma separated list. Raises TypeInvalid.
 
     One (host, port) pair, an Address say, is one address.

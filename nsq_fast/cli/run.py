@@ -11,7 +11,7 @@ import click
 
 from nsq_fast.config import Option, WorkerConfig
 from nsq_fast.errors import ConfigError
-from nsq_fast.worker.settings import Given, SettingsReader, Task, write_logs
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, write_logs
 from nsq_fast.worker.supervisor import Supervisor, check
 
 from . import options
@@ -57,24 +57,28 @@ def command(
 
     A module declares them with nsq_fast.worker.subscribe; an attribute may also be a Consumer, a list of these, or a
     function that returns them. SIGTERM and SIGINT drain the processes, a second one ends them at once, SIGHUP replaces
-    them one by one.
+    them one by one, with the file as it is then.
 
     Each option may also be set in the environment, as NSQ_FAST_PROCESSES, or in the file, below [worker]. Options of
     consumers may be set in the environment, below [consumer] or below [subscription."topic/channel"]. A flag counts
     before the environment, the environment before the file, and the file before the program. The exit code is 0, 2 for
     a wrong configuration, 78 when APP cannot be run, 128 and more after a second signal.
     """
-    reader = SettingsReader()
-    try:
-        settings = reader.read(config, os.environ, _given(flags, consumer_opt))
-    finally:
-        for doubt in reader.doubts:
-            say(doubt)
+
+    def read() -> Settings:
+        reader = SettingsReader()
+        try:
+            return reader.read(config, os.environ, _given(flags, consumer_opt))
+        finally:
+            for doubt in reader.doubts:
+                say(doubt)
+
+    settings = read()
     task = Task(app, str(Path(app_dir).resolve()), settings, is_check)
     if is_check:
         raise SystemExit(check(task))
     write_logs(settings.worker)
-    raise SystemExit(Supervisor(task).run())
+    raise SystemExit(Supervisor(task, read).run())
 
 
 def _given(flags: dict[str, Any], consumer_opt: Sequence[str]) -> Iterator[Given]:

@@ -147,7 +147,7 @@ class Acknowledger:
         if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
             end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
             self._log.warning(
-                "message %s has failed in its %dth attempt; %s",
+                "message %s has failed in attempt %d; %s",
                 message_name(message),
                 message.attempts,
                 end,

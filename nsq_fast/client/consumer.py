@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -32,7 +32,7 @@ from nsq_fast.log_events import (
     MESSAGES_REQUEUED,
     STARTED_ALREADY,
 )
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, Addresses, check_channel, listed, parse_addresses
 from nsq_fast.protocol.delays import RequeueDelay
 from nsq_fast.protocol.publishing import SeenKeys
 from nsq_fast.protocol.targets import TopicArgument, TopicChoice
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 BatchHandlerT = TypeVar("BatchHandlerT", bound=Callable[..., object])
-AddressArgument = str | Iterable[str | tuple[str, int]]
 
 CLOSE_TIMEOUT = 30.0
 """Seconds that a close may take, by default."""
@@ -204,8 +203,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self,
         topic: TopicArgument,
         channel: str,
-        nsqd_tcp_addresses: AddressArgument = (),
-        lookupd_http_addresses: AddressArgument = (),
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
         name: str | None = None,
         message_handler: HandlerT | None = None,
         max_tries: int = 5,

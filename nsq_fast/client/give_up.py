@@ -190,7 +190,7 @@ def tell_outdated(consumer: AnyConsumer, message: Message) -> None:
     count = consumer.outdated + 1
     if count & (count - 1) == 0:
         consumer.logger.warning(
-            "message %s of %s/%s is %.3g s old, max_age=%g; it is the %dth",
+            "message %s of %s/%s is %.3g s old, max_age=%g; it is number %d",
             message_name(message), topic_of(consumer, message), consumer.channel, time() - 1e-9 * message.timestamp,
             consumer.config.max_age, count, extra=MESSAGE_OUTDATED,
         )  # fmt: skip

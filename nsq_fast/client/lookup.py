@@ -37,7 +37,7 @@ from nsq_fast.log_events import (
     TOPIC_UNKNOWN,
     TOPICS_UNKNOWN,
 )
-from nsq_fast.names import check_topic
+from nsq_fast.names import Addresses, check_topic
 from nsq_fast.printable import printable
 from nsq_fast.protocol.delays import grown
 from nsq_fast.protocol.topology import (
@@ -52,7 +52,7 @@ from nsq_fast.protocol.topology import (
     only,
 )
 
-from .lookupds import Lookupd, LookupdArgument, LookupdList
+from .lookupds import Lookupd, LookupdList
 from .loop import Changes, Event
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class LookupPoller:
 
     def __init__(
         self,
-        lookupds: LookupdArgument,
+        lookupds: Addresses,
         config: LookupConfig | None = None,
         access: Access = "r",
         listener: Listener | None = None,

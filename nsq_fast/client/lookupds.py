@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, HttpError, NsqError
 from nsq_fast.log_events import LOOKUPD_FAILED, LOOKUPD_RECOVERED, LOOKUPDS_LEARNT
-from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
+from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, Addresses
 from nsq_fast.printable import printable
 from nsq_fast.protocol.delays import grown
 from nsq_fast.protocol.topology import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .lookup import PolledTopic
     from .loop import Loop
 
-LookupdArgument: TypeAlias = str | Iterable[str | tuple[str, int]]
 
 MAX_LOOKUPDS = 64
 """Most lookupds that are asked, the ones learnt from others included."""
@@ -157,7 +156,7 @@ class LookupdList:
     What they name are the other members of their cluster.
     """
 
-    def __init__(self, lookupds: LookupdArgument, config: LookupConfig, access: str) -> None:
+    def __init__(self, lookupds: Addresses, config: LookupConfig, access: str) -> None:
         self._config = config
         self._access = access
         self._configured = _parse(lookupds)
@@ -212,7 +211,7 @@ def parse_lookupds(lookupds: Iterable[Any]) -> tuple[Endpoint, ...]:
     return tuple(dict.fromkeys(parse_endpoint(each, DEFAULT_LOOKUPD_HTTP_PORT) for each in lookupds))
 
 
-def _parse(lookupds: LookupdArgument) -> tuple[Endpoint, ...]:
+def _parse(lookupds: Addresses) -> tuple[Endpoint, ...]:
     if isinstance(lookupds, str):
         lookupds = [part.strip() for part in lookupds.split(",") if part.strip()]
     elif not isinstance(lookupds, Iterable):

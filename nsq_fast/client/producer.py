@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast._publish_path import ProducerPath, Wakeups
 from nsq_fast.client.histogram import Histogram
@@ -19,7 +19,7 @@ from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning, PublishFailed, PublishTimeout
 from nsq_fast.log_events import STARTED_ALREADY
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_topic, listed, parse_addresses
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Addresses, check_topic, listed, parse_addresses
 from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Form
 
 from .loop import Event
@@ -41,8 +41,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 HURRIED = 0.5
 """Seconds for connections to close when whoever waits for it was interrupted."""
-
-Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 
 
 class ProducerCore(ProducerPath):

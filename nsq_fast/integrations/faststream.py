@@ -65,6 +65,7 @@ from faststream.specification.schema import Message as MessageSpec
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import NsqError
+from nsq_fast.names import Addresses
 from nsq_fast.protocol.partitioner import Key
 
 from . import delay_ms, respond
@@ -398,7 +399,6 @@ def time_left(timeout: float | None) -> Callable[[], float | None]:
 SHORTEST_CLOSING = 0.1
 """Seconds that connections get to close, whatever handlers have taken."""
 
-Addresses = str | Iterable[str | tuple[str, int]]
 PING_PAUSE = 0.05
 """Seconds between two looks at whether an nsqd is connected."""
 

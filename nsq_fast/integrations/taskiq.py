@@ -15,12 +15,13 @@ task runs, its timeout is put off (TOUCH). So tasks run at least once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any
 
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
+from nsq_fast.names import Addresses
 
 from . import delay_ms, respond
 
@@ -28,8 +29,6 @@ try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 except ImportError as _error:
     raise ImportError("nsq_fast.integrations.taskiq needs taskiq: pip install 'nsq-fast[taskiq]'") from _error
-
-Addresses = str | Iterable[str | tuple[str, int]]
 
 DELAY_LABEL = "delay"
 MAX_IN_FLIGHT = 100

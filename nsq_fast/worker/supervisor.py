@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import CLOCK_MONOTONIC, clock_gettime_ns, monotonic
 from typing import Any
@@ -53,7 +54,7 @@ from .health import (
     parse_report,
     readiness,
 )
-from .settings import Task, pack
+from .settings import Settings, Task, pack
 from .status_page import StatusPage
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -467,10 +468,15 @@ _FILE_CHANGED = 0
 
 
 class Supervisor:
-    """The supervisor of one worker. Its process has no other use."""
+    """The supervisor of one worker. Its process has no other use.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        read: what gives the settings as they are now, before processes are replaced. Raises ConfigError.
+    """
+
+    def __init__(self, task: Task, read: Callable[[], Settings]) -> None:
         self._task = task
+        self._read = read
         self._config = task.settings.worker
         self._selector = selectors.DefaultSelector()
         self._past = Totals()
@@ -542,9 +548,13 @@ class Supervisor:
 
     def _begin_replacing(self, why: str) -> None:
         logger.info("%s", why, extra=WORKER_RESTART_BEGAN)
-        if not self._is_ending:
-            self._notifier.reloading()
+        if self._is_ending:
+            return
+        self._notifier.reloading()
+        if self._reads_anew():
             self._replacement = self._replace_all()
+        else:
+            self._notifier.tell("READY=1")
 
     def _replace_all(self) -> Iterator[None]:
         """Replace the processes one by one, until one fails; it goes on at each look."""
@@ -565,6 +575,17 @@ class Supervisor:
             logger.error("the restart has ended: not all processes are replaced", extra=WORKER_RESTART_ENDED)
         else:
             logger.info("the restart has ended: all processes are replaced", extra=WORKER_RESTART_ENDED)
+
+    def _reads_anew(self) -> bool:
+        """Take the options of consumers as they are now; whether they are right. Those of the worker stay."""
+        try:
+            settings = self._read()
+        except ConfigError as error:
+            text = "the configuration is wrong, so that no process is replaced: %s"
+            logger.error(text, printable(str(error)), extra=WORKER_RESTART_ENDED)
+            return False
+        self._task = replace(self._task, settings=replace(settings, worker=self._config))
+        return True
 
     def _reap(self) -> None:
         now = monotonic()

@@ -15,6 +15,7 @@ from nsq_fast import (
     aio,
     threads,
 )
+from nsq_fast.broker import Broker
 from nsq_fast.gnsq import Consumer as GnsqConsumer
 from nsq_fast.metrics import ClientCollector
 from nsq_fast.protocol import Session
@@ -47,6 +48,13 @@ Consumer(
 )
 Consumer(["a", 5], "channel", ["127.0.0.1:4150"])  # wrong
 Consumer("topic", "channel", ["127.0.0.1:4150"], config_source=5)  # wrong
+
+
+def test_of_a_program(nsq_broker: Broker) -> None:
+    aio.Producer(nsq_broker.nsqd.tcp_address, lookupd_http_addresses=nsq_broker.nsqd.http_address)
+    threads.Consumer("topic", "channel", [nsq_broker.nsqd.tcp_address, "127.0.0.1:4150"])
+    Producer(("127.0.0.1", 4150))
+    Producer(4150)  # wrong
 
 
 @subscribe("topic", "channel", max_in_flight=100, batch=True, nsqd_tcp_addresses="127.0.0.1:4150")

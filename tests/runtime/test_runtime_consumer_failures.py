@@ -121,8 +121,8 @@ def test_a_message_that_fails_for_long_is_warned_of(nsqd, consume, options, capl
         conn.push(attempts, attempts=attempts)
     conn.wait_for(lambda: len(conn.answered(b"REQ")) == 11)
     warned = [each.getMessage() for each in caplog.records if "has failed in" in each.getMessage()]
-    assert [text.split("in its ")[1] for text in warned] == [
-        f"{attempts}th attempt; max_tries=0 sets no end" for attempts in (4, 5, 7, 11)
+    assert [text.split("failed in ")[1] for text in warned] == [
+        f"attempt {attempts}; max_tries=0 sets no end" for attempts in (4, 5, 7, 11)
     ]
 
 

@@ -443,6 +443,31 @@ def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: R
 
 
 @embedded
+def test_a_restart_reads_the_configuration_anew_and_keeps_what_runs_if_it_is_wrong(
+    run: Run, nsqd_process: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "worker.toml"
+
+    def configure(max_in_flight: object) -> None:
+        file.write_text(f"[subscription.'orders/billing']\nmax_in_flight = {max_in_flight}\n[worker]\nprocesses = 1\n")
+
+    configure(7)
+    worker = run(HANDLER, "--config", str(file)).ready()
+    assert worker.figure("nsq_fast_consumer_max_in_flight") == 7
+    configure(9)
+    worker.send(signal.SIGHUP)
+    until(lambda: worker.figure("nsq_fast_consumer_max_in_flight") == 9, START, about=worker.log)
+    until(lambda: "all processes are replaced" in worker.log(), START, about=worker.log)
+    before = worker.children()
+    configure("'many'")
+    worker.send(signal.SIGHUP)
+    until(lambda: "no process is replaced: " in worker.log(), START, about=worker.log)
+    assert "max_in_flight='many'" in worker.log()
+    assert worker.children() == before
+    worker.terminated()
+
+
+@embedded
 def test_a_program_that_cannot_be_run_ends_the_worker_and_says_why(run: Run) -> None:
     worker = run("raise ValueError('no database')\n", "--processes", "2", "--log-format", "json").start()
     assert worker.ended() == 78
