@@ -144,6 +144,7 @@ TRACE_CONSUMED = _event("trace_consumed", "a traced message was responded to")
 
 SPARK_BATCH_WRITTEN = _event("spark_batch_written", "a batch of rows is published")
 SPARK_WRITE_ABORTED = _event("spark_write_aborted", "a write broke off; some of its rows may be stored")
+SPARK_REPORT_FAILED = _event("spark_report_failed", "the report of a write cannot be kept; what it wrote stays")
 SPARK_DATA_LOST = _event("spark_data_lost", "rows that were to be read are not there any more")
 SPARK_READ_AGAIN = _event("spark_read_again", "the connection of a read has ended; it goes on from where it was")
 SPARK_READ_PARTIAL = _event("spark_read_partial", "a batch read saw fewer messages than the channel has")

@@ -30,6 +30,7 @@ from support.servers import RealNsqd, find_server
 from support.spark_ledger import account
 from support.spark_sink import lookupds, numbered, taken
 
+from nsq_fast import NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.errors import ConfigError
@@ -362,6 +363,30 @@ def test_a_topic_is_needed() -> None:
     with pytest.raises(ConfigError, match="topic: give the option, or a column"):
         names("body string", None)
     assert names("body string, topic string", None)
+
+
+def test_a_folder_that_takes_no_reports_is_refused_before_anything_is_published(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    given = {"topic": topic, "nsqd_tcp_addresses": broker.nsqd.tcp, "reportPath": tmp_path / "file" / "reports"}
+    with pytest.raises(Exception, match=r"ConfigError: reportPath='.*file/reports': cannot be made: ") as caught:
+        append(numbers(spark, 5), **given)
+    assert "reportPath" in str(caught.value).splitlines()[0]
+    assert not NsqdHTTPClient.from_url(broker.nsqd.http).stats(topic=topic)["topics"]
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_a_report_that_cannot_be_kept_fails_no_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: str
+) -> None:
+    reports = tmp_path / "reports"
+    given = {"topic": "t", "nsqd_tcp_addresses": "127.0.0.1:4150", "reportPath": str(reports)}
+    writer = ArrowWriter(SinkOptions.parse(given), schema("body string"), False)
+    reports.rmdir()
+    reports.touch()
+    getattr(writer, ends)([])
+    assert f"write has no report in {reports}: " in caplog.text
 
 
 def test_writers_check_at_load_and_travel() -> None:

@@ -129,6 +129,11 @@ def test_a_function_for_each_batch_publishes_its_rows(spark: SparkSession, broke
         sink(spark.sql("select 'a' body, 1 price"), 1)
     with pytest.raises(ConfigError, match="unknown option 'tpoic'"):
         foreach_batch_sink(tpoic="t", nsqd_tcp_addresses="a")
+    with pytest.raises(ConfigError, match=r"reportPath: is for df\.write and df\.writeStream only"):
+        foreach_batch_sink(topic="t", nsqd_tcp_addresses="a", reportPath="/tmp/reports")
+    with pytest.raises(Exception, match="row 0 of Arrow batch 0: body is null") as caught:
+        sink(spark.sql("select cast(null as string) body"), 1)
+    assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)

@@ -30,7 +30,7 @@ from nsq_fast.log_events import SPARK_BATCH_WRITTEN
 from nsq_fast.printable import counted
 from nsq_fast.protocol.publishing import Receipt
 from nsq_fast.spark.options import SinkOptions, as_texts
-from nsq_fast.spark.versions import WriterCommitMessage
+from nsq_fast.spark.versions import WriterCommitMessage, plain_errors
 
 from .plan import Plan, Planner, RowKeys, Rows, Send, column_names, keys_of_batch, new_write
 
@@ -212,11 +212,13 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
 
         df.writeStream.foreachBatch(foreach_batch_sink(topic="orders", lookupd_http_addresses="...")).start()
 
-    Options are those of the sink; write one with a dot as ``**{"nsq.publish_timeout": 30}``. For a batch that is no
-    stream: ``foreach_batch_sink(...)(df, 0)``. Raises ConfigError for the options at once, and for the columns when
-    called; the error of a task otherwise. The guarantee is the sink's: at least once.
+    Options are those of the sink but reportPath; write one with a dot as ``**{"nsq.publish_timeout": 30}``. For a batch
+    that is no stream: ``foreach_batch_sink(...)(df, 0)``. Raises ConfigError for the options at once, and for the
+    columns when called; the error of a task otherwise. The guarantee is the sink's: at least once.
     """
     parsed = SinkOptions.parse(as_texts(options))
+    if parsed.report_path is not None:
+        raise ConfigError("reportPath: is for df.write and df.writeStream only; a log record says how many rows")
 
     def write(frame: Any, batch: int) -> None:
         names = column_names(frame.schema, topic=parsed.topic, key_strategy=parsed.producer.key_strategy)
@@ -224,7 +226,7 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
 
         def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             keys = keys_of_batch(write_name) if parsed.idempotence_key else None
-            report = TaskWriter(parsed, names, keys).write(iter(batches))
+            report = plain_errors(TaskWriter(parsed, names, keys).write)(iter(batches))
             yield pa.record_batch({"rows": pa.array([report.rows], pa.int64())})
 
         tasks = frame.mapInArrow(publish, "rows long").collect()

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.log_events import SPARK_BATCH_WRITTEN, SPARK_WRITE_ABORTED
+from nsq_fast.log_events import SPARK_BATCH_WRITTEN, SPARK_REPORT_FAILED, SPARK_WRITE_ABORTED
 from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommitMessage, plain_errors
 
@@ -32,16 +32,18 @@ ROWS = 10_000
 
 
 class _Writer:
-    """What both writers share. Made in several processes, and pickled: making one has no effect.
+    """What both writers share. Made in several processes of the driver, and pickled: making one writes nothing.
 
     The one that was made for a write goes to all of its tasks, as often as they are tried.
 
-    Raises ConfigError for columns that cannot be written, and for ``overwrite``.
+    Raises ConfigError for columns that cannot be written, for a folder that can take no reports, and for ``overwrite``.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError('mode "overwrite": messages cannot be taken back; write with mode("append")')
+        if options.report_path is not None:
+            _check_folder(options.report_path)
         self.options: SinkOptions = options
         self.names: dict[str, str] = column_names(
             schema, topic=options.topic, key_strategy=options.producer.key_strategy
@@ -83,13 +85,27 @@ class _Writer:
         folder = self.options.report_path
         if folder is None:
             return
-        os.makedirs(folder, exist_ok=True)
         stem = os.path.join(folder, f"{name}-{secrets.token_hex(4)}")
-        if report.receipts.num_rows:
-            pq.write_table(report.receipts, f"{stem}.parquet")
-        with open(f"{stem}.json.part", "w", encoding="utf-8") as file:
-            json.dump({"committed": is_committed, **report.as_json()}, file)
-        os.replace(f"{stem}.json.part", f"{stem}.json")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if report.receipts.num_rows:
+                pq.write_table(report.receipts, f"{stem}.parquet")
+            with open(f"{stem}.json.part", "w", encoding="utf-8") as file:
+                json.dump({"committed": is_committed, **report.as_json()}, file)
+            os.replace(f"{stem}.json.part", f"{stem}.json")
+        except OSError as error:
+            # Raised, it would have the rows, which are stored, written once more.
+            logger.warning("%s has no report in %s: %s", name, folder, error, extra=SPARK_REPORT_FAILED)
+
+
+def _check_folder(folder: str) -> None:
+    """Before anything is published: make the folder, or raise ConfigError."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"reportPath={folder!r}: cannot be made: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"reportPath={folder!r}: cannot be written")
 
 
 class ArrowWriter(_Writer, DataSourceArrowWriter):
