@@ -392,19 +392,6 @@ async def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(
             deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
-async def test_what_nobody_acknowledges_ends_the_connection_in_the_time_for_writing(
-    loop: Any, peer: Callable[..., Peer]
-) -> None:
-    made, new_socket = [], loop.new_socket
-    loop.new_socket = lambda family: made.append(new_socket(family)) or made[-1]
-    _, conn = await opened(loop, peer(ignore).address, write_timeout=7.5)
-    loop.new_socket = new_socket
-    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8_500  # our own timer comes first
-    conn.close(ConnectionClosed("the test is over"))
-    await conn.closed()
-
-
 @pytest.mark.parametrize("ending", ["end", "reset"])
 async def test_an_end_reports_what_is_pending_once(loop: Any, peer: Callable[..., Peer], ending: str) -> None:
     def leave(sock: socket.socket) -> None:
