@@ -52,6 +52,7 @@ from nsq_fast.protocol.publishing import (
     decide,
     retry_delay,
     sent,
+    stored,
     take_command,
     take_receipts,
 )
@@ -279,10 +280,56 @@ def on_wire() -> PublishState:
     return publish
 
 
+def in_doubt() -> PublishState:
+    """It waits, and its first attempt may have been stored."""
+    publish = on_wire()
+    publish.attempt_failed(LOST, POLICY)
+    return publish
+
+
 def ended(make: Callable[[], PublishState]) -> PublishState:
     publish = make()
     publish.end(errors.PublishTimeout("late"))
     return publish
+
+
+def answered() -> PublishState:
+    publish = on_wire()
+    assert stored([publish]) == [publish]
+    return publish
+
+
+@pytest.mark.parametrize(
+    ("publish", "state"),
+    [
+        (waiting(), (False, True, False)),
+        (on_wire(), (False, True, True)),
+        (in_doubt(), (False, True, True)),
+        (answered(), (True, True, True)),
+        (ended(waiting), (True, False, False)),
+        (ended(in_doubt), (True, False, True)),
+        (ended(on_wire), (True, False, True)),
+    ],
+)
+def test_where_events_lead(publish: PublishState, state: tuple[bool, bool, bool]) -> None:
+    assert (publish.done, publish.error is None, publish.may_be_stored) == state
+
+
+@pytest.mark.parametrize("make", [answered, lambda: ended(waiting), lambda: ended(in_doubt)])
+def test_an_end_is_an_end(make: Callable[[], PublishState]) -> None:
+    publish = make()
+    error, may_be_stored = publish.error, publish.may_be_stored
+    publish.end(REFUSED)
+    assert stored([publish]) == []
+    assert (publish.error, publish.may_be_stored) == (error, may_be_stored)
+
+
+def test_what_ended_on_the_wire_is_not_stored_by_the_late_reply() -> None:
+    late, other = on_wire(), on_wire()
+    late.end(errors.PublishTimeout("late"))
+    assert stored([late, other]) == [other]
+    assert isinstance(late.error, errors.PublishTimeout)
+    assert late.may_be_stored
 
 
 @pytest.mark.parametrize(
