@@ -305,7 +305,7 @@ LOADED_WHEN_USED = {
     "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks", "nsq_fast.client.admin",
     "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers", "nsq_fast.client.lookup",
     "nsq_fast.config_source", "nsq_fast.header_patterns", "nsq_fast.bridge",
-    "nsq_fast.handler_threads", "secrets", "snappy", "ssl", "urllib.parse",
+    "nsq_fast.handler_threads", "nsq_fast.otel", "opentelemetry", "secrets", "snappy", "ssl", "urllib.parse",
     "urllib.request",
 }  # fmt: skip
 

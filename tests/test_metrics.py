@@ -789,19 +789,6 @@ def test_to_respond_to_an_opened_message_is_to_respond_to_it(exported: Exported,
 # Off
 
 
-def test_nothing_is_there_unless_it_is_asked_for() -> None:
-    code = """
-import sys
-import nsq_fast.aio, nsq_fast.threads
-from nsq_fast import Consumer, Producer
-producer = Producer("127.0.0.1:4150")
-assert "publish" not in vars(producer)
-print([name for name in sys.modules if name.startswith(("opentelemetry", "nsq_fast.otel"))])
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, check=True)
-    assert ended.stdout.strip() == "[]"
-
-
 def test_without_an_sdk_messages_go_through_as_they_are(nsqd: NsqdServer) -> None:
     telemetry, address, seen = Telemetry("envelope"), str(nsqd.tcp_address), []
     handler = telemetry.handler(lambda consumer, message: seen.append(message.body))

@@ -486,9 +486,6 @@ NAN = float("nan")
 Use = Callable[[], object]
 
 
-def ignore(*_: object) -> None: ...
-
-
 def consumer(**arguments: Any) -> Consumer:
     return Consumer(**{"topic": "t", "channel": "c", "nsqd_tcp_addresses": "127.0.0.1", **arguments})
 
@@ -585,12 +582,6 @@ def test_an_unknown_option_is_named(make: Callable[..., object]) -> None:
 def test_a_wrong_address_is_refused_before_anything_starts(make: Any, argument: str, value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         make(**{argument: value})
-
-
-@pytest.mark.parametrize("value", [-1, "x", NAN])
-def test_close_of_a_consumer(value: Any) -> None:
-    with pytest.raises(ValueError, match="timeout"):
-        consumer(message_handler=ignore).close(timeout=value)
 
 
 NSQD = NsqdHTTPClient("127.0.0.1", 1)

@@ -365,10 +365,3 @@ def test_a_handler_that_is_not_async_is_refused_with_the_cure(closed_port: int) 
                 Consumer("t", "c", f"127.0.0.1:{closed_port}", **{argument: wrong})
         for right in (handle_later, Later(), partial(handle_later, more=1), partial(Later())):
             Consumer("t", "c", f"127.0.0.1:{closed_port}", **{argument: right})
-
-
-def test_the_names_are_imported_when_they_are_used() -> None:
-    import nsq_fast.aio
-
-    assert dir(nsq_fast.aio) == ["Consumer", "Producer"]
-    assert nsq_fast.aio.Consumer is Consumer

@@ -392,19 +392,6 @@ async def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(
             deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
-async def test_what_nobody_acknowledges_ends_the_connection_in_the_time_for_writing(
-    loop: Any, peer: Callable[..., Peer]
-) -> None:
-    made, new_socket = [], loop.new_socket
-    loop.new_socket = lambda family: made.append(new_socket(family)) or made[-1]
-    _, conn = await opened(loop, peer(ignore).address, write_timeout=7.5)
-    loop.new_socket = new_socket
-    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8_500  # our own timer comes first
-    conn.close(ConnectionClosed("the test is over"))
-    await conn.closed()
-
-
 @pytest.mark.parametrize("ending", ["end", "reset"])
 async def test_an_end_reports_what_is_pending_once(loop: Any, peer: Callable[..., Peer], ending: str) -> None:
     def leave(sock: socket.socket) -> None:
@@ -493,23 +480,6 @@ async def test_replies_behind_one_whose_owner_raises_are_told_all_the_same(
 log = logging.getLogger("nsq_fast.test")
 
 
-async def test_jobs_run_beside_each_other_and_are_joined(loop: Any) -> None:
-    said: list[str] = []
-    supervisor = loop.supervisor(log)
-
-    async def say(*words: str) -> None:
-        for word in words:
-            said.append(word)
-            await loop.sleep(0)
-
-    tasks = [supervisor.job("say", say, *words) for words in ("ab", "cd")]
-    assert said == []
-    for task in tasks:
-        assert await task.join(WAIT)
-        assert task.ready()
-    assert said == ["a", "c", "b", "d"]
-
-
 async def test_a_job_is_cancelled_where_it_waits_but_not_by_itself(loop: Any) -> None:
     ended: list[object] = []
     waits = Event(loop)
@@ -570,28 +540,6 @@ async def test_a_job_that_fails_is_told_of_whatever_the_receiver_does(
     assert "ValueError('fault'); it is not tried again" in caplog.text
     assert "OSError: of the receiver" in caplog.text
     no_unseen_errors.clear()
-
-
-async def test_all_who_wait_for_an_event_go_on_when_it_is_set(loop: Any) -> None:
-    event = Event(loop)
-    assert not await event.wait(0.001)
-    results: list[bool] = []
-
-    async def wait() -> None:
-        results.append(await event.wait())
-
-    supervisor = loop.supervisor(log)
-    tasks = [supervisor.job("wait", wait) for _ in range(3)]
-    await loop.sleep(0.001)  # sleep: a turn of the loop, by the timer that is tested
-    tasks[0].cancel()
-    await tasks[0].join(WAIT)
-    event.set()
-    for task in tasks[1:]:
-        assert await task.join(WAIT)
-    assert results == [True, True]
-    assert await event.wait(0)
-    event.clear()
-    assert not await event.wait(0)
 
 
 def test_a_worker_that_is_killed_as_it_is_woken_leaves_the_message_to_another() -> None:

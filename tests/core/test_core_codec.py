@@ -138,13 +138,6 @@ def test_mpub_is_what_join_makes(bodies: list[bytes]) -> None:
     assert _codec.mpub("t", map(bytearray, bodies)) == _codec.mpub("t", bodies)
 
 
-@given(st.lists(st.binary(max_size=300), min_size=1, max_size=40), st.none() | st.integers(0, MAX_PARTITION))
-def test_bodies_of_bytes_make_the_commands_that_other_buffers_make(bodies: list[bytes], partition: int | None) -> None:
-    views = [memoryview(body) for body in bodies]
-    assert _codec.mpub("topic", bodies, partition) == _codec.mpub("topic", views, partition)
-    assert _codec.pub("topic", bodies[0], partition) == _codec.pub("topic", views[0], partition)
-
-
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=50))
 def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
     expected = b"".join(map(_codec.fin, ids))

@@ -611,15 +611,6 @@ def test_columns_of_headers_are_none_where_the_layout_has_none() -> None:
     assert (columns.ext_versions, columns.ext_offsets, columns.ext) == (None, None, None)
 
 
-def test_other_frames_come_apart_in_their_order() -> None:
-    message = encode_message(1, 1, ID, b"x")
-    chunk = encode_frame(0, b"OK") + message + encode_frame(1, b"E_X") + message + encode_frame(0, b"_heartbeat_")
-    columns = ColumnReader().feed(chunk)
-    assert columns.count == 2
-    assert [frame.data for frame in columns.frames] == [b"OK", b"E_X", b"_heartbeat_"]
-    assert columns.frames[2] is _frame.HEARTBEAT
-
-
 def test_the_largest_limit_takes_chunks_whole_and_in_pieces() -> None:
     frame = encode_message(1, 1, ID, b"body")
     reader = ColumnReader(max_frame_size=2**31 - 1)

@@ -50,7 +50,6 @@ from nsq_fast.protocol.publishing import (
     classify,
     compressed,
     decide,
-    publish_failed,
     retry_delay,
     sent,
     stored,
@@ -257,17 +256,6 @@ def test_a_leader_is_asked_for_each_second_at_least() -> None:
     assert retry_delay(50, replace(POLICY, max_delay=0.3), lambda: 0.0, for_leader=True) == 0.3
 
 
-def test_the_error_names_the_topic_the_attempts_and_the_cause() -> None:
-    cause = errors.PubFailed("disk full")
-    error = publish_failed("orders", cause, 3, True)
-    assert isinstance(error, errors.PublishFailed)
-    assert error.__cause__ is cause
-    assert (error.attempts, error.possibly_stored) == (3, True)
-    assert str(error) == (
-        "publish to 'orders' failed after 3 attempts: E_PUB_FAILED disk full; it may have been stored all the same"
-    )
-
-
 # One publish through its attempts
 
 PATIENT = replace(POLICY, awaits_leader=True)
@@ -457,35 +445,12 @@ def test_what_failed_because_of_another_in_its_command_is_tried_alone() -> None:
 # What shares a command
 
 
-@pytest.mark.parametrize(
-    "take",
-    [lambda: sent([None], ATTEMPT), lambda: stored([None]), lambda: take_command(deque([None]), 1, 1, 1)],  # type: ignore
-)
-def test_what_is_no_publish_is_an_error(take: Callable[[], object]) -> None:
-    with pytest.raises(AttributeError, match="NoneType"):
-        take()
-
-
 def named(bodies: list[bytes], form: Any = None) -> deque[PublishState]:
     return deque(PublishState(body) if form is None else PublishState(body, form) for body in bodies)
 
 
 def bodies(publishes: list[PublishState]) -> list[bytes]:
     return [publish.body for publish in publishes]
-
-
-def test_nothing_is_taken_of_what_has_ended() -> None:
-    queue = named([b"a", b"b"])
-    for publish in queue:
-        publish.end(REFUSED)
-    assert take_command(queue, 10, 1000, 1000) == []
-    assert not queue
-
-
-def test_what_ended_is_left_out_of_the_middle() -> None:
-    queue = named([b"a", b"b", b"c"])
-    queue[1].end(REFUSED)
-    assert bodies(take_command(queue, 10, 1000, 1000)) == [b"a", b"c"]
 
 
 @given(
@@ -503,23 +468,6 @@ def test_a_queue_is_taken_in_order_and_within_the_limits(sizes: list[int], most:
         assert total - LENGTH_BYTES - len(command[-1].body) < enough or len(command) == 1
         taken += bodies(command)
     assert taken == everything
-
-
-def test_kinds_do_not_share_a_command_and_some_share_none() -> None:
-    header = WireForm("PUB_EXT", header=b"{}")
-    queue = named([b"a", b"b"]) + named([b"c", b"d"], header)
-    queue += named([b"e"], replace(header, is_traced=True)) + named([b"f"], WireForm("DPUB", defer=5)) + named([b"g"])
-    groups = []
-    while queue:
-        groups.append(bodies(take_command(queue, 10, 1000, 1000)))
-    assert groups == [[b"a", b"b"], [b"c", b"d"], [b"e"], [b"f"], [b"g"]]
-
-
-def test_a_batch_of_its_own_is_never_taken_apart_or_joined() -> None:
-    queue = named([b"a"]) + named([[b"b", b"c"]], PLAIN_BATCH) + named([b"d"])  # type: ignore[list-item]
-    assert bodies(take_command(queue, 10, 1000, 1000)) == [b"a"]
-    assert bodies(take_command(queue, 10, 1, 1)) == [[b"b", b"c"]]
-    assert bodies(take_command(queue, 10, 1000, 1000)) == [b"d"]
 
 
 # Compressed bodies, as youzan's Go client makes them

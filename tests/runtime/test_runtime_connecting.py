@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import ssl
-import struct
 import subprocess
 import sys
 import zlib
@@ -117,33 +116,6 @@ def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
         return
     with promptly(), pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
         connect_to(script, connect_timeout=0.1, **options)
-
-
-DEEP = b'{"version":"1.3.0","x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        struct.pack(">II", 0xFFFFFFFF, 0),
-        struct.pack(">II", 1 << 20, 0),
-        struct.pack(">II", 12, 0) + b"not json",
-        struct.pack(">II", 27, 0) + b'{"max_rdy_count":"2500"}',
-        struct.pack(">II", 6, 7) + b"OK",
-        struct.pack(">II", 30, 2) + bytes(26),
-        struct.pack(">II", 4 + len(DEEP), 0) + DEEP,
-    ],
-    ids=range(8),
-)
-def test_what_is_no_nsqd_is_refused(connect_to, reply):
-    def script(peer):
-        peer.read_identify()
-        peer.send(reply)
-        peer.read_all()
-
-    found = cause(lambda: connect_to(script, connect_timeout=WAIT))
-    assert isinstance(found, (RemoteProtocolError, RecursionError))
 
 
 @pytest.mark.parametrize(
@@ -465,15 +437,6 @@ def decode(layer: Layer, data: bytes, size: int) -> bytes:
 def test_decodes_in_any_pieces(make: Callable[[], Layer], encode: Callable[[bytes], bytes], size: int) -> None:
     data = DATA if size > 1 else DATA[:9000]
     assert decode(make(), encode(data), size) == data
-
-
-@pytest.mark.parametrize(("make", "encode"), LAYERS)
-def test_two_ends_understand_each_other_write_by_write(
-    make: Callable[[], Layer], encode: Callable[[bytes], bytes]
-) -> None:
-    here, there = make(), make()
-    for data in (b"PUB t\n", b"x", DATA, b"FIN"):
-        assert decode(there, here.encode(data), 700) == data
 
 
 def test_empty_deflate_blocks_are_nothing() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.processes import run_python, run_quietly
+from support.processes import run_quietly
 
 from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess
@@ -378,13 +378,6 @@ def test_a_handler_may_fork(broker: BrokerProcess, way: str) -> None:
 def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProcess) -> None:
     run(broker, PLAIN, OTHER_THREAD)
     assert stored(broker, "t") == {b"thread": 1, b"child": 1, b"thread after": 1}
-
-
-def test_a_fork_costs_nothing_to_those_who_have_no_consumer() -> None:
-    program = (
-        "import os, gevent, nsq_fast.client.greenlets as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
-    )
-    assert run_python(program).returncode == 0
 
 
 def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import sys
-from urllib.request import Request, urlopen
 
 import gevent
 import pytest
@@ -676,20 +675,6 @@ def test_what_the_topic_cannot_take_is_refused_from_the_first_publish_on(cluster
                     producer.publish("t", b"x", timeout=LONG, **arguments, **more)
         assert producer.publish("t", b"plain", timeout=LONG, **more) == b"OK"
     assert {record.body for record in stored(cluster, "t", 2)} == {b"plain"}
-
-
-@pytest.mark.parametrize("more", [{}, {"key": "k"}])
-def test_a_topic_that_has_just_got_headers_takes_them(cluster, producer_of, more):
-    producer = producer_of()
-    for name, extras in {"t": {"headers": {"a": 1}}, "u": {"tag": "red"}}.items():
-        cluster.create_topic(name, 2, 1, channels=["c"])
-        assert producer.publish(name, b"plain", timeout=LONG) == b"OK"
-        url = f"http://{cluster.lookupds[0].http_address}/topic/meta/update?topic={name}&upgradeext=true"
-        pool = gevent.get_hub().threadpool  # the cluster runs in this thread
-        with pool.apply(urlopen, (Request(url, method="POST"),)) as reply:
-            assert reply.status == 200
-        assert producer.publish(name, b"with headers", timeout=LONG, **extras, **more) == b"OK"
-        assert sum(b"with headers" in record.body for record in stored(cluster, name, 2)) == 1
 
 
 def test_a_body_too_large_for_its_record_fails_at_once_on_a_real_server(standalone_nsqd):

@@ -627,35 +627,3 @@ def test_publishes_without_key_lose_nothing(cluster, producing):
         gevent.joinall([mover, *results], timeout=WAIT, raise_error=True)
     assert all(result.get(block=False) == b"OK" for result in results)
     assert {record.body for records in stored(cluster).values() for record in records} == bodies
-
-
-def test_receipts_name_the_record(cluster, producing):
-    cluster.create_topic("t", PARTITIONS, 1, ordered=True, channels=["ch"])
-    with producing() as producer:
-        one = producer.publish("t", b"one", key="a", trace_id=77)
-        many = producer.multipublish("t", [b"a", b"bb", b"ccc"], key="a", trace_id=[5, 6, 7])
-        gathered = [producer.publish_nowait("t", b"x" * n, key="a", trace_id=n) for n in range(1, 8)]
-        receipts = [one, *many, *(result.get(timeout=WAIT) for result in gathered)]
-    partition = murmur3_partition("a", PARTITIONS)
-    leader = cluster.leader_of("t", partition).tcp_address
-    assert receipts == [
-        Receipt(record.internal_id, record.trace_id, record.offset, record.size, partition, leader)
-        for record in stored(cluster)[partition]
-    ]
-
-
-def test_a_dead_leader_without_replicas_is_waited_for(cluster, producing):
-    cluster.create_topic("t", PARTITIONS, 1, ordered=True, channels=["ch"])
-    with producing() as producer:
-        assert producer.publish("t", b"0", partition=1) == b"OK"
-        node = cluster.leader_of("t", 1)
-        cluster.kill_node(node)
-        waiting = producer.publish_nowait("t", b"1", partition=1)
-        until(lambda: str(node.tcp_address) not in producer.stats()["connected"])
-        for options in ({"block": False}, {"timeout": 0.2}):
-            with pytest.raises(errors.NoLeader, match="partition 1 of topic 't'"):
-                producer.publish("t", b"x", partition=1, **options)
-        assert producer.publish("t", b"2", partition=0) == b"OK"
-        cluster.restart_node(node)
-        assert waiting.get(timeout=WAIT) == b"OK"
-    assert b"1" in [record.body for record in stored(cluster)[1]]

@@ -596,27 +596,6 @@ def test_callers_of_all_kinds_share_the_order(leading, options):
     assert log.stored == numbers(6)
 
 
-@pytest.mark.parametrize("options", GATHERED)
-def test_one_caller_that_waits_each_time_keeps_the_order_whatever_fails(leading, options):
-    def answer(peer, command):
-        if len(nsqd.commands) % 3 == 2:
-            peer.frame(1, NOT_LEADER)
-        else:
-            stored.extend(command.bodies)
-            peer.ok()
-
-    stored = []
-    nsqd, sender, _ = leading(answer, **options)
-    for number in range(0, 20, 2):
-        later = sender.publish_nowait("t", b"%d" % number, key="k") if number % 4 else None
-        if later is None:
-            assert sender.publish("t", b"%d" % number, key="k") == b"OK"
-        assert sender.publish("t", b"%d" % (number + 1), key="k") == b"OK"
-        assert later is None or later.get(timeout=WAIT) == b"OK"
-    assert stored == numbers(20)
-    assert sender.stats()["held"] == 0
-
-
 def test_one_command_is_on_its_way_at_a_time(leading):
     nsqd, sender, _ = leading(stay_mute, coalesce=True)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]

@@ -58,16 +58,6 @@ def message(**options: object) -> Message:
     return made
 
 
-def test_all_topics_but_one() -> None:
-    log = TraceLog()
-    log.enable()
-    log.disable("noisy")
-    assert log.is_active
-    assert [log.is_on("t"), log.is_on("noisy")] == [True, False]
-    log.enable("noisy")
-    assert log.is_on("noisy")
-
-
 def test_a_topic_that_cannot_be_is_refused() -> None:
     with pytest.raises(NameInvalid):
         TraceLog().enable("no topic!")

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 from support.processes import run_python, run_quietly
-from support.waiting import WAIT
-
-from nsq_fast.bridge import Reply
 
 ENDS = {
     "the loop is broken off": "gevent.get_hub().loop.break_()",
@@ -184,27 +181,3 @@ thread.start()
 thread.join(50)
 consumer.close()  # which is what was waited for
 """)
-
-
-def test_a_signal_is_handled_by_the_thread_that_waits() -> None:
-    done = run_python(f"""
-import signal, sys
-from nsq_fast.bridge import Reply
-reply = Reply()
-signal.signal(signal.SIGALRM, lambda *_: reply.set())
-signal.setitimer(signal.ITIMER_REAL, 0.05)
-assert reply.wait({WAIT})
-signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))
-signal.setitimer(signal.ITIMER_REAL, 0.05)
-Reply().wait()
-""")
-    assert (done.returncode, done.stderr) == (7, "")
-
-
-def test_a_reply_may_be_waited_for_again() -> None:
-    reply = Reply(blocks_thread=True)
-    assert not reply.wait(0.0)
-    reply.set("value")
-    assert reply.wait(0.0)
-    assert reply.wait(0.0)
-    assert reply.get() == "value"
