@@ -315,7 +315,7 @@ def tell(nsqd: NsqdServer, *lookupds: Any) -> None:
     assert ask(nsqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", body).body == body
 
 
-def test_an_nsqd_tells_all_that_it_has(lookupd: Any, embedded: Callable[..., NsqdServer]) -> None:
+def test_an_nsqd_tells_all_that_it_has_where_it_is_told_to(lookupd: Any, embedded: Callable[..., NsqdServer]) -> None:
     nsqd = embedded(broadcast_address="nsqd.example")
     for number in range(2_500):
         nsqd.nsqd.get_topic("t").get_channel(f"c{number:060}")
@@ -328,6 +328,8 @@ def test_an_nsqd_tells_all_that_it_has(lookupd: Any, embedded: Callable[..., Nsq
     ports = (nsqd.tcp_address.port, nsqd.http_address.port)
     assert (node["version"], node["broadcast_address"]) == ("1.3.0", "nsqd.example")
     assert (node["tcp_port"], node["http_port"]) == ports
+    tell(nsqd)  # to register nowhere
+    until(lambda: nodes(lookupd) == [])
 
 
 def test_a_new_topic_has_the_channels_that_are_known_elsewhere(lookupd: Any, embedded: Any) -> None:
