@@ -16,7 +16,6 @@ from nsq_fast.broker.options import SINGULAR
 
 @pytest.fixture(autouse=True)
 def no_client_is_left() -> Iterator[None]:
-    """Close the clients that a test has made by hand."""
     yield
     for client in list(WireClient.OPEN):
         client.close()
@@ -41,7 +40,6 @@ def _text(value: Any) -> str:
 
 @pytest.fixture(params=["embedded", "original"])
 def start_nsqd(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Start an nsqd with options; it has ``tcp_address`` and ``http_address``."""
     running: list[NsqdServer] = []
 
     def start(*, https: bool = False, **options: Any) -> Any:
@@ -84,7 +82,6 @@ def lookupd(make_lookupd: Any) -> Any:
 
 @pytest.fixture
 def address(start_nsqd: Callable[..., Any]) -> Any:
-    """The TCP address of an nsqd with the defaults."""
     return start_nsqd().tcp_address
 
 
@@ -104,7 +101,6 @@ def context(authority: trustme.CA) -> SSLContext:
 
 @pytest.fixture
 def embedded() -> Iterator[Callable[..., NsqdServer]]:
-    """Start an embedded nsqd in this process."""
     running: list[NsqdServer] = []
 
     def start(**options: Any) -> NsqdServer:

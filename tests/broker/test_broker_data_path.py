@@ -433,7 +433,6 @@ class Client:
 
 
 def drain(nsqd: Nsqd, topic: str, channel: str) -> list[bytes]:
-    """Consume and finish everything."""
     consumer = Client()
     queue = nsqd.topics[topic].channels[channel]
     queue.add_client(consumer)  # type: ignore[arg-type]
@@ -849,7 +848,6 @@ def publish_raw(log_server: NsqdServer, *commands: bytes) -> None:
 
 
 def pass_through(log_server: NsqdServer, batches: int = 10) -> None:
-    """Publish and finish 10 MB."""
     topic = log_server.nsqd.get_topic("t")
     held = topic.channels["c"].in_flight_count
     consumer = Consumer(log_server, "SUB t c", rdy=BATCH)

@@ -215,7 +215,6 @@ def is_ours(server: Any) -> bool:
 
 
 def consume(server: Any, count: int) -> list[bytes]:
-    """Messages of the channel, one after the other."""
     client = WireClient(server.tcp_address)
     client.subscribe("t", "c")
     return [client.message().body for _ in range(count)]
@@ -255,7 +254,6 @@ def test_without_a_memory_queue_messages_come_in_the_order_of_the_disk(start_nsq
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the files of an nsqd."""
     folder = tmp_path / "data"
     folder.mkdir()
     return folder

@@ -283,7 +283,6 @@ PUB = b"  V2PUB t\n\0\0\0\x01x"
 
 
 def exchange(path: Path, data: bytes, size: int = 1 << 20) -> bytes:
-    """What comes back, until so many bytes or the end."""
     received = b""
     with socket.socket(socket.AF_UNIX) as sock, Timeout(WAIT, TimeoutError(path)):
         sock.connect(str(path))

@@ -92,7 +92,6 @@ class Channel(Queues):
         }
 
     def put_all(self, numbers: list[int], *, are_ordered: bool) -> None:
-        """Take messages; without ``are_ordered`` in any order."""
         if self.is_ordered:
             self.dropped.clear()
         for number in numbers:

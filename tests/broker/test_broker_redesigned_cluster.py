@@ -404,65 +404,64 @@ OPTIONS = {"readiness": 0.0, "move_step": 0.0, "takeover_delay": 0.02}
 
 
 @pytest.fixture
-def three_nodes() -> Iterator[RedesignedCluster]:
-    """Two nodes, two nsqlookupds."""
-    with RedesignedCluster(2, 2, **OPTIONS) as three_nodes:
-        yield three_nodes
+def two_nodes() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(2, 2, **OPTIONS) as two_nodes:
+        yield two_nodes
 
 
-def leaders(three_nodes: RedesignedCluster) -> dict[str, int]:
-    return Counter(str(partition.leader) for partition in three_nodes.state.all_partitions())
+def leaders(two_nodes: RedesignedCluster) -> dict[str, int]:
+    return Counter(str(partition.leader) for partition in two_nodes.state.all_partitions())
 
 
-def replicas(three_nodes: RedesignedCluster) -> dict[str, int]:
-    return Counter(node for partition in three_nodes.state.all_partitions() for node in partition.replicas)
+def replicas(two_nodes: RedesignedCluster) -> dict[str, int]:
+    return Counter(node for partition in two_nodes.state.all_partitions() for node in partition.replicas)
 
 
-def bodies(three_nodes: RedesignedCluster) -> list[list[bytes]]:
-    return [[record.body for record in each.log.read(0, 99)] for each in three_nodes.state.topics["t"]]
+def bodies(two_nodes: RedesignedCluster) -> list[list[bytes]]:
+    return [[record.body for record in each.log.read(0, 99)] for each in two_nodes.state.topics["t"]]
 
 
-def test_a_node_that_is_removed_is_emptied_first(three_nodes: RedesignedCluster) -> None:
-    three_nodes.add_node()
-    three_nodes.create_topic("t", 3, 2, multi_part=True, channels=["ch"])
+def test_a_node_that_is_removed_is_emptied_first(two_nodes: RedesignedCluster) -> None:
+    two_nodes.add_node()
+    two_nodes.create_topic("t", 3, 2, multi_part=True, channels=["ch"])
     for number in range(3):
-        publish(three_nodes, "t", b"%d" % number, partition=number)
-    before, removed = bodies(three_nodes), three_nodes.nsqds[0]
-    assert refusal(three_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
+        publish(two_nodes, "t", b"%d" % number, partition=number)
+    before, removed = bodies(two_nodes), two_nodes.nsqds[0]
+    assert refusal(two_nodes.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (
         400,
         "Not nsqlookup leader",
     )
-    assert refusal(three_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
-    until(lambda: removed.id not in replicas(three_nodes))
-    assert all(len(partition.in_sync) == 2 for partition in three_nodes.state.all_partitions())
-    assert bodies(three_nodes) == before
-    three_nodes.create_topic("new", 2, 2, multi_part=True)
-    assert removed.id not in replicas(three_nodes)
-    three_nodes.remove_node(removed)
+    assert refusal(two_nodes.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
+    until(lambda: removed.id not in replicas(two_nodes))
+    assert all(len(partition.in_sync) == 2 for partition in two_nodes.state.all_partitions())
+    assert bodies(two_nodes) == before
+    two_nodes.create_topic("new", 2, 2, multi_part=True)
+    assert removed.id not in replicas(two_nodes)
+    two_nodes.remove_node(removed)
     assert not removed.is_running
     removed.start()  # as a new one
-    three_nodes.create_topic("newer", 3, 3, multi_part=True)
-    assert replicas(three_nodes)[removed.id] > 0
+    two_nodes.create_topic("newer", 3, 3, multi_part=True)
+    assert replicas(two_nodes)[removed.id] > 0
 
 
 def test_it_is_said_once_what_a_node_that_is_removed_waits_for(
-    three_nodes: RedesignedCluster, caplog: pytest.LogCaptureFixture
+    two_nodes: RedesignedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    three_nodes.create_topic("t", 2, 2, multi_part=True, channels=["ch"])
-    publish(three_nodes, "t", b"0")
-    removed = three_nodes.nsqds[0]
-    removal = spawn(three_nodes.remove_node, removed)
+    two_nodes.create_topic("t", 2, 2, multi_part=True, channels=["ch"])
+    publish(two_nodes, "t", b"0")
+    removed = two_nodes.nsqds[0]
+    removal = spawn(two_nodes.remove_node, removed)
     until(lambda: "is to leave, and stays for now" in caplog.text)
     assert "no other node can take t-0, t-1" in caplog.text
-    assert leaders(three_nodes) == {three_nodes.nsqds[1].id: 2}
-    three_nodes.create_topic("u", 1, 1)
-    assert removed.id not in three_nodes.partition("u", 0).replicas
-    added = three_nodes.add_node()
+    assert leaders(two_nodes) == {two_nodes.nsqds[1].id: 2}
+    two_nodes.create_topic("u", 1, 1)
+    assert removed.id not in two_nodes.partition("u", 0).replicas
+    added = two_nodes.add_node()
     removal.get(timeout=WAIT)
     assert not removed.is_running
-    assert replicas(three_nodes)[added.id] >= 2
+    assert replicas(two_nodes)[added.id] >= 2
     assert caplog.text.count("is to leave") == 1
-    assert bodies(three_nodes)[0] == [b"0"]
+    assert bodies(two_nodes)[0] == [b"0"]
 
 
 @pytest.mark.parametrize(
@@ -488,16 +487,16 @@ def test_it_is_said_once_what_a_node_that_is_removed_waits_for(
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_the_words_of_the_real_server(
-    three_nodes: RedesignedCluster, path: str, status: int, message: str
+    two_nodes: RedesignedCluster, path: str, status: int, message: str
 ) -> None:
-    three_nodes.create_topic("t", 1, 2)
-    three_nodes.create_topic("apart", 2, 1)
-    leader, apart = three_nodes.leader_of("t", 0).id, three_nodes.leader_of("apart", 0).id
-    other = next(node.id for node in three_nodes.nsqds if node.id != leader)
-    other_apart = three_nodes.leader_of("apart", 1).id
-    three_nodes.wait_stable()
+    two_nodes.create_topic("t", 1, 2)
+    two_nodes.create_topic("apart", 2, 1)
+    leader, apart = two_nodes.leader_of("t", 0).id, two_nodes.leader_of("apart", 0).id
+    other = next(node.id for node in two_nodes.nsqds if node.id != leader)
+    other_apart = two_nodes.leader_of("apart", 1).id
+    two_nodes.wait_stable()
     path = path.format(leader=leader, other=other, apart=apart, other_apart=other_apart)
-    assert refusal(three_nodes.lookupds[0], path) == (status, message)
+    assert refusal(two_nodes.lookupds[0], path) == (status, message)
 
 
 # A cluster with ``timings="real"`` takes its time as three real nodes do: here with a hundredth of it.

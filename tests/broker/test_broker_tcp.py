@@ -372,7 +372,6 @@ class Layered:
 
 
 def exchange(client: Layered) -> None:
-    """Publish and consume, small and large."""
     assert client.ask(b"SUB t c\n") == b"OK"
     client.send(b"RDY 10\n")
     for body in (b"small", COMPRESSIBLE):

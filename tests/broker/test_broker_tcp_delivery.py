@@ -422,14 +422,20 @@ def test_messages_wait_for_others_until(server: Any, cause: str | bytes, behind:
     [
         ({"output_buffer_size": 1000, **WAITS_FOR_EVER}, [b"x" * 300] * 10, 3),  # it is full
         ({"output_buffer_size": -1}, [b"1"], 1),
-        ({"output_buffer_timeout": 25}, [b"1", b"2", b"3"], 3),
     ],
-    ids=["full", "none", "its time is over"],
+    ids=["full", "none"],
 )
 def test_what_lets_a_buffer_out(server: Any, identify: dict[str, int], bodies: list[bytes], count: int) -> None:
     client = subscribed(server, 100, **identify)
     publish(server, *bodies)
     assert [client.frame().body for _ in range(count)] == bodies[:count]
+
+
+def test_after_the_timeout_messages_go_out(server: Any) -> None:
+    client = subscribed(server, 100, output_buffer_timeout=25)
+    for body in (b"1", b"2", b"3"):
+        publish(server, body)
+        assert client.frame().body == body
 
 
 def test_a_broker_may_have_nothing_wait(embedded: Callable[..., Any]) -> None:

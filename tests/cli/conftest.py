@@ -14,28 +14,24 @@ from nsq_fast.cli import options
 
 @pytest.fixture(scope="module", params=["embedded", "real"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Servers of the original."""
     with ExitStack() as stack:
         yield started(request.param, stack, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def redesigned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """A redesigned cluster."""
     with ExitStack() as stack:
         yield started("redesigned", stack, tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=["embedded", "real", "redesigned"])
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Servers of either kind."""
     with ExitStack() as stack:
         yield started(request.param, stack, tmp_path_factory)
 
 
 @pytest.fixture
 def topic() -> str:
-    """A name that nobody uses."""
     return f"topic-{uuid.uuid4().hex[:8]}"
 
 

@@ -75,16 +75,13 @@ class Command:
         return self.process.stdout
 
     def line(self) -> str:
-        """The next line it prints."""
         return self.stdout.readline().decode()
 
     def interrupt(self, number: int = signal.SIGINT) -> tuple[int, str]:
-        """Send a signal; return the exit code and what it wrote to stderr."""
         self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        """Wait for its end; return the exit code and what it wrote to stderr."""
         _, error = self.process.communicate(timeout=LIMIT)
         self._timer.cancel()
         return self.process.returncode, error.decode()

@@ -258,7 +258,6 @@ def test_docker_compose_takes_its_file() -> None:
 
 
 def compose() -> list[str] | None:
-    """The command, in one of its two forms; it needs no daemon to check a file."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]):
             asked = subprocess.run([*command, "version"], capture_output=True, timeout=PROCESS, check=False)

@@ -58,7 +58,6 @@ class Client:
         return consumer
 
     def wait(self, count: int) -> list[Any]:
-        """Wait until there were so many messages."""
         while len(self.messages) < count:
             self.connection.drain_events(timeout=WAIT)
         return self.messages

@@ -24,7 +24,6 @@ from nsq_fast.integrations.taskiq import NSQBroker
 
 @asynccontextmanager
 async def working(broker: NSQBroker) -> AsyncIterator[asyncio.Task[None]]:
-    """A worker in this loop."""
     broker.is_worker_process = True
     await broker.startup()
     worker = asyncio.create_task(run_receiver_task(broker))

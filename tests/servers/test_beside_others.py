@@ -179,7 +179,6 @@ def test_faults_beside_other_clients(
 
 
 def tried(client: str, command: list[str], nsqd: RealNsqd, programs: Callable[..., Program]) -> Result:
-    """Put a client through all faults."""
     http = NsqdHTTPClient(nsqd.http.host, nsqd.http.port)
     http.create_topic("t")
     for channel in ("channel", "all"):

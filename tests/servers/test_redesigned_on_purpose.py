@@ -55,15 +55,12 @@ class Site:
         self.cluster.create_topic(topic, partitions, replicas, channels=("ch",), **flags)
 
     def kill(self, node: Any) -> None:
-        """End an nsqd as SIGKILL does."""
         self.cluster.kill_node(node) if self.is_ours else node.kill()
 
     def end(self, node: Any) -> None:
-        """End an nsqd as SIGTERM does."""
         self.cluster.kill_node(node) if self.is_ours else node.stop()
 
     def start(self, node: Any) -> None:
-        """Start an nsqd that has ended."""
         self.cluster.restart_node(node) if self.is_ours else node.start()
 
     def log(self) -> str:
@@ -72,7 +69,6 @@ class Site:
         return (self._path / "nsqlookupd0" / "nsqlookupd.INFO").read_text(errors="replace")
 
     def stop(self) -> None:
-        """Kill everything."""
         self.cluster.stop()
 
 
@@ -103,7 +99,6 @@ def figures(node: Any, topic: str) -> dict[str, Any]:
 
 
 def publish(node: Any, topic: str, *bodies: bytes) -> None:
-    """Publish to partition 0; each is confirmed."""
     client = WireClient(node.tcp_address)
     for body in bodies:
         assert client.command(f"PUB {topic} 0\n".encode() + sized(body)) == b"OK"
@@ -449,11 +444,7 @@ ANSWERS = [
     (CREATE + "&syncdisk=x", "INVALID_ARG_TOPIC_SYNC_DISK", None),
     (CREATE + "&syncdisk=5000", "", NOT_LEADER),
     (CREATE + "&syncdisk=-5&retention=-3", "", NOT_LEADER),
-    (
-        "/topic/create?topic=n&partition_num=1&replicator=3",
-        "ErrType:9 ErrCode:1 : No node is available for topic",
-        NOT_LEADER,
-    ),
+    ("/topic/create?topic=n&partition_num=1&replicator=3", NO_NODE, NOT_LEADER),
     ("/topic/create?topic=n&partition_num=255&replicator=1&multipart=true", "max partition allowed exceed", NOT_LEADER),
     ("/topic/create?topic=a&partition_num=1&replicator=1", "", NOT_LEADER),
     ("/topic/create?topic=a&partition_num=1&replicator=1&retention=5", "already exist", NOT_LEADER),

@@ -78,7 +78,6 @@ class Load:
 
 @pytest.fixture
 def topics(fleet: Fleet) -> dict[str, str]:
-    """A topic with two partitions, and an ordered one."""
     names = {"spread": new_topic("worker"), "ordered": new_topic("worker-ordered")}
     fleet.create_topic(names["spread"], 2, 2, channels=(CHANNEL,), multi_part=True)
     fleet.create_topic(names["ordered"], 2, 2, channels=(CHANNEL,), ordered=True)

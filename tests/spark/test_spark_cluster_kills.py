@@ -37,23 +37,17 @@ IN_FOLDER = ("after claim 1", "before seal", "in the sink")
 IN_STORE = ("after claim 0", "before seal", "in the sink")
 
 ZOMBIE = """
+from support.journal_places import Placed
 from support.spark_program import Collector, arguments, marks, register_faulty, session
 from nsq_fast.spark.journal import JournalStreamReader
-from nsq_fast.spark.journal.collect import Collector as Task
 
 HERE, ARGUMENTS = marks(), arguments()
 
-class Zombie(Task):
-    def claim(self, index, head, columns):
-        if HERE.once("zombie"):
+class Zombie(Placed):
+    def at(self, place):
+        if place.startswith("before claim") and HERE.once("zombie"):
             HERE.reach("holds")
             HERE.hold("wakes")
-            try:
-                return super().claim(index, head, columns)
-            except Exception as error:
-                HERE.reach("failed", type(error).__name__)
-                raise
-        return super().claim(index, head, columns)
 
 class Reader(JournalStreamReader):
     def make_collector(self, slot):

@@ -71,12 +71,10 @@ class Query:
         return len(list(self._out.glob("batch-*.arrow")))
 
     def end_publishing(self) -> None:
-        """No publisher stores anything from now on."""
         for publisher in self._publishers:
             publisher.stop()
 
     def account(self) -> Account:
-        """What was stored against what was delivered so far."""
         stored = [body for publisher in self._publishers for body in publisher.stored]
         unknown = [body for publisher in self._publishers for body in publisher.unknown]
         return account(stored, self.delivered.bodies(), unknown)
@@ -165,8 +163,6 @@ class Day:
             before = query.kept()
 
     def _wait_more(self, count: Callable[[], int], before: int) -> None:
-        """Return once there are more than before."""
-
         def more() -> bool:
             self._keep_running()
             return count() > before

@@ -221,8 +221,7 @@ def test_a_store_that_fails_in_the_middle_of_a_task_loses_and_doubles_nothing(
 ) -> None:
     """A claim fails for good, and was carried out."""
     bodies = server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     s3.lose_answers_after(number)
     with pytest.raises(JournalStorageFailed):
         query.run_task(task)
@@ -258,8 +257,7 @@ def test_a_commit_leaves_two_small_objects_and_the_markers(s3: S3Server, server:
 @OURS
 def test_a_segment_is_one_put_and_one_look_and_is_not_fetched(s3: S3Server, server: Server, query: Query) -> None:
     server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     s3.requests.clear()
     segments = query.reader.make_collector(task).run()
     rows = sum(segment.head.rows for segment in segments)
@@ -358,8 +356,7 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(
 ) -> None:
     query, seen = shared
     bodies = server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     Attempt(seen(task), place, tmp_path).kill()
     query.done(query.run_task(task))
     query.drain(server)
@@ -375,8 +372,7 @@ def test_of_two_attempts_on_two_machines_one_is_kept(
     """Another one has finished its work, or Spark has committed it, when the first wakes up."""
     query, seen = shared
     bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     task.rows = 1_000
     first = Attempt(seen(task), "before claim 0", tmp_path)
     rows = query.run_task(task)
@@ -393,8 +389,7 @@ def test_of_two_attempts_on_two_machines_one_is_kept(
 @OURS
 def test_a_driver_on_another_machine_goes_on(server: Server, mounted: Query, mounts: Mounts) -> None:
     bodies = server.publish(ROWS)
-    mounted.plan()
-    (task,) = mounted.tasks()
+    task = mounted.plan_task()
     rows = mounted.run_task(mounts.seen_by_executor(task))
     mounted.move(mounts.executor / "journal")
     assert mounted.run() == rows
@@ -408,8 +403,7 @@ def test_an_executor_that_has_another_file_system_there_says_so(
     server: Server, mounted: Query, mounts: Mounts, tmp_path: Path
 ) -> None:
     server.publish(10)
-    mounted.plan()
-    (task,) = mounted.tasks()
+    task = mounted.plan_task()
     task.path = task.path.replace(str(mounts.driver), str(tmp_path / "local"), 1)
     with pytest.raises(JournalError, match="not on a file system that the driver and all executors share"):
         mounted.run_task(task)
@@ -531,9 +525,8 @@ def test_ls_shows_what_is_not_committed(server: Server, tmp_path: Path) -> None:
     (found,) = shown(journal("ls", tmp_path / "j", "--json"))
     assert found["age"] >= 0
     named = {name: found[name] for name in ("folder", "topic", "channel", "committed", "batch", "rows")}
-    assert old.offset is not None
     assert named == {
-        "folder": old.offset["j"],
+        "folder": old.folder,
         "topic": TOPIC,
         "channel": CHANNEL,
         "committed": 0,
@@ -548,10 +541,8 @@ def test_ls_shows_what_is_not_committed(server: Server, tmp_path: Path) -> None:
 
 def test_read_prints_rows_and_changes_nothing(server: Server, tmp_path: Path) -> None:
     old, bodies = dead(server, tmp_path / "j")
-    assert old.offset is not None
-    folder = old.offset["j"]
-    assert sorted(journal("read", tmp_path / "j", folder).stdout.encode().splitlines()) == sorted(bodies)
-    rows = shown(journal("read", tmp_path / "j", folder, "--json"))
+    assert sorted(journal("read", tmp_path / "j", old.folder).stdout.encode().splitlines()) == sorted(bodies)
+    rows = shown(journal("read", tmp_path / "j", old.folder, "--json"))
     assert sorted(row["body"].encode() for row in rows) == sorted(bodies)
     assert {(row["topic"], row["nsqd"], row["partition"], row["attempts"]) for row in rows} == {
         (TOPIC, str(server.tcp), None, 1)
@@ -571,13 +562,11 @@ def later(server: Server, folder: Path) -> tuple[Query, list[bytes], str]:
     bodies = server.publish(LEFT_ROWS)
     assert old.plan()
     assert len(old.run()) == LEFT_ROWS
-    assert old.offset is not None
-    return heir, first + bodies, old.offset["j"]
+    return heir, first + bodies, old.folder
 
 
 def told(heir: Query, folder: Path, dead: str) -> Result:
-    assert heir.offset is not None
-    return journal("adopt", folder, dead, "--by", heir.offset["j"])
+    return journal("adopt", folder, dead, "--by", heir.folder)
 
 
 def test_adopt_gives_rows_to_a_query_that_has_begun(server: Server, tmp_path: Path) -> None:
@@ -596,11 +585,9 @@ def test_adopt_gives_rows_to_a_query_that_has_begun(server: Server, tmp_path: Pa
 
 def test_adopt_refuses_what_cannot_be(server: Server, tmp_path: Path) -> None:
     heir, _, old = later(server, tmp_path)
-    assert heir.offset is not None
-    own = heir.offset["j"]
     assert "one of them" in journal("adopt", tmp_path, old).output
-    assert "no rows" in journal("adopt", tmp_path, own, "--by", old).output
-    assert "no folder none" in journal("adopt", tmp_path, "none", "--by", own).output
+    assert "no rows" in journal("adopt", tmp_path, heir.folder, "--by", old).output
+    assert "no folder none" in journal("adopt", tmp_path, "none", "--by", heir.folder).output
     assert "is that query's own" in journal("adopt", tmp_path, old, "--by", old).output
 
 
@@ -636,8 +623,7 @@ def test_a_task_killed_while_it_collects_leaves_what_it_claimed_to_a_new_checkpo
     bodies = server.publish(LEFT_ROWS)
     options = {**server.options, "nsq.msg_timeout": "1"}
     old = Query(tmp_path / "j", options)
-    old.plan()
-    (task,) = old.tasks()
+    task = old.plan_task()
     Attempt(task, place, tmp_path).kill()
     query = Query(tmp_path / "j", options)
     query.drain(server)
@@ -648,8 +634,7 @@ def test_a_task_killed_while_it_collects_leaves_what_it_claimed_to_a_new_checkpo
 def test_a_task_of_the_old_query_that_wakes_up_keeps_nothing(server: Server, tmp_path: Path, committed: bool) -> None:
     bodies = server.publish(LEFT_ROWS)
     old = Query(tmp_path / "j", server.options)
-    old.plan()
-    (task,) = old.tasks()
+    task = old.plan_task()
     task.rows = 500
     late = Attempt(task, "after claim 0", tmp_path)
     query = Query(tmp_path / "j", server.options)

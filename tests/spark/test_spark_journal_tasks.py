@@ -11,13 +11,14 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.journal import CHANNEL, TOPIC, Query, Server, reading
+from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, reading, reading_once
+from support.journal_places import Placed
 from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
@@ -93,42 +94,31 @@ def cut(subscription: Any) -> None:
             subscription._transport.sock.shutdown(socket.SHUT_RDWR)
 
 
-class FaultyCollector(Collector):
-    """Fails once, at ``where``, for segment ``number``. When it ``dies``, its connections are cut and say nothing."""
+def failing(place: str) -> type[JournalStreamReader]:
+    def fail(_: Any) -> None:
+        raise Stop(place)
 
-    connections, group = 2, 1  # segments are numbered alike, however slow the disk is
-    where, number, dies = "", 0, False
-    happened = 0
+    return reading_once(place, fail)
 
-    def fault(self, where: str, number: int) -> None:
-        kind = type(self)
-        if (where, number) == (self.where, self.number) and not kind.happened:
-            kind.happened = 1
-            if self.dies:
-                self.finish = self._silent  # type: ignore[method-assign]
-                for connection in self._connections:
-                    cut(connection.subscription)
-            raise Stop(where)
 
-    def claim(self, index: int, head: Any, columns: Any) -> Any:
-        self.fault("before claim", index)
-        return super().claim(index, head, columns)
+def dying(place: str) -> type[JournalStreamReader]:
+    """Its connections are cut, and say nothing."""
 
-    def finish(self, connection: Any, ids: bytes) -> None:
-        if connection.unsure and connection.work is None:
-            self.fault("before finish", connection.unsure[-1].number)
-        super().finish(connection, ids)
-
-    def seal(self, index: int, head: Any) -> None:
-        self.fault("before seal", 0)
-        super().seal(index, head)
-
-    def _silent(self, connection: Any, ids: bytes) -> None:
+    def silent(*_: Any) -> None:
         raise ConnectionLost("dead")
 
+    def die(collector: Any) -> None:
+        collector.finish = silent
+        for connection in collector._connections:
+            cut(connection.subscription)
+        raise Stop(place)
 
-def faulty(where: str, number: int = 0, dies: bool = False) -> type[JournalStreamReader]:
-    return reading(type("Faulty", (FaultyCollector,), {"where": where, "number": number, "dies": dies, "happened": 0}))
+    return reading_once(place, die)
+
+
+def die_at(place: str, query: Query, task: Any) -> None:
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(task, dying(place))
 
 
 # Without faults
@@ -192,8 +182,7 @@ def test_slots_read_side_by_side(server: Server, option: dict[str, str], tmp_pat
 def test_large_messages_make_small_segments(server: Server, query: Query) -> None:
     """However many may be in flight: a task holds what it gathers in memory."""
     bodies = [body for part in range(16) for body in server.publish(8, f"{part}-", size=500_000)]
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     segments = query.reader.make_collector(task).run()
     sizes = [len(segment.columns().body) for segment in segments]
     assert max(sizes) < collect.MAX_SEGMENT_BYTES + 4 * 2**20  # a late read brings more than was waited for
@@ -235,8 +224,7 @@ def test_the_slower_the_disk_the_larger_the_segments(
     monkeypatch.setattr(collect, "LONG", -1.0)  # each wait is long, so that there are more than two connections
     query = Query(tmp_path / "journal", server.options, reading(SlowDisk))
     bodies = server.publish(30_000)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     segments = query.reader.make_collector(task).run()
     assert max(segment.head.rows for segment in segments) > 2_500
     account(bodies, query.run_task(task)).check()
@@ -261,8 +249,7 @@ def test_a_server_that_refuses_a_connection_is_not_asked_again(
     monkeypatch.setattr(collect, "LONG", -1.0)  # each round would add one
     query = Query(tmp_path / "journal", server.options)
     bodies = server.publish(10_000)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     collector = OneConnection(task)
     collector.run()
     assert collector.asked == 2
@@ -310,32 +297,23 @@ def test_a_paused_channel_is_left_alone(server: Server, query: Query) -> None:
 
 # What dies where
 
-POINTS = [
-    ("before claim", 0),
-    ("before claim", 1),
-    ("before finish", 0),
-    ("before finish", 1),
-    ("before finish", 2),
-    ("before seal", 0),
-]
+POINTS = [f"before {step}" for step in ("claim 0", "claim 1", "finish 0", "finish 1", "finish 2", "seal")]
 
-
-CASES = [("ours", FILES, *point, dies) for point in POINTS for dies in (False, True)]
+CASES = [("ours", FILES, place, fault) for place in POINTS for fault in (failing, dying)]
 # The real nsqd takes up to 5 s to look for timeouts in a new channel: there a restart, below, stands for most of them.
-CASES += [("real", FILES, *point, False) for point in POINTS] + [("real", FILES, "before finish", 1, True)]
-CASES += [("ours", OBJECTS, *point, True) for point in POINTS]
+CASES += [("real", FILES, place, failing) for place in POINTS] + [("real", FILES, "before finish 1", dying)]
+CASES += [("ours", OBJECTS, place, dying) for place in POINTS]
 
 
-@pytest.mark.parametrize(("server", "journal", "where", "number", "dies"), CASES, indirect=["server", "journal"])
+@pytest.mark.parametrize(("server", "journal", "place", "fault"), CASES, indirect=["server", "journal"])
 def test_a_task_that_fails_loses_and_doubles_nothing(
-    server: Server, journal: Journal, where: str, number: int, dies: bool
+    server: Server, journal: Journal, place: str, fault: Callable[[str], type[JournalStreamReader]]
 ) -> None:
     query = Query(journal.path, {**server.options, **journal.options, **QUICK})
     bodies = server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     with pytest.raises((Stop, ConnectionLost)):
-        query.run_task(task, faulty(where, number, dies))
+        query.run_task(task, fault(place))
     rows = query.run_task(task)
     assert query.run_task(task) == rows
     query.done(rows)
@@ -343,14 +321,12 @@ def test_a_task_that_fails_loses_and_doubles_nothing(
     account(bodies, query.rows).check()
 
 
-@pytest.mark.parametrize(("where", "number"), POINTS)
-def test_a_restarted_server_gives_the_same_ids_again(server: Server, tmp_path: Path, where: str, number: int) -> None:
+@pytest.mark.parametrize("place", POINTS)
+def test_a_restarted_server_gives_the_same_ids_again(server: Server, tmp_path: Path, place: str) -> None:
     query = Query(tmp_path / "journal", server.options)  # with the default timeout: only the restart gives them back
     bodies = server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
-    with pytest.raises((Stop, ConnectionLost)):
-        query.run_task(task, faulty(where, number, True))
+    task = query.plan_task()
+    die_at(place, query, task)
     server.restart()
     query.start()
     query.done(query.run())
@@ -362,10 +338,8 @@ def test_a_restarted_server_gives_the_same_ids_again(server: Server, tmp_path: P
 def test_without_suppression_one_segment_may_come_twice(server: Server, tmp_path: Path) -> None:
     query = Query(tmp_path / "journal", {**server.options, **QUICK, "suppressDuplicates": "false"})
     bodies = server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
-    with pytest.raises((Stop, ConnectionLost)):
-        query.run_task(task, faulty("before finish", 0, True))
+    task = query.plan_task()
+    die_at("before finish 0", query, task)
     query.done(query.run())
     query.drain(server)
     found = account(bodies, query.rows)
@@ -381,8 +355,7 @@ def test_what_a_dead_task_claimed_is_left_out_by_other_slots_before_it_is_tried_
     bodies = server.publish(2_000)
     query.plan()
     first, second = query.tasks()
-    with pytest.raises((Stop, ConnectionLost)):
-        query.run_task(first, faulty("before finish", 0, True))
+    die_at("before finish 0", query, first)
     server.wait_depth(2_000, 0, 0)
     second.rows = 2_000
     rows = query.run_task(second)
@@ -396,10 +369,8 @@ def test_what_a_dead_task_claimed_is_left_out_by_other_slots_before_it_is_tried_
 def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Server, journal: Journal) -> None:
     query = Query(journal.path, {**server.options, **journal.options, **QUICK})
     server.publish(1_000)
-    query.plan()
-    (task,) = query.tasks()
-    with pytest.raises((Stop, ConnectionLost)):
-        query.run_task(task, faulty("before finish", 0, True))
+    task = query.plan_task()
+    die_at("before finish 0", query, task)
     query.done(query.run())
     suspects = journal.below(task.suspects)
     assert len(suspects.names()) == 1
@@ -410,88 +381,35 @@ def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Serv
     assert len(query.rows) == 1_000
 
 
-class Slow(Collector):
-    """Its FINs of one segment come after the server's timeout."""
-
-    wait: Any = None
-
-    def finish(self, connection: Any, ids: bytes) -> None:
-        if Slow.wait is not None:
-            wait, Slow.wait = Slow.wait, None
-            wait()
-        super().finish(connection, ids)
-
-
 @pytest.mark.parametrize(("server", "rows"), [("ours", 1_000), ("ours", ROWS), ("real", ROWS)], indirect=["server"])
 def test_finished_too_late_is_delivered_again_and_left_out(server: Server, tmp_path: Path, rows: int) -> None:
-    query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Slow))
+    late = reading_once("before finish 0", lambda _: until(server.timeouts))
+    query = Query(tmp_path / "journal", {**server.options, **QUICK}, late)
     bodies = server.publish(rows)
-    Slow.wait = lambda: until(server.timeouts)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     found = query.run_task(task)
-    assert Slow.wait is None
     assert open_storage(task.suspects, ObjectStore()).names()
     query.done(found)
     query.drain(server)
     account(bodies, query.rows).check()
 
 
-class Stalled(Collector):
-    """Writing takes longer than the server's timeout."""
-
-    def claim(self, index: int, head: Any, columns: Any) -> Any:
-        stored = super().claim(index, head, columns)
-        if index == 0:
-            time.sleep(self.slot.connection.msg_timeout)  # sleep: as long as the server's timeout
-        return stored
-
-
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
 def test_what_waited_too_long_for_the_disk_is_given_back(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading(Stalled))
+    def stall(collector: Any) -> None:
+        time.sleep(collector.slot.connection.msg_timeout)  # sleep: as long as the server's timeout
+
+    query = Query(tmp_path / "journal", {**server.options, **QUICK}, reading_once("after claim 0", stall))
     bodies = server.publish(ROWS)
     assert len(query.batch()) < ROWS
     assert "came too late to be kept" in caplog.text
-    query.start(JournalStreamReader)
     query.drain(server)
     account(bodies, query.rows).check()
 
 
 # Attempts that run at the same time
-
-
-class Held(Collector):
-    """Waits before a claim until it is let go, as a process that is stopped would."""
-
-    connections, group = 2, 1
-    at = 0
-    arrived, go = threading.Event(), threading.Event()
-
-    def claim(self, index: int, head: Any, columns: Any) -> Any:
-        if index == self.at:
-            self.arrived.set()
-            self.go.wait(20)
-        return super().claim(index, head, columns)
-
-
-def hold(query: Query, task: Any, at: int = 0) -> tuple[threading.Thread, list[BaseException]]:
-    """An attempt that stands before a claim, in a thread."""
-    Held.at, Held.arrived, Held.go = at, threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            query.run_task(task, reading(Held))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    assert Held.arrived.wait(10)
-    return thread, errors
 
 
 @each_storage
@@ -501,22 +419,19 @@ def hold(query: Query, task: Any, at: int = 0) -> tuple[threading.Thread, list[B
     ids=["before the first segment", "in the middle", "after the commit"],
 )
 def test_of_two_attempts_one_is_kept_and_the_other_acknowledges_nothing_more(
-    server: Server, query: Query, at: int, is_committed: bool, error: type[JournalError]
+    server: Server, query: Query, tmp_path: Path, at: int, is_committed: bool, error: type[JournalError]
 ) -> None:
     bodies = server.publish(ROWS)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     task.rows = 3_000
-    thread, errors = hold(query, task, at)
+    other = Attempt(task, f"before claim {at}", tmp_path)
     rows = query.run_task(task)
     assert len(rows) == (2_500 if at else 3_000)  # the segment that the first has claimed, or others
     theirs = 500 if at else 3_000
     server.wait_depth(ROWS - len(rows) - theirs, theirs, 0)
     if is_committed:
         query.done(rows)
-    Held.go.set()
-    thread.join()
-    assert [type(each) for each in errors] == [error]
+    assert other.go_on() == error.__name__
     server.wait_depth(ROWS - len(rows), 0, 0)  # given back
     if not is_committed:
         assert query.run_task(task) == rows
@@ -528,25 +443,12 @@ def test_of_two_attempts_one_is_kept_and_the_other_acknowledges_nothing_more(
 # Servers that go away
 
 
-class Cut(Collector):
-    """The server is restarted before segment 1 is finished."""
-
-    connections, group = 2, 1
-    restart: Any = None
-
-    def finish(self, connection: Any, ids: bytes) -> None:
-        if Cut.restart is not None and connection.unsure[-1].number == 1:
-            again, Cut.restart = Cut.restart, None
-            again()
-        super().finish(connection, ids)
-
-
 def test_a_server_that_restarts_in_the_middle_makes_a_short_batch(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = Query(tmp_path / "journal", server.options, reading(Cut))
+    restarts = reading_once("before finish 1", lambda _: server.restart())
+    query = Query(tmp_path / "journal", server.options, restarts)
     bodies = server.publish(20_000)
-    Cut.restart = server.restart
     assert len(query.batch()) < 20_000
     assert "connection lost" in caplog.text
     query.drain(server)
@@ -563,18 +465,17 @@ def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_fli
     """What it loses and what it sends again is its own doing: counted here, and none of it was acknowledged."""
     if find_server("nsqd") is None:
         pytest.skip(f"no real nsqd below {SERVERS}")
-    count, in_flight = 20_000, Cut.connections * 2_500
+    count, in_flight = 20_000, Placed.connections * 2_500
     folder = tmp_path / "nsqd"
     folder.mkdir()
     server = Server.real(folder, "-mem-queue-size=0", "-sync-timeout=50ms")
     try:
-        query = Query(tmp_path / "journal", server.options, reading(Cut))
+        kills = reading_once("before finish 1", lambda _: server.kill_and_start())
+        query = Query(tmp_path / "journal", server.options, kills)
         bodies = server.publish(count)
         # All of them are the channel's, on disk: what the topic still had when nsqd is killed, it would give it twice.
         until(lambda: depth_on_disk(folder, f"{TOPIC}:{CHANNEL}") >= count - 1 and not depth_on_disk(folder, TOPIC))
-        Cut.restart = server.kill_and_start
         first = query.batch()
-        assert Cut.restart is None
         assert 0 < len(first) < count
         while True:
             query.drain(server)
@@ -608,8 +509,7 @@ def test_a_slot_whose_partition_nobody_leads_stays_empty(
     server: Server, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     bodies = server.publish(5)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     task.address = None
     assert query.run_task(task) == []
     assert "stays empty: nobody leads the partition now" in caplog.text
@@ -620,8 +520,7 @@ def test_a_slot_whose_partition_nobody_leads_stays_empty(
 
 def test_settings_that_cannot_work_fail_the_task_at_once(server: Server, query: Query) -> None:
     server.publish(1)
-    query.plan()
-    (task,) = query.tasks()
+    task = query.plan_task()
     task.connection = task.connection.replace(tls_v1=True)
     with pytest.raises(ConnectFailed, match="tls"):
         query.run_task(task)
@@ -936,8 +835,7 @@ def test_partitions_of_a_redesigned_topic_are_slots(cluster: ClusterProcess, tmp
     assert query.planned is not None
     assert sorted(query.planned["slots"]) == ["p0", "p1", "p2", "p3"]
     tasks = query.tasks()
-    with pytest.raises((Stop, ConnectionLost)):
-        query.run_task(tasks[1], faulty("before finish", 0, True))
+    die_at("before finish 0", query, tasks[1])
     cluster.move_leader("shared", 2)
     query.start()
     query.done(query.run())

@@ -640,26 +640,18 @@ def test_which_reader(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None
         client.create_topic("t")
     assert choose(options_of(**redesigned), is_stream=True) == "replayable"
     assert choose(options_of(**redesigned), is_stream=False) == "replayable"
+    assert choose(options_of(nsqds=three_nodes.nsqds), is_stream=True) == "replayable"
     assert choose(options_of(**redesigned, startingOffsets='{"0": 5}'), is_stream=True) == "replayable"
     assert choose(options_of(**redesigned, journal="/j"), is_stream=True) == "journalled"
     assert choose(options_of(**original, journal="/j"), is_stream=True) == "journalled"
     assert choose(options_of(**original), is_stream=False) == "journalled"
-    with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
-        choose(options_of(**original), is_stream=True)
-    with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
-        choose(options_of(**original, reader="journalled"), is_stream=True)
+    for more in ({}, {"reader": "journalled"}):
+        with pytest.raises(ConfigError, match="journal: is required by the journalled reader: a folder"):
+            choose(options_of(**original, **more), is_stream=True)
     with pytest.raises(ConfigError, match="journal: is required"):
         choose(options_of(**original, consume="true"), is_stream=False)
     with pytest.raises(ConfigError, match="startingOffsets: the journalled reader cannot"):
         choose(options_of(**original, journal="/j", startingOffsets="earliest"), is_stream=True)
-
-
-def test_a_cluster_is_told_by_lookup_and_by_its_nsqds(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None:
-    for options in (options_of(lookupds=three_nodes.lookupds), options_of(nsqds=three_nodes.nsqds)):
-        assert in_cluster(options, discover(options))
-        assert choose(options, is_stream=True) == "replayable"
-    options = options_of(nsqds=two_nsqds.nsqds)
-    assert not in_cluster(options, discover(options))
 
 
 def test_a_redesigned_nsqd_without_a_cluster_gets_a_journal(standalone_nsqd: Standalone) -> None:

@@ -65,7 +65,6 @@ def whole(reader: ReplayStreamReader) -> list[Any]:
 
 
 def begin_of(reader: ReplayStreamReader, topic: Topic) -> dict[str, int]:
-    """Where a new query begins."""
     begin = reader.initialOffset()
     assert begin["initial"]
     offsets: dict[str, int] = begin["offsets"][topic.name]

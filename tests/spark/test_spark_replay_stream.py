@@ -40,7 +40,6 @@ class Query:
         self._options = {**topic.options, "startingOffsets": "earliest"}
 
     def start(self, trigger: dict[str, Any] | None = None, **options: str) -> Any:
-        """Start one. ``trigger``: as for ``DataStreamWriter.trigger``."""
         rows = self._spark.readStream.format("nsq").options(**{**self._options, **options}).load()
         writer = rows.writeStream.format("parquet").option("path", str(self._folder / "sink"))
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
@@ -53,7 +52,6 @@ class Query:
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
     def bodies(self) -> list[bytes]:
-        """What arrived."""
         table = read_sink(self._folder / "sink")
         return [] if table is None else table["body"].to_pylist()
 
@@ -314,21 +312,14 @@ class SilentLogs:
         return None
 
 
-def test_nothing_is_left_out_while_nsqd_cannot_tell_the_times() -> None:
-    logs: Any = SilentLogs()
-    nsqd: Any = None
-    log = Log(100, 900, 8, nsqd, is_ordered=False, is_ext=False, has_fixed_channels=False, channels={})
-    options = SourceOptions.parse({"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1"})
-    assert Resolver(options, logs).surely_before(0, log, NOON_NS + SECOND) == log.start
-    assert Resolver(options, logs).first_at(0, log, NOON_NS + SECOND) is None
-
-
-def test_a_time_is_not_taken_for_the_end_while_nsqd_cannot_tell_the_times() -> None:
+def test_while_nsqd_cannot_tell_the_times_nothing_is_left_out_and_none_is_taken_for_the_end() -> None:
     logs: Any = SilentLogs()
     nsqd: Any = "127.0.0.1:1"
     log = Log(100, 900, 8, nsqd, is_ordered=False, is_ext=False, has_fixed_channels=False, channels={})
     where = {"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1"}
     options = SourceOptions.parse({**where, "startingTimestamp": str(NOON_NS // 10**6 + 1000)})
+    assert Resolver(options, logs).surely_before(0, log, NOON_NS + SECOND) == log.start
+    assert Resolver(options, logs).first_at(0, log, NOON_NS + SECOND) is None
     with pytest.raises(LookupFailed, match=r"127\.0\.0\.1:1: cannot tell which record of partition 0"):
         Resolver(options, logs).starting({0: log}, None)
 

@@ -139,21 +139,10 @@ def test_an_old_checkpoint_is_read_on_and_completed(cluster: ClusterProcess, mak
     assert (going_on.offset["channel"], going_on.offset["offsets"].keys()) == ("spark", {"old"})
 
 
-def test_a_batch_waits_for_its_fewest_rows(
-    cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_waits_for_its_fewest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("nsq_fast.spark.pace.time.monotonic", lambda: clock[0])
-    options = SourceOptions.parse(
-        {
-            "topic": "t",
-            "channel": "c",
-            "lookupd_http_addresses": "a",
-            "minOffsetsPerTrigger": "10",
-            "maxTriggerDelay": "60s",
-        }
-    )
-    pace = Pace(options)
+    pace = Pace(SourceOptions.parse({**AWAY, "minOffsetsPerTrigger": "10", "maxTriggerDelay": "60s"}))
     assert not pace.is_due(9)
     assert pace.is_due(10)
     clock[0] += 59

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import sqlite3
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import gevent
 import pyarrow as pa
 import pytest
 from support.cluster import Standalone
@@ -115,8 +113,6 @@ def original(own_broker: Broker, request: pytest.FixtureRequest) -> OnBroker:
 
 @pytest.fixture
 def redesigned(own_cluster: RedesignedCluster, request: pytest.FixtureRequest) -> Callable[..., OnCluster]:
-    """Makes a topic, named like the test unless a name is given."""
-
     def make(partitions: int = PARTITIONS, replicas: int = 1, *, name: str = "", **flags: Any) -> OnCluster:
         name = name or request.node.originalname[:60]
         own_cluster.create_topic(name, partitions, replicas, channels=["check"], **flags)
@@ -236,44 +232,6 @@ def test_rows_without_a_key_take_turns(redesigned: Callable[..., OnCluster]) -> 
     report = topic.write(batch(body=numbered(3000)), **{"nsq.linger_max_messages": "100"})
     assert all(500 < report.places[topic.name, number] < 1500 for number in range(PARTITIONS))
     account(numbered(3000), topic.bodies()).check()
-
-
-def test_leaders_move_while_rows_are_written(
-    own_cluster: RedesignedCluster, redesigned: Callable[..., OnCluster]
-) -> None:
-    topic = redesigned(replicas=2, ordered=True)
-    chance = random.Random(7)
-    keys = [f"key-{chance.randrange(40)}" for _ in range(6000)]
-    moved = gevent.event.Event()
-
-    def batches() -> Iterator[pa.RecordBatch]:  # runs in a thread
-        for at in range(0, 6000, 200):
-            yield batch(body=numbered(200, at), key=keys[at : at + 200])
-            time.sleep(0.01)  # sleep: rows that are spread over the trouble
-
-    def trouble() -> None:
-        for number in range(PARTITIONS):
-            own_cluster.move_leader(topic.name, number)
-            gevent.sleep(0.04)  # sleep: trouble that is spread over the rows
-        node = own_cluster.leader_of(topic.name, 0)
-        own_cluster.kill_node(node)
-        gevent.sleep(0.1)  # sleep: a node that is away for a time
-        own_cluster.restart_node(node)
-        moved.set()
-
-    mover = gevent.spawn(trouble)
-    options = SinkOptions.parse({**topic.options, "nsq.linger_max_messages": "25"})
-    report = TaskWriter(options, {"body": "body", "key": "key"}).write(batches())
-    mover.get(timeout=10)
-    assert moved.is_set()
-    assert report.rows == 6000
-    stored = topic.records()
-    assert {record.body for log in stored.values() for record in log} == set(numbered(6000))
-    for number, log in stored.items():
-        firsts = list(dict.fromkeys(record.body for record in log))  # a retry may store some twice
-        assert firsts == [
-            body for body, key in zip(numbered(6000), keys, strict=True) if murmur3_partition(key, PARTITIONS) == number
-        ]
 
 
 def test_receipts_name_the_stored_records(redesigned: Callable[..., OnCluster]) -> None:

@@ -204,15 +204,6 @@ def test_load_asks_no_server(spark: SparkSession) -> None:
     assert spark.read.format("nsq").options(**OPTIONS).load().columns == ["timestamp", "body", "topic", "attempts"]
 
 
-def test_a_schema_of_the_users_own_must_be_the_sources() -> None:
-    source = NsqDataSource({**OPTIONS, "columns": "body,attempts", "reader": "replayable"})
-    expected = r"schema struct<topic:string,x:string>: the source gives struct<body:binary,attempts:int>"
-    with pytest.raises(ConfigError, match=expected):
-        source.reader(spark_schema(("topic",)).add("x", "string"))
-    with pytest.raises(ConfigError, match="leave schema"):
-        source.streamReader(spark_schema(("attempts", "body")))
-
-
 WITHOUT = """
 import sys
 sys.modules[{missing!r}] = None
@@ -457,7 +448,6 @@ def test_the_environment_of_the_driver_is_left_alone(spark: SparkSession) -> Non
 
 
 def run(spark: SparkSession, checkpoint: Path, options: Mapping[str, str]) -> None:
-    """Read all that there is."""
     rows = spark.readStream.format("nsq").options(**options).load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     run_to_end(writer.trigger(availableNow=True).start)

@@ -105,7 +105,6 @@ class Small(NamedTuple):
     folder: Path
 
     def rows(self, table: str, topic: str) -> dict[int, Any]:
-        """The rows of a topic by internal id."""
         rows = read_table(self.spark, self.folder, table).where(f"topic = '{topic}'").collect()
         return {int(row.internal_id): row for row in rows}
 
@@ -547,7 +546,6 @@ def run_stream(spark: SparkSession, feed: Feed) -> Path:
 
 
 def rows(spark: SparkSession, folder: Path, table: str) -> list[str]:
-    """What a table holds of decided messages, in an order of its own."""
     found = read_table(spark, folder, table).drop("batch")
     if table in ("lives", "windows"):
         end = records()[-1].time - SECOND

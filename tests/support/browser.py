@@ -99,7 +99,6 @@ class Browser:
         self._folder = folder
 
     def dom(self, page: Path) -> str:
-        """What becomes of a page once it is loaded."""
         return self._run(False, "--dump-dom", page.as_uri())
 
     def audit(self, page: Path, width: int, dark: bool) -> Audit:
@@ -111,7 +110,6 @@ class Browser:
         return Audit(**json.loads(found[1]))
 
     def picture(self, page: Path, width: int, dark: bool, target: Path) -> bytes:
-        """Take a picture of the top of a page; return it, as PNG."""
         height = 1800
         frame = self._framed(page, width, height)
         size = f"--window-size={max(width, 500)},{height}"

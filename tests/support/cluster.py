@@ -90,7 +90,6 @@ class Network:
         _ip("link", "set", self._port(host), "nomaster")
 
     def reconnect(self, host: int) -> None:
-        """End ``cut_off``."""
         _ip("link", "set", self._port(host), "master", self.bridge)
 
     def close(self) -> None:
@@ -192,7 +191,6 @@ class RedesignedCluster:
             raise
 
     def stop(self) -> None:
-        """Kill every process."""
         for daemon in reversed(self._daemons):
             daemon.kill()
 
@@ -202,7 +200,6 @@ class RedesignedCluster:
         return bool(self._lookup("/cluster/stats").get("stable"))
 
     def wait_stable(self) -> None:
-        """Return when leaders can be moved."""
         _wait_for(lambda: self.is_stable, "the cluster to be stable")
 
     def leader(self) -> Address | None:
@@ -242,7 +239,6 @@ class RedesignedCluster:
         return target is not None and self._admin(f"/topic/partition/move?{query}")
 
     def leader_of(self, topic: str, partition: int) -> Nsqd:
-        """The nsqd that leads a partition now."""
         node = self.partitions(topic)[partition]
         address = Address(node["broadcast_address"], node["tcp_port"])
         return next(nsqd for nsqd in self.nsqds if nsqd.tcp_address == address)
@@ -349,7 +345,6 @@ class Standalone:
             _wait_for(partial(_named, lookup), f"lookup to name an nsqd of {topic}, access={access}")
 
     def stop(self) -> None:
-        """Kill both."""
         for daemon in self._daemons:
             daemon.kill()
 
@@ -391,7 +386,6 @@ def _get(url: str) -> Any:
 
 
 def _named(url: str) -> Any:
-    """The nsqds that lookup names."""
     answer = _get(url) or {}
     return answer.get("producers") or answer.get("partitions")
 

@@ -25,7 +25,6 @@ from .waiting import until
 
 
 def run(*arguments: str) -> Result:
-    """Run a command in this process."""
     return CliRunner().invoke(main, list(arguments))
 
 
@@ -55,12 +54,10 @@ class Servers:
         return [channel for each in self.topics(topic) for channel in each["channels"]]
 
     def depths(self, topic: str) -> list[int]:
-        """The topic's depth on each nsqd."""
         found = [client.stats(topic=topic)["topics"] for client in self.clients]
         return [topics[0]["depth"] if topics else 0 for topics in found]
 
     def make(self, topic: str, partitions: int = 1, channel: str = "c") -> None:
-        """Make a topic with a channel."""
         if self.cluster is not None:
             self.cluster.create_topic(topic, partitions, 1, channels=[channel])
             self.cluster.wait_stable()
@@ -74,7 +71,6 @@ class Servers:
 
 
 def started(kind: str, stack: ExitStack, folders: pytest.TempPathFactory) -> Servers:
-    """Start servers: embedded, real or redesigned."""
     if kind == "redesigned":
         cluster = stack.enter_context(ClusterProcess(nodes=2, lookupds=2, kind=True))
         return Servers(cluster.nsqds, cluster.lookupds[0], cluster)

@@ -68,7 +68,6 @@ class Stage(transcripts.Stage):
         self._leaders: dict[str, int] = {}
 
     def connect(self, role: str) -> Connection:
-        """Open a connection to the node of a role."""
         return _Connection(self.node(role).tcp, role.split(":")[1])
 
     def http(self, role: str) -> Address:
@@ -81,20 +80,16 @@ class Stage(transcripts.Stage):
         return self._nodes[self._leader(topic, partition) ^ (kind == "other")]
 
     def asks(self, path: str) -> Answer:
-        """POST to the nsqlookupd that leads."""
         return ask(self._lookupds[0], "POST", path)
 
     def creates(self, name: str, query: str) -> bool:
-        """Create a topic; False while the cluster refuses that."""
         return self.asks(f"/topic/create?topic={name}&{query}").status == 200
 
     def leads(self, name: str, count: int) -> bool:
-        """Whether that many partitions of a topic have leaders."""
         found = ask(self._lookupds[0], "GET", f"/lookup?topic={name}&access=r", Accept=ACCEPT).json
         return len(found["partitions"] or ()) == count
 
     def takes(self, topic: str) -> bool:
-        """Whether a topic takes publishes."""
         client = WireClient(self.node(f"leader:{topic}:0").tcp)
         reply = client.command(f"PUB {topic.format(slot=self.slot)} 0\n".encode() + b"\0\0\0\1x")
         client.close()
@@ -252,7 +247,6 @@ def _counts(value: Any) -> Any:
 
 
 def _is_of_another(row: Any) -> bool:
-    """Whether it is a channel of another sequence."""
     return isinstance(row, dict) and "{" not in row.get("channel_name", "{") and row["channel_name"] != REGISTERED
 
 
@@ -294,7 +288,6 @@ class OriginalStage(transcripts.Stage):
         self._places = {"nsqd": nsqd, "lookupd": lookupd}
 
     def connect(self, role: str) -> Connection:
-        """Open a connection to one of the two."""
         server, _, topic = role.partition(":")
         make = _NsqdConnection if server == "nsqd" else _LookupdConnection
         return make(self._places[server].tcp, topic)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 class Fleet:
-    """A redesigned cluster. What one cannot do is in ``cannot``, and does nothing there.
+    """A redesigned cluster: the embedded one, or a real one, which does the same. What one cannot do is in ``cannot``,
+    and does nothing there.
 
     Attributes:
         name: for reports.
@@ -47,40 +48,14 @@ class Fleet:
     quiet: float
     outage: float
 
-    def create_topic(
-        self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
-    ) -> None:
-        """Create a topic (flags: ``ordered``, ``ext``, ``multi_part``); return when it takes publishes."""
-
     def wait_stable(self) -> None:
         """Return when leaders can be moved."""
-
-    def is_whole(self, topic: str, partitions: int) -> bool:
-        """Whether every replica of a topic with one on each nsqd is in sync."""
-
-    def move_leader(self, topic: str, partition: int) -> bool:
-        """Let another replica lead; False while the cluster refuses."""
-
-    def kill(self, node: int) -> None:
-        """SIGKILL."""
-
-    def terminate(self, node: int) -> None:
-        """SIGTERM, and wait for the end."""
-
-    def restart(self, node: int) -> None:
-        """Start an nsqd that has ended, as it was."""
 
     def freeze(self, node: int) -> None:
         """SIGSTOP."""
 
     def thaw(self, node: int) -> None:
         """End ``freeze``."""
-
-    def cut_off(self, node: int) -> None:
-        """Lose all that is sent to an nsqd, and by it."""
-
-    def reconnect(self, node: int) -> None:
-        """End ``cut_off``."""
 
     def stop_etcd(self) -> None:
         """SIGTERM."""
@@ -91,15 +66,11 @@ class Fleet:
     def restart_lookupd(self, number: int) -> None:
         """SIGTERM, and start it again."""
 
-    def original_nsqd(self, path: Path) -> AbstractContextManager[Any]:
-        """An nsqd of the original, registered at the cluster; its ``tcp_address``."""
-
     def leaders(self, topic: str) -> dict[int, Address]:
         """Partition -> TCP address of its leader, as lookup for writing shows it now."""
         return leaders(self.lookupds[0], topic)
 
     def kill_leader(self, topic: str, partition: int) -> int:
-        """SIGKILL the nsqd that leads a partition; its number."""
         node = self.nodes.index(self.leaders(topic)[partition])
         self.kill(node)
         return node
@@ -129,12 +100,15 @@ class EmbeddedFleet(Fleet):
     def create_topic(
         self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
+        """Create a topic (flags: ``ordered``, ``ext``, ``multi_part``); return when it takes publishes."""
         self._cluster.create_topic(topic, partitions, replicas, channels=channels, **flags)
 
     def is_whole(self, topic: str, partitions: int) -> bool:
+        """Whether every replica of a topic with one on each nsqd is in sync."""
         return _taken(self._cluster.wait_stable)
 
     def move_leader(self, topic: str, partition: int) -> bool:
+        """Let another replica lead; False while the cluster refuses."""
         return _taken(lambda: self._cluster.move_leader(topic, partition))
 
     def kill(self, node: int) -> None:
@@ -146,6 +120,7 @@ class EmbeddedFleet(Fleet):
         self._cluster.restart_node(node)
 
     def cut_off(self, node: int) -> None:
+        """Lose all that is sent to an nsqd, and by it."""
         self._cluster.isolate_node(node)
         self._cluster.set_faults(f"nsqd{node}.tcp", drop_replies=True)
 
@@ -155,6 +130,7 @@ class EmbeddedFleet(Fleet):
 
     @contextmanager
     def original_nsqd(self, path: Path) -> Iterator[NsqdServer]:
+        """One that is registered at the cluster; its ``tcp_address``."""
         registered_at = tuple(str(lookupd.tcp) for lookupd in self._cluster.lookupds)
         with NsqdServer(NsqdOptions(lookupd_tcp_addresses=registered_at)) as server:
             yield server

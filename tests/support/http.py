@@ -32,7 +32,6 @@ def ask(address: Any, method: str, path: str, body: bytes = b"", ssl_context: An
 
 
 def exchange(address: Any, data: bytes, ssl_context: Any = None) -> bytes:
-    """Send bytes, and return all that comes back until the end of the connection."""
     with Timeout(WAIT, TimeoutError(f"no answer from {address}")), socket.create_connection(address) as sock:
         if ssl_context is not None:
             sock = ssl_context.wrap_socket(sock, server_hostname="localhost")
@@ -44,7 +43,6 @@ def exchange(address: Any, data: bytes, ssl_context: Any = None) -> bytes:
 
 
 def parse(raw: bytes) -> Answer:
-    """Take a reply apart."""
     head, _, body = raw.partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -61,7 +59,6 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def post(server: Any, path: str, body: bytes = b"") -> None:
-    """A request that is answered with 200."""
     answer = ask(server.http_address, "POST", path, body)
     assert answer.status == 200, answer
 
@@ -73,7 +70,6 @@ def refusal(server: Any, path: str) -> tuple[int, str]:
 
 
 def create(server: Any, topic: str = "t", channel: str = "c") -> None:
-    """Create a topic of an nsqd, and a channel of it."""
     post(server, f"/topic/create?topic={topic}")
     post(server, f"/channel/create?topic={topic}&channel={channel.replace('#', '%23')}")
 

@@ -25,15 +25,12 @@ class Question:
         self._sock = sock
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
         self._sock.sendall(data)
 
     def answer(self, body: Any = b"OK", status: str = "200 OK") -> None:
-        """Send a reply; what is no bytes as JSON."""
         self.send(reply(body if isinstance(body, bytes) else json.dumps(body).encode(), status))
 
     def end(self) -> None:
-        """Send nothing more on this connection."""
         self._sock.shutdown(socket.SHUT_WR)
 
     def hang(self) -> None:
@@ -44,7 +41,6 @@ class Question:
 
 
 def reply(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """The bytes of a reply."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
@@ -69,7 +65,6 @@ class ScriptedHttp:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
-        """Close all connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -78,7 +73,6 @@ class ScriptedHttp:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def count(self, path: str) -> int:
-        """How often a path was asked for."""
         return sum(target.split("?")[0] == path for target in self.targets)
 
     def _accept(self) -> None:
@@ -125,7 +119,6 @@ class ScriptedHttp:
 
 @contextmanager
 def scripted_http(*scripts: Script, ssl_context: Any = None) -> Iterator[list[ScriptedHttp]]:
-    """A server for each script."""
     servers = [ScriptedHttp(script, ssl_context) for script in scripts]
     try:
         yield servers

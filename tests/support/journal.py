@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import ReadLimit
 
+from .journal_places import Placed
 from .servers import RealNsqd
 from .spark import python_path
 from .waiting import WAIT, until
@@ -72,7 +73,6 @@ class Server:
         return channel["depth"], channel["in_flight_count"], channel["deferred_count"]
 
     def timeouts(self) -> int:
-        """How many messages it has taken back because they were not answered in time."""
         (topic,) = self.client.stats(TOPIC)["topics"]
         (channel,) = topic["channels"]
         return int(channel["timeout_count"])
@@ -81,14 +81,12 @@ class Server:
         until(lambda: self.depth() == depth)
 
     def restart(self) -> None:
-        """End it in order, and start it again."""
         self.client.close()
         self.process.stop()
         self.process.start()
         self._published = 0
 
     def kill_and_start(self) -> None:
-        """SIGKILL it, and start it again."""
         self.client.close()
         self.process.kill()
         self.process.start()
@@ -118,6 +116,12 @@ class Query:
         self.planned: dict[str, Any] | None = None
         self.start()
 
+    @property
+    def folder(self) -> str:
+        """The name of its folder in the journal."""
+        assert self.offset is not None
+        return str(self.offset["j"])
+
     def start(self, kind: type[JournalStreamReader] | None = None) -> None:
         """A new driver; it goes on from its checkpoint."""
         self._kind = kind or self._kind
@@ -132,7 +136,6 @@ class Query:
         self.start()
 
     def change(self, **options: str) -> None:
-        """Start again, with other options."""
         self._set(options)
         self.start()
 
@@ -155,6 +158,12 @@ class Query:
         assert self.planned is not None
         return [pickle.loads(pickle.dumps(each)) for each in self.reader.partitions(self.offset, self.planned)]
 
+    def plan_task(self) -> Any:
+        """The task of a batch that is one."""
+        self.plan()
+        (task,) = self.tasks()
+        return task
+
     def run_task(self, task: Any, kind: type[JournalStreamReader] | None = None) -> list[bytes]:
         """One attempt."""
         reader = (kind or self._kind)(self._options)
@@ -172,7 +181,6 @@ class Query:
         self.reader.commit(self.offset)
 
     def batch(self, limit: ReadLimit | None = None) -> list[bytes]:
-        """Plan, run, commit one batch. Nothing when there is nothing."""
         if not self.plan(limit):
             return []
         rows = self.run()
@@ -186,29 +194,27 @@ class Query:
 
 def reading(kind: type[Collector]) -> type[JournalStreamReader]:
     """A reader whose tasks are worked on by this collector."""
+    return type("Reader", (JournalStreamReader,), {"make_collector": lambda self, slot: kind(slot)})
 
-    class Reader(JournalStreamReader):
-        def make_collector(self, slot: Any) -> Collector:
-            return kind(slot)
 
-    return Reader
+def reading_once(place: str, action: Callable[[Any], object]) -> type[JournalStreamReader]:
+    """A reader that does this, given the collector, when a task of it first comes to the place."""
+    left = [action]
+
+    def at(collector: Any, here: str) -> None:
+        if here == place and left:
+            left.pop()(collector)
+
+    return reading(type("Once", (Placed,), {"at": at}))
 
 
 # An attempt in a process of its own, which stands where it is told to, and goes on when a line comes.
 _ATTEMPT = """
 import pickle, sys
-from nsq_fast.spark.journal.collect import Collector
+from support.journal_places import Placed
 
-class Standing(Collector):
-    connections, group = 2, 1
-
-    def claim(self, index, head, columns):
-        self.stand(f"before claim {index}")
-        stored = super().claim(index, head, columns)
-        self.stand(f"after claim {index}")
-        return stored
-
-    def stand(self, place):
+class Standing(Placed):
+    def at(self, place):
         if place == sys.argv[2]:
             print(place, flush=True)
             sys.stdin.readline()
@@ -245,7 +251,7 @@ class Attempt:
     def go_on(self) -> str:
         """Let it; what it said at its end."""
         said, _ = self._process.communicate("go\n", timeout=WAIT)
-        return said.strip()
+        return said.strip().rpartition("\n")[2]
 
 
 def _kept(offset: dict[str, Any]) -> dict[str, Any]:

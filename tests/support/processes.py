@@ -96,7 +96,6 @@ def kill_session(session: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process, if there is one."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

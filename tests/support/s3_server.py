@@ -56,16 +56,13 @@ class S3Server:
         return boto3.session.Session().client("s3", endpoint_url=self.url, region_name=REGION, **keys)
 
     def stop(self) -> None:
-        """Refuse connections."""
         self._server.shutdown()
         self._server.server_close()
 
     def find(self, prefix: str = "") -> list[str]:
-        """Of all objects."""
         return [each["Key"] for each in self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())]
 
     def remove(self, key: str) -> None:
-        """Delete an object."""
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].delete_object(BUCKET, key)
 
     def lose_answers_after(self, count: int) -> None:

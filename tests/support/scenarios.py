@@ -40,7 +40,6 @@ class Scale:
 
 
 def new_topic(kind: str) -> str:
-    """A name of its own."""
     return f"{kind}-{uuid4().hex[:8]}"
 
 

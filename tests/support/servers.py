@@ -90,16 +90,13 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     def kill(self) -> None:
-        """End the process with SIGKILL; nothing happens when it has ended already."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End the process with SIGTERM."""
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
@@ -109,11 +106,9 @@ class Daemon:
         block_until(lambda: all(_state(each) == "T" for each in threads.iterdir()), "the server stopped")
 
     def thaw(self) -> None:
-        """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
-        """SIGKILL, then start again."""
         self.kill()
         self.start()
 

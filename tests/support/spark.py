@@ -57,7 +57,6 @@ def quick_environment() -> dict[str, str]:
 
 
 def archive() -> Path:
-    """Where the classes of this Spark are kept between runs: see ``make_ready``."""
     return home() / "classes.jsa"
 
 
@@ -183,7 +182,6 @@ class Driver:
         self.close()
 
     def start(self) -> None:
-        """Start the program; without effect while it runs."""
         if self.is_running:
             return
         self._runs += 1
@@ -201,7 +199,6 @@ class Driver:
 
     @property
     def is_running(self) -> bool:
-        """Whether the driver's Python lives."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -242,7 +239,6 @@ class Driver:
         return [fact for fact in facts if fact["what"] == what]
 
     def kill(self) -> None:
-        """SIGKILL the program, its JVM, its executors and their workers; return when all are gone."""
         for session in self._sessions:
             processes.kill_session(session)
         self._reap()
@@ -260,7 +256,6 @@ class Driver:
         return [each.pid for each in self._living() if "CoarseGrainedExecutorBackend" in each.command]
 
     def workers(self) -> list[int]:
-        """The Python workers of the tasks, and the daemons that fork them."""
         return [each.pid for each in self._living() if "pyspark.daemon" in each.command]
 
     def log(self, lines: int | None = 60) -> str:
@@ -271,7 +266,6 @@ class Driver:
         return "\n".join(text)
 
     def close(self) -> None:
-        """Nothing of it is left."""
         self.kill()
 
     def _must_run(self) -> None:
@@ -312,7 +306,6 @@ class Daemon:
         self.said = ""
 
     def start(self) -> None:
-        """Start it and return when it is ready."""
         self.lines.clear()
         self.said = ""
         environment = {**spark_environment(), "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": self._memory}
@@ -335,7 +328,6 @@ class Daemon:
             raise
 
     def kill(self) -> None:
-        """SIGKILL it and all that it started."""
         if self._process is not None:
             processes.kill_session(self._process.pid)
             self._process.wait()
@@ -365,7 +357,6 @@ class _Daemons:
         return daemon
 
     def stop(self) -> None:
-        """Kill all."""
         for daemon in reversed(self._daemons):
             daemon.kill()
 

@@ -15,11 +15,11 @@ from .spark_marks import Marks
 PROGRAM = """
 import os, time
 from pyspark import TaskContext
+from support.journal_places import Placed
 from support.spark_marks import LIMIT
 from support.spark_program import Collector, arguments, marks, register_faulty, run_to_end, say, session
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
-from nsq_fast.spark.journal.collect import Collector as Task
 
 HERE, ARGUMENTS = marks(), arguments()
 PLACES = ARGUMENTS["places"]
@@ -40,28 +40,11 @@ def at(place):
             os._exit(3)
         HERE.hold(place + " go")
 
-class Faulty(Task):
-    connections, group = 2, 1  # segments are numbered alike, however slow the disk is
-
-    def claim(self, index, head, columns):
-        if TaskContext.get().attemptNumber():
+class Faulty(Placed):
+    def at(self, place):
+        if place.startswith("before claim") and TaskContext.get().attemptNumber():
             HERE.reach("tried again")
-        at(f"before claim {index}")
-        stored = super().claim(index, head, columns)
-        at(f"after claim {index}")
-        return stored
-
-    def finish(self, connection, ids):
-        if connection.unsure:
-            at(f"before finish {connection.unsure[-1].number}")
-        super().finish(connection, ids)
-        if connection.unsure:
-            at(f"after finish {connection.unsure[-1].number}")
-
-    def seal(self, index, head):
-        at("before seal")
-        super().seal(index, head)
-        at("after seal")
+        at(place)
 
 class Reader(JournalStreamReader):
     def make_collector(self, slot):

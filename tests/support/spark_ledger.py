@@ -70,7 +70,6 @@ class Delivered:
         return values
 
     def bodies(self) -> list[bytes]:
-        """The bodies of all rows."""
         return self.column("body")
 
     def runs(self) -> list[dict[str, Any]]:

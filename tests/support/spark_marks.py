@@ -37,7 +37,6 @@ class Marks:
         Path(folder).mkdir(parents=True, exist_ok=True)
 
     def reach(self, name: str, detail: str = "") -> None:
-        """Leave a mark; any number of times."""
         line = f"{os.getpid()} {detail}".strip() + "\n"
         fd = os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

@@ -37,7 +37,6 @@ def _java_version(java: str) -> int:
 
 @cache
 def find_chromium() -> Path | None:
-    """A headless browser."""
     for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
         if found := shutil.which(name):
             return Path(found)
@@ -55,7 +54,6 @@ def missing_for_spark() -> str | None:
 
 
 def header() -> list[str]:
-    """For the head of a run."""
     java, chromium = find_java(), find_chromium()
     lines = [
         f"Java: {java}" if java else f"Java: none: the Spark tests are skipped; {NO_JAVA.partition(': ')[2]}",

@@ -40,13 +40,11 @@ def _given() -> dict[str, Any]:
 
 
 def arguments() -> dict[str, Any]:
-    """The arguments that the test gave."""
     arguments: dict[str, Any] = _given()["arguments"]
     return arguments
 
 
 def marks() -> Marks:
-    """The marks that this program shares with the test; to be used in tasks, too."""
     return Marks(_given()["marks"])
 
 
@@ -66,7 +64,6 @@ def session(**settings: str) -> Any:
 
 
 def register(spark: Any) -> None:
-    """Make the format known to a session."""
     import nsq_fast.spark
 
     nsq_fast.spark.register(spark)

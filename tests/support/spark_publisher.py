@@ -34,13 +34,11 @@ class Publisher:
             )
 
     def stop(self) -> None:
-        """End it after its last publish. Raises AssertionError when it has failed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._process.wait(END_TIMEOUT) == 0, self._log.read_text()[-2000:]
 
     def kill(self) -> None:
-        """End it, if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

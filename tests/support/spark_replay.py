@@ -27,7 +27,6 @@ class Topic:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a source has to be given."""
         return {"topic": self.name, "channel": "spark", "lookupd_http_addresses": self.lookupd}
 
     def fill(self, count: int, partitions: Sequence[int] = (0, 1), label: str = "m", size: int = 0) -> list[bytes]:
@@ -40,7 +39,6 @@ class Topic:
         return bodies
 
     def publish(self, partition: int, bodies: Iterable[bytes]) -> None:
-        """Publish to one partition, in one go."""
         self.call(partition, "POST", "/mpub", bytes(mpub_body(list(bodies))), binary="true")
 
     def stats(self, partition: int) -> dict[str, Any]:
@@ -50,7 +48,6 @@ class Topic:
         return found
 
     def channels(self, partition: int) -> dict[str, dict[str, Any]]:
-        """The channels of a partition, by name."""
         return {row["channel_name"]: row for row in self.stats(partition)["channels"]}
 
     def call(self, partition: int, method: str, path: str, body: bytes | None = None, **query: str) -> Any:
@@ -60,12 +57,10 @@ class Topic:
         return ask(f"{leader['broadcast_address']}:{leader['http_port']}{path}?{asked}", method, body)
 
     def leader(self, partition: int) -> dict[str, Any]:
-        """The leader of a partition, as lookup shows it."""
         found: dict[str, Any] = ask(f"{self.lookupd}/lookup?topic={self.name}&access=r")["partitions"][str(partition)]
         return found
 
     def leading_node(self, cluster: ClusterProcess, partition: int = 0) -> int:
-        """Which node of a cluster leads a partition."""
         return [nsqd.tcp.port for nsqd in cluster.nsqds].index(self.leader(partition)["tcp_port"])
 
 

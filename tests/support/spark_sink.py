@@ -34,7 +34,6 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 
 
 def write(batches: Iterable[pa.RecordBatch], **options: str) -> TaskReport:
-    """Write them as one task would, with options as Spark gives them."""
     items = list(batches)
     names = {name.lower(): name for name in items[0].schema.names}
     return TaskWriter(SinkOptions.parse(options), names).write(iter(items))

@@ -130,7 +130,6 @@ def _consume(
 
 
 def changed(record: TraceRecord, **changes: Any) -> Any:
-    """A copy of a record with other values."""
     return type(record)(**{**{name: getattr(record, name) for name in record.__struct_fields__}, **changes})
 
 
@@ -229,7 +228,6 @@ def _end_later(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
 
 
 def records_of(log: dict[Place, list[TraceRecord]]) -> list[TraceRecord]:
-    """All records in the order of their time."""
     return sorted((record for records in log.values() for record in records), key=lambda record: record.time)
 
 
@@ -274,7 +272,6 @@ class Figures(NamedTuple):
 
 
 def figures_of(records: Iterable[TraceRecord], grace: int = 60 * SECOND) -> dict[Lane, Figures]:
-    """The figures of every group that has a message."""
     groups: dict[Lane, list[_Life]] = defaultdict(list)
     for life in lives_of(list(records), grace):
         groups[life.group].append(life)

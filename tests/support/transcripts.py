@@ -87,11 +87,9 @@ class Connection:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server has closed it."""
         return self.answers[-1:] in ([end] for end in ENDS)
 
     def send(self, text: str) -> None:
-        """Send a command with the ids that it names; nothing happens when the connection has ended."""
         if self.has_ended:
             return
         data = text.encode("latin-1")
@@ -116,7 +114,6 @@ class Connection:
             self.answers.append(["closed"])
 
     def close(self) -> None:
-        """End it."""
         self.socket.close()
 
     def take_frames(self, data: bytes) -> bytes:

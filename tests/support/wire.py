@@ -58,7 +58,6 @@ class WireClient:
         self.sock.sendall(data)
 
     def command(self, data: bytes) -> bytes:
-        """Send a command and return the response to it."""
         self.send(data)
         while (frame := self._read()).type == MESSAGE:
             self.early.append(frame)
@@ -85,7 +84,6 @@ class WireClient:
                 self.send(b"NOP\n")
 
     def message(self) -> Frame:
-        """The next message, finished."""
         frame = self.frame()
         assert frame.type == MESSAGE
         self.send(b"FIN " + frame.id + b"\n")

@@ -49,13 +49,11 @@ class Worker:
         self.write(program)
 
     def write(self, program: str) -> None:
-        """Put another program in the place of the present one."""
         path = self.folder / "app.new"
         path.write_text(NOTING + program)
         path.rename(self.folder / "app.py")
 
     def start(self) -> Worker:
-        """Begin; the supervisor is there when this returns."""
         command = [sys.executable, "-m", "nsq_fast", "run", self.target, *self._flags]
         output, stderr = os.pipe()  # not gevent's, which only one thread could read
         # gevent's: once any test has used that, its loop takes the exit codes of all children.
@@ -80,11 +78,9 @@ class Worker:
         return self._process.pid
 
     def log(self) -> str:
-        """What was written on stderr."""
         return "\n".join(self.lines)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the supervisor."""
         os.kill(self.pid, number)
 
     def ended(self) -> int:
@@ -101,12 +97,10 @@ class Worker:
         return code
 
     def terminated(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal. It has to end well."""
         self.send(number)
         assert self.ended() == 0, self.log()
 
     def stop(self) -> None:
-        """SIGKILL to all that is left."""
         if self._process is not None:
             kill_session(self.pid)
             self._process.wait()
@@ -117,7 +111,6 @@ class Worker:
         return self.asked("/readyz")[0] == 200
 
     def asked(self, path: str) -> tuple[int, str]:
-        """Status and body."""
         try:
             with urlopen(f"http://127.0.0.1:{self._port()}{path}", timeout=WAIT) as answer:
                 return answer.status, answer.read().decode()
@@ -125,7 +118,6 @@ class Worker:
             return error.code, error.read().decode()
 
     def probed(self, path: str) -> dict[str, Any]:
-        """What a probe says, parsed."""
         answer: dict[str, Any] = json.loads(self.asked(path)[1])
         return answer
 

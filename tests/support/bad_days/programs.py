@@ -36,7 +36,6 @@ _TESTS = Path(__file__).parents[2]
 
 
 def key_name(key: int) -> str:
-    """The key with which messages are published."""
     return f"key{key}"
 
 
@@ -173,11 +172,9 @@ class Client:
 
     @property
     def rows(self) -> int:
-        """How many rows it has kept so far."""
         return self.log.stat().st_size // ROW_SIZE if self.log.exists() else 0
 
     def kill(self) -> None:
-        """SIGKILL; nothing happens when it has ended already."""
         if self._process.poll() is None:
             self._process.kill()
             self._end()
@@ -222,7 +219,6 @@ class Consumers:
             self.start_one()
 
     def start_one(self) -> None:
-        """Start one more."""
         client = Client("consumer", self._job, f"consumer{len(self.all)}", options=self._options)
         self._running.append(client)
         self.all.append(client)
@@ -233,11 +229,9 @@ class Consumers:
 
     @property
     def kept(self) -> int:
-        """How many rows there are."""
         return sum(client.rows for client in self.all)
 
     def close(self) -> None:
-        """End those that run, in good order."""
         while self._running:
             self._running.pop().end()
 

@@ -120,11 +120,9 @@ class Findings:
 
     @property
     def is_proved(self) -> bool:
-        """Whether what is promised was so."""
         return not any(map(self.counts.get, PROMISED)) and not any(each.never for each in self.windows.values())
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, with the windows as percentiles."""
         windows = {
             name: {"passed_over": each.passed_over, "never": len(each.never)}
             | {since: _figures([getattr(window, since) for window in each.all]) for since in ("named", "ready")}

@@ -97,7 +97,6 @@ class Watch:
         return all(times and times[-1] > since for times in self.accepted.values())
 
     def close(self) -> None:
-        """Look no more."""
         killall([*self._loops, *self._subscribing])
 
     def _look_on(self) -> None:
@@ -178,7 +177,6 @@ class _Probe:
         self._address: Address | None = None
 
     def ask(self, address: Address, command: bytes) -> bytes | None:
-        """What the server answers to a command; None when it did not."""
         if address != self._address:
             self.close()
         try:
