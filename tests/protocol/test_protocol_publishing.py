@@ -165,7 +165,7 @@ ROWS = [
     (errors.BadPartition("x"), NO_MORE),
     (errors.Unauthorized("x"), NO_MORE),
     (errors.AuthFirst("x"), NO_MORE),
-    (errors.ExtNotSupported("x"), NO_MORE),
+    (errors.ExtNotSupported("x"), Verdict(retry=False, refresh=True)),
     (errors.HeaderInvalid("x"), NO_MORE),
     (errors.TraceIdInvalid("x"), NO_MORE),
     (errors.ServerError("x", code="E_NEVER_SEEN"), NO_MORE),

@@ -434,7 +434,7 @@ def test_channels_are_paused_skipped_and_ordered(place):
 
 def test_what_cannot_be_is_said_before_anything_is_sent(admin):
     for wrong in (None, "somewhere", "offset:-1", {}, datetime):
-        with pytest.raises(ConfigError, match="^position="):
+        with pytest.raises(ConfigError, match=r"^position="):
             admin.set_offset("t", "c", wrong)
     with pytest.raises(ConfigError, match="kilobytes=0"):
         admin.limit_rate("t", "c", 0)
@@ -442,7 +442,7 @@ def test_what_cannot_be_is_said_before_anything_is_sent(admin):
         admin.pause("t", "c", partition=7)
     with pytest.raises(NsqError, match="leads partition 7, 9"):
         admin.set_offset("t", "c", {0: "end", 7: "end", 9: "end"})
-    with pytest.raises(ConfigError, match="position=.*partition=1"):
+    with pytest.raises(ConfigError, match=r"position=.*partition=1"):
         admin.set_offset("t", "c", {0: "end"}, partition=1)
     with pytest.raises(ConfigError, match="at least one nsqlookupd"):
         ClusterAdmin([])

@@ -687,7 +687,7 @@ def test_a_missing_partition_is_never_replaced_by_another(lookup_producer, leade
     waiting = [sender.publish_nowait("t", body, partition=2) for body in numbers(4)]
     for number in range(6):
         assert sender.publish("t", b"free-%d" % number) == b"OK"
-    with pytest.raises(errors.NoLeader, match="partition 2 of topic 't': lookup names no leader.* or no channel yet"):
+    with pytest.raises(errors.NoLeader, match=r"partition 2 of topic 't': lookup names no leader.* or no channel yet"):
         sender.publish("t", b"x", partition=2, timeout=0.05)
     with pytest.raises(errors.NoLeader):
         sender.publish("t", b"x", partition=2, block=False)
