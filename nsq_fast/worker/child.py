@@ -30,7 +30,13 @@ from nsq_fast import aio, threads
 from nsq_fast.bridge import Reply
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError
-from nsq_fast.log_events import CONSUMER_FAILED, WORKER_CONSUMER_CLOSED, WORKER_DRAINING, WORKER_PROGRAM_FAILED
+from nsq_fast.log_events import (
+    CONSUMER_FAILED,
+    WORKER_CONSUMER_CLOSED,
+    WORKER_DRAINING,
+    WORKER_OPTIONS_UNUSED,
+    WORKER_PROGRAM_FAILED,
+)
 from nsq_fast.printable import printable
 
 from .health import (
@@ -139,6 +145,8 @@ class Link:
             return b""
 
 
+logger: logging.Logger = logging.getLogger("nsq_fast.worker")
+
 READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
 
 _IMPORTING = {"nsq_fast", "importlib"}
@@ -181,6 +189,9 @@ def _loaded(target: str, folder: str, settings: Settings) -> list[Running]:
             f"{target}: there is nothing to run: declare handlers with nsq_fast.worker.subscribe, or name what is to"
             f" be run, as in {module_name}:consumers"
         )
+    for name in sorted(set(settings.special) - {each.name for each in declared()}):
+        text = '[subscription."%s"] has no effect: the program declares nothing of that name with subscribe'
+        logger.warning(text, printable(name), extra=WORKER_OPTIONS_UNUSED)
     made = [_consumer(each, settings) for each in found]
     return list(_with_names(made))
 
@@ -346,9 +357,6 @@ def _look(consumers: Iterable[Any]) -> None:
     """Have each ask its nsqds what waits, where nothing comes: it does so in its own thread only, and seldom."""
     for consumer in consumers:
         consumer.progress()
-
-
-logger: logging.Logger = logging.getLogger("nsq_fast.worker")
 
 
 class Child:
