@@ -501,9 +501,10 @@ def _collected(running: Sequence[Running]) -> Any:
         from nsq_fast.metrics import ClientCollector
     except ImportError:
         return None
-    collector = ClientCollector(REGISTRY)
+    collector = ClientCollector.of(REGISTRY)
     for each in running:
-        collector.add_consumer(each.name, each.consumer)
+        with suppress(ConfigError):  # the program has added it
+            collector.add_consumer(each.name, each.consumer)
     return REGISTRY
 
 
