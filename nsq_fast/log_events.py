@@ -123,6 +123,7 @@ WORKER_PROCESS_DIED = _event("worker_process_died", "a process has ended by itse
 WORKER_PROCESS_DELAYED = _event("worker_process_delayed", "a process is started again after a pause")
 WORKER_PROCESS_LATE = _event("worker_process_late", "a process is not ready, or has not ended, in time")
 WORKER_PROGRAM_FAILED = _event("worker_program_failed", "the program of a worker cannot be run")
+WORKER_OPTIONS_UNUSED = _event("worker_options_unused", "the file has options of a subscription that is not declared")
 WORKER_CONSUMER_CLOSED = _event("worker_consumer_closed", "a consumer of a worker is closed, and what it has done")
 WORKER_RESTART_BEGAN = _event("worker_restart_began", "the processes are replaced one by one")
 WORKER_RESTART_ENDED = _event("worker_restart_ended", "the processes are replaced; an ERROR says that not all are")

@@ -154,6 +154,9 @@ _PRODUCER = (
 )
 
 
+_collectors: weakref.WeakKeyDictionary[CollectorRegistry, ClientCollector] = weakref.WeakKeyDictionary()
+
+
 class ClientCollector:
     """Shows the figures of the clients that were added to it; a collector of prometheus_client.
 
@@ -162,14 +165,27 @@ class ClientCollector:
     series as there are clients. Counters never go down as long as their client lives.
 
     Args:
-        registry: where it registers itself; None: nowhere. One registry takes one ClientCollector.
+        registry: where it registers itself; None: nowhere. One registry takes one ClientCollector, and refuses
+            another one with ConfigError.
     """
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
         self._consumers = _Group(f"{PREFIX}_consumer", ("consumer", "topic", "channel"), _CONSUMER)
         self._producers = _Group(f"{PREFIX}_producer", ("producer",), _PRODUCER)
         if registry is not None:
-            registry.register(self)
+            try:
+                registry.register(self)
+            except ValueError as error:
+                raise ConfigError(
+                    "the registry has these series already: add clients to the ClientCollector that it has, see"
+                    " ClientCollector.of, or give this one a registry of its own"
+                ) from error
+            _collectors[registry] = self
+
+    @staticmethod
+    def of(registry: CollectorRegistry = REGISTRY) -> ClientCollector:
+        """The collector of a registry; where it has none, one is made."""
+        return _collectors.get(registry) or ClientCollector(registry)
 
     def add_consumer(self, name: str, consumer: ConsumerLike) -> None:
         """Show a consumer, with the label ``consumer="name"``.

@@ -217,7 +217,8 @@ def test_a_deploy_gives_back_what_handlers_do_not_finish_in_time(broker: BrokerP
     publish(broker, "orders", *(b"%d" % number for number in range(4)))
     kitchen = Kitchen(tmp_path, "cookbook/operations", broker)
     program = tmp_path / "graceful.py"
-    hanging = program.read_text().replace("time.sleep(0.1)", 'logging.info("begun"); time.sleep(3600)')
+    endless = 'logging.info("begun"); time.sleep(3600)'  # sleep: a handler that does not end
+    hanging = program.read_text().replace("time.sleep(0.1)", endless)
     program.write_text(hanging.replace("timeout=20", "timeout=0.5"))
     with kitchen.running("graceful.py") as consumer:
         assert len(list(islice(logged(consumer, "(begun)"), 4))) == 4

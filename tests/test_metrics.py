@@ -407,8 +407,11 @@ def test_what_cannot_be_added_is_refused(scraper: Scraper, nsqd: NsqdServer, pro
 
 
 def test_one_registry_takes_one_collector(scraper: Scraper) -> None:
-    with pytest.raises(ValueError, match="Duplicated timeseries"):
+    with pytest.raises(ConfigError, match="add clients to the ClientCollector that it has"):
         ClientCollector(scraper.registry)
+    empty = CollectorRegistry()
+    assert ClientCollector.of(empty) is ClientCollector.of(empty)
+    assert ClientCollector.of(scraper.registry) is scraper.metrics
 
 
 def test_a_client_that_cannot_be_read_is_named_once_and_harms_no_other(

@@ -66,7 +66,6 @@ from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Addresses
-from nsq_fast.protocol.partitioner import Key
 
 from . import delay_ms, respond
 
@@ -122,7 +121,7 @@ class NSQPublishCommand(PublishCommand):  # type: ignore[misc]
         body: Any,
         *,
         delay: float | None = None,
-        key: Key | None = None,
+        key: str | bytes | int | None = None,
         _publish_type: PublishType = PublishType.PUBLISH,
         **options: Any,
     ) -> None:
@@ -220,7 +219,7 @@ class NSQPublisher(PublisherUsecase):  # type: ignore[misc]
         topic: str = "",
         *,
         delay: float | None = None,
-        key: Key | None = None,
+        key: str | bytes | int | None = None,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
     ) -> Any:
@@ -588,7 +587,7 @@ class NSQBroker(NSQRegistrator, BrokerUsecase[Message, Producer, NSQBrokerConfig
         topic: str,
         *,
         delay: float | None = None,
-        key: Key | None = None,
+        key: str | bytes | int | None = None,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
     ) -> Any:

@@ -30,7 +30,13 @@ from nsq_fast import aio, threads
 from nsq_fast.bridge import Reply
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError
-from nsq_fast.log_events import CONSUMER_FAILED, WORKER_CONSUMER_CLOSED, WORKER_DRAINING, WORKER_PROGRAM_FAILED
+from nsq_fast.log_events import (
+    CONSUMER_FAILED,
+    WORKER_CONSUMER_CLOSED,
+    WORKER_DRAINING,
+    WORKER_OPTIONS_UNUSED,
+    WORKER_PROGRAM_FAILED,
+)
 from nsq_fast.printable import printable
 
 from .health import (
@@ -130,6 +136,8 @@ class Link:
                 self._ask_to_drain = None
 
 
+logger: logging.Logger = logging.getLogger("nsq_fast.worker")
+
 READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
 
 _IMPORTING = {"nsq_fast", "importlib"}
@@ -164,6 +172,9 @@ def load(target: str, folder: str, settings: Settings) -> list[Running]:
             f"{target}: there is nothing to run: declare handlers with nsq_fast.worker.subscribe, or name what is to"
             f" be run, as in {target.partition(':')[0]}:consumers"
         )
+    for name in sorted(set(settings.special) - {each.name for each in declared()}):
+        text = '[subscription."%s"] has no effect: the program declares nothing of that name with subscribe'
+        logger.warning(text, printable(name), extra=WORKER_OPTIONS_UNUSED)
     running: dict[str, Running] = {}
     for each in found:
         consumer, place = _consumer(each, settings)
@@ -334,9 +345,6 @@ def _look(consumers: Iterable[Any]) -> None:
         consumer.progress()
 
 
-logger: logging.Logger = logging.getLogger("nsq_fast.worker")
-
-
 class Child:
     def __init__(self, link: Link, task: Task) -> None:
         self._link = link
@@ -476,9 +484,10 @@ def _collected(running: Sequence[Running]) -> Any:
         from nsq_fast.metrics import ClientCollector
     except ImportError:
         return None
-    collector = ClientCollector(REGISTRY)
+    collector = ClientCollector.of(REGISTRY)
     for each in running:
-        collector.add_consumer(each.name, each.consumer)
+        with suppress(ConfigError):  # the program has added it
+            collector.add_consumer(each.name, each.consumer)
     return REGISTRY
 
 

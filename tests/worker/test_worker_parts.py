@@ -442,6 +442,19 @@ def test_check_says_what_would_run(program: Path, capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
+def test_check_names_options_of_a_subscription_that_is_not_declared(program: Path) -> None:
+    file = program / "worker.toml"
+    tables = [f"[subscription.'{name}/billing']\nmax_tries = 3\n" for name in ("orders", "order")]
+    file.write_text("".join(tables))
+    command = ["run", "checked_app", "--check", "--app-dir", str(program), "--config", str(file), "--nsqd", "127.0.0.1"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0
+    told = [line for line in result.output.splitlines() if "has no effect" in line]
+    assert len(told) == 1
+    assert '[subscription."order/billing"]' in told[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("app", "word"),
     [

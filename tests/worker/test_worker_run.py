@@ -427,6 +427,34 @@ def test_the_histograms_of_three_processes_add_up_while_one_is_restarted(run: Ru
 
 
 @embedded
+def test_a_program_shows_its_producers_beside_the_consumers(run: Run, nsqd_process: Any) -> None:
+    program = f"""
+from nsq_fast.metrics import ClientCollector
+from nsq_fast.threads import Consumer, Producer
+
+producer = Producer({nsqd_process.address!r})
+audit = Consumer("orders", "audit", {nsqd_process.address!r}, message_handler=lambda consumer, message: None)
+shown = ClientCollector()
+shown.add_producer("out", producer)
+shown.add_consumer("audit", audit)
+
+@subscribe("orders", "billing")
+def handle(consumer, message):
+    note(message.body)
+
+def consumers():
+    return [handle, audit]
+"""
+    worker = run(program)
+    worker.target = "app:consumers"
+    worker.ready()
+    (producer,) = worker.samples("nsq_fast_producer_connections")
+    assert producer.labels == {"producer": "out"}
+    running = worker.samples("nsq_fast_consumer_running")
+    assert {each.labels["consumer"] for each in running} == {"orders/billing", "audit"}
+
+
+@embedded
 def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER, "--processes", "2").ready()
     before = worker.children()
