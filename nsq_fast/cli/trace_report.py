@@ -126,7 +126,9 @@ def _spark_figures(
 ) -> Figures:
     size = _size(logs)
     given = {**({_JVM: _SMALL_JVM} if size < _SMALL else {}), **dict(settings)}
-    with _spark_explained(), _session(master, memory, _partitions(size), given) as spark:
+    from nsq_fast.spark.trace.session import explained
+
+    with explained(), _session(master, memory, _partitions(size), given) as spark:
         return _figures(spark, logs, tables, trace_settings)
 
 
@@ -170,18 +172,6 @@ def _require_spark() -> type[TraceSettings]:
     if reason := why_not():
         raise click.ClickException(f"{reason}. Or report without Spark: --local")
     return _settings_class()
-
-
-@contextmanager
-def _spark_explained() -> Iterator[None]:
-    """What Spark refuses, or fails with, is the first lines of what it says; what Java says is on stderr already."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        raise click.ClickException(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
 
 
 @contextmanager

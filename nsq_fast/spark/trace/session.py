@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, NsqError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,3 +90,15 @@ def local_session(
 
 def _quiet_log() -> str:
     return str(files(__package__).joinpath("log4j2.properties"))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise NsqError with the first lines of what Spark refuses, or fails with; Java's own words are on stderr."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise NsqError(f"Spark: {' '.join(str(error).splitlines()[:2])}") from error
