@@ -532,7 +532,7 @@ OTHERS: dict[Callable[..., object], dict[str, list[Any]]] = {
         "lookupd_tcp_addresses": ["h:1", 5, (5,), ("",), ["h:x"], ("h:0",)],
         "auth_http_addresses": ["h:1", 5, ("",)],
         "auth_http_request_method": ["put"],
-        "statsd_address": ["h:x"],
+        "statsd_address": ["h:x", "h", "/h"],
         "tls_cert": ["cert.pem"],
         "tls_key": ["key.pem"],
         "tls_client_auth_policy": ["maybe"],

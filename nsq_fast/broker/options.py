@@ -222,6 +222,7 @@ def _check_servers(options: NsqdOptions) -> None:
         force_setattr(options, name, tuple(value))
     _check_readable("lookupd_tcp_addresses", options.lookupd_tcp_addresses)
     _check_readable("statsd_address", options.statsd_address)
+    _check_listen_addresses(options, "statsd_address")  # as those it has no port by default
 
 
 def _check_readable(name: str, addresses: str | tuple[str, ...]) -> None:

@@ -342,6 +342,8 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["broker", "--nsqds", "0", "--no-lookupd"], "nothing to run"),
         (["broker", "--max-rdy-count", "0"], "max_rdy_count"),
         (["broker", "--tls-required", "true"], "tls_cert"),
+        (["broker", "--statsd-address", "foo"], "statsd_address='foo': must be host:port"),
+        (["broker", "--statsd-address", "/var/run/statsd"], "statsd_address='/var/run/statsd': must be host:port"),
         (["broker", "--nodes", "3"], "--nodes: for --redesigned only"),
         (["broker", "--redesigned", "--mem-queue-size", "5"], "--mem-queue-size: not for --redesigned"),
         (["broker", "--redesigned", "--statsd-address", "a:1"], "--statsd-address: not for --redesigned"),
