@@ -500,7 +500,7 @@ def test_any_requeue_delay_is_a_whole_number_in_range(attempts, base, factor, ca
 # The ledger of messages in flight
 
 
-TIMEOUT, MAX_TIMEOUT = 60.0, 900.0
+TIMEOUT, MAX_TIMEOUT = 60.0, 100.0
 
 
 def make(number: int, now: float) -> Message:
@@ -596,6 +596,7 @@ class Ledger(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = InFlight()
+        self.ledger.identified(ServerInfo(msg_timeout_ms=60_000, max_msg_timeout_ms=100_000))
         self.now = 0.0
         self.deadlines: dict[Message, float] = {}
         self.gone: list[Message] = []

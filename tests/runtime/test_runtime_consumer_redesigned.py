@@ -89,6 +89,13 @@ def test_chosen_partitions_only(nsqds, consume, caplog):
     told(never, {0: second})
     with pytest.raises(ConfigError, match="partitions 0 to 0"):
         never.join(WAIT)
+    without = consume(ignore, partitions=[0])
+    told(without, {}, old)
+    with pytest.raises(ConfigError, match="has no partitions: leave partitions out"):
+        without.join(WAIT)
+    later = consume(ignore, partitions=[2, 4])
+    told(later, {0: second}, partition_num=3)
+    assert later.is_running, "partition 2 may get a leader"
 
 
 def test_a_position_for_a_partition_that_the_topic_lacks_is_told_once(nsqds, consume):
