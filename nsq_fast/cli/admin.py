@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from nsq_fast.client.admin import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, PartitionResult
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.protocol.topology import Nsqd, Topology, merge, parse_lookup
 
@@ -35,7 +36,7 @@ class Lookup(ClusterAdmin):
     """The nsqlookupds that are given, and the nsqds of a topic that they know, of either kind of NSQ."""
 
     def __init__(self, servers: Servers) -> None:
-        self.lookupds = servers.lookupds
+        self.lookupds: Sequence[Endpoint] = servers.lookupds
         super().__init__(list(map(str, servers.lookupds)), **servers.of_http)
 
     @cached_property

@@ -165,7 +165,11 @@ class Ledger:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.published = self.publish_failed = self.delivered = self.settled = self.given_up = 0
+        self.published: int = 0
+        self.publish_failed: int = 0
+        self.delivered: int = 0
+        self.settled: int = 0
+        self.given_up: int = 0
         self.events: Counter[str] = Counter()
         self.latencies: array[int] = array("q")
         self.bulk: int = max(1, int(size * _BULK))
@@ -307,7 +311,7 @@ class MainJob(Job):
         super().__init__(place, messages)
         run = uuid4().hex[:8]
         self.topics: list[str] = [f"demo-{run}-{number}" for number in range(topics)]
-        self.title = f"{counted(topics, 'topic')}, {place.name}"
+        self.title: str = f"{counted(topics, 'topic')}, {place.name}"
         self._padding = b"." * (BODY_SIZE - _HEAD.size)
         self._is_running = True
         self._openers: set[int] = set()
@@ -484,7 +488,7 @@ class OrderedJob(Job):
     def __init__(self, place: Place, messages: int, trace_file: Path, keys: int = 20) -> None:
         self._each = max(1, messages // keys)
         super().__init__(place, self._each * keys)
-        self.title = f"{keys} keys, an ordered topic, {place.name}"
+        self.title: str = f"{keys} keys, an ordered topic, {place.name}"
         self._trace_file = trace_file
         self._moves = 0
         self._last = [-1] * keys

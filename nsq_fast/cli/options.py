@@ -19,7 +19,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from gevent import signal_handler, socket
@@ -112,8 +112,13 @@ def command(
 
 # Kinds of values
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # before click 8.4 it takes no type
 
-class Kind(click.ParamType):  # type: ignore[type-arg]
+
+class Kind(_ParamType):
     """What a text stands for: ``parse`` raises ValueError where it is none of that kind."""
 
     def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
@@ -185,16 +190,18 @@ def endpoint(default_port: int) -> Kind:
     return Kind("host:port", lambda text: parse_endpoint(text, default_port))
 
 
-duration = Kind("duration", _duration)
+duration: Kind = Kind("duration", _duration)
 """Seconds, or a number with a unit: ``200ms``, ``2s``, ``1.5m``, ``1h``."""
-some_time = Kind("duration", _some_time)
+some_time: Kind = Kind("duration", _some_time)
 """The same, and more than 0."""
-rate, share = _amount("rate"), _amount("share")
-pair = Kind("name=value", _pair)
+rate: Kind = _amount("rate")
+share: Kind = _amount("share")
+pair: Kind = Kind("name=value", _pair)
 """``name=value``, or ``name,value`` as NSQ's own tools write it; dashes in the name count as underscores."""
-option_of_client = Kind("name=value", _option_of_client)
+option_of_client: Kind = Kind("name=value", _option_of_client)
 """A pair that names an option of a Consumer or Producer which its command does not set itself."""
-topic, channel = Kind("topic", check_topic), Kind("channel", check_channel)
+topic: Kind = Kind("topic", check_topic)
+channel: Kind = Kind("channel", check_channel)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
