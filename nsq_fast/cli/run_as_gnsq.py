@@ -15,9 +15,6 @@ import click
 
 from nsq_fast.errors import NsqError
 
-from . import options
-from .options import argument, flag
-
 
 class _OnImport(MetaPathFinder, Loader):
     """Installs nsq_fast as gnsq when the program first imports gnsq.
@@ -40,16 +37,16 @@ class _OnImport(MetaPathFinder, Loader):
         module.__spec__ = self._spec  # the import system has just replaced it
 
 
-@options.command(
+# By click alone: what other commands are declared with imports ssl and sockets, which the program may be about to patch.
+@click.command(
     "run-as-gnsq",
-    "Run a Python program with nsq_fast as its gnsq.",
+    short_help="Run a Python program with nsq_fast as its gnsq.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-def command(
-    is_module: bool = flag("-m", help="PROGRAM is a module, as for python -m."),
-    program: str = argument(),
-    args: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED),
-) -> None:
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(is_module: bool, program: str, args: tuple[str, ...]) -> None:
     """Run PROGRAM, a Python file, with ARGS as python would, except that what it imports as gnsq is nsq_fast."""
     sys.meta_path.insert(0, _OnImport())
     sys.argv = [program, *args]
