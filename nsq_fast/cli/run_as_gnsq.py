@@ -37,7 +37,7 @@ class _OnImport(MetaPathFinder, Loader):
         module.__spec__ = self._spec  # the import system has just replaced it
 
 
-# By click alone: what other commands are declared with imports ssl and sockets, which the program may be about to patch.
+# By click alone: what declares other commands imports ssl and sockets, which the program may be about to patch.
 @click.command(
     "run-as-gnsq",
     short_help="Run a Python program with nsq_fast as its gnsq.",
