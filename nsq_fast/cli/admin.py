@@ -9,27 +9,16 @@ from typing import Any
 
 import click
 
-from nsq_fast.client.admin import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, PartitionResult
+from nsq_fast.client.admin import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, PartitionResult, Place, placed
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.protocol.topology import Nsqd, Topology, merge, parse_lookup
+from nsq_fast.protocol.topology import merge, parse_lookup
 
 from . import options
 from .console import say, warnings_shown
 from .options import Servers, argument, flag, number
 
 # Where topics are
-
-
-Place = tuple[int | None, Nsqd]
-"""An nsqd of a topic, and the partition that it leads there; None on an nsqd of the original."""
-
-
-def placed(topology: Topology) -> Iterator[Place]:
-    """Each partition with its leader, then the nsqds that hold the topic without partitions."""
-    yield from sorted(topology.partitions.items())
-    for nsqd in topology.unpartitioned:
-        yield None, nsqd
 
 
 class Lookup(ClusterAdmin):

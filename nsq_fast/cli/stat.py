@@ -15,14 +15,13 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient, placed
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Topology
 
 from . import console, options
-from .admin import placed
 from .console import say
 from .options import NSQD_HTTP, Servers, argument, flag, option, stop_signals
 

@@ -16,7 +16,7 @@ import click
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient, placed
 from nsq_fast.client.http import Endpoint
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage
@@ -24,7 +24,6 @@ from nsq_fast.names import Address
 from nsq_fast.printable import counted
 
 from . import options
-from .admin import placed
 from .console import say, text_or_base64, warnings_shown
 from .options import NSQD_TCP, Servers, argument, flag, number, option, several, stop_signals
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -378,6 +378,17 @@ class ClusterStats(NamedTuple):
     nodes: tuple[NodeLoad, ...]
 
 
+Place: TypeAlias = tuple[int | None, Nsqd]
+"""An nsqd of a topic, and the partition that it leads there; None on an nsqd of the original."""
+
+
+def placed(topology: Topology) -> Iterator[Place]:
+    """Each partition with its leader, then the nsqds that hold the topic without partitions."""
+    yield from sorted(topology.partitions.items())
+    for nsqd in topology.unpartitioned:
+        yield None, nsqd
+
+
 class ClusterAdmin:
     """Administration of topics.
 
@@ -519,10 +530,7 @@ class ClusterAdmin:
         """Call each partition in turn, or those ``chosen``; a failure does not keep the others from being called."""
         check_channel(channel)
         topology = self._topology(topic)
-        places: list[tuple[int | None, Nsqd]] = [*sorted(topology.partitions.items())]
-        places += [(None, nsqd) for nsqd in topology.unpartitioned]
-        if chosen:
-            places = [place for place in places if place[0] in chosen]
+        places = [place for place in placed(topology) if not chosen or place[0] in chosen]
         absent = sorted({*chosen}.difference(number for number, _ in places))
         if absent or not places:
             which = f" that leads partition {', '.join(map(str, absent))}" if absent else ""
