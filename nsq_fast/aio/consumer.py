@@ -24,17 +24,16 @@ from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
-from nsq_fast.client.handlers import deferred_kind
 from nsq_fast.client.loop import SLICE, check_end_timeout
-from nsq_fast.client.workers import Cursor, Pool, Worker, thread_frames
+from nsq_fast.client.workers import Cursor, Pool, Worker, deferred_kind, thread_frames
 from nsq_fast.errors import CallInvalid, ConfigError, NotRunning
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
     from nsq_fast.client.acknowledger import Acknowledger
     from nsq_fast.client.give_up import GiveUpPolicy
-    from nsq_fast.client.handlers import Sample
     from nsq_fast.client.start_position import StartPositions
+    from nsq_fast.client.workers import Sample
 
 CANCEL_TIMEOUT = 0.5
 """Seconds that handlers have for their own cleaning up, once they were cancelled with the task of the consumer."""

@@ -18,8 +18,7 @@ from nsq_fast.client.loop import EXIT_TIMEOUT, check_end_timeout, tell_unconfirm
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, options_of
 from nsq_fast.errors import NotRunning, WrongThread
-from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.publishing import OK, Receipt
+from nsq_fast.protocol.publishing import OK, Key, Receipt
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 from nsq_fast.errors import ConfigError
 
 KINDS = ("consume", "publish", "roundtrip", "ordered", "idle", "start", "spark")

@@ -16,8 +16,7 @@ from nsq_fast.bench.clients import OURS, Client, available, chosen, names, neede
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
 from nsq_fast.bench.suite import Plan, in_turns, plans
-from nsq_fast.errors import ConfigError, NsqError
-from nsq_fast.printable import counted
+from nsq_fast.errors import ConfigError, NsqError, counted
 
 from . import console, options
 from .console import say

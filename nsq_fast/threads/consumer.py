@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from nsq_fast._codec import Message
 from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
-from nsq_fast.client.handlers import check_handler
 from nsq_fast.client.loop import SLICE, check_end_timeout
+from nsq_fast.client.workers import check_handler
 from nsq_fast.consumer import Consumer as GeventConsumer
 from nsq_fast.errors import CallInvalid, NotRunning, RequeueMessage
 from nsq_fast.handler_threads import Batch, OutsideHandlers
