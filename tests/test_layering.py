@@ -209,7 +209,7 @@ def test_only_the_sides_of_the_port_know_a_loop() -> None:
     assert wrong(knows) == []
 
 
-@pytest.mark.parametrize("package", ["aio", "broker", "spark", "threads", "worker"])
+@pytest.mark.parametrize("package", ["broker", "spark", "worker"])
 def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
     path = PACKAGE / package / "__init__.py"
     typed = {
@@ -280,7 +280,7 @@ def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -
     assert loaded_after(f"import {module}") & heavy == set()
 
 
-@pytest.mark.parametrize("name", ["aio.consumer", "aio.producer", "logs", "metrics", "otel"])
+@pytest.mark.parametrize("name", ["aio", "logs", "metrics", "otel"])
 def test_what_programs_of_asyncio_use_needs_no_gevent(name: str) -> None:
     assert loaded_after(f"import nsq_fast.{name}") & {"gevent", "greenlet"} == set()
 

@@ -1,6 +1,6 @@
 """What consumers are on every loop: their options, what they are made of, how they begin, what they tell, how they end.
 
-A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
+A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio`` asyncio's loop. The parts:
 ``subscriptions`` (topics, places, connections; RDY, backoff), ``subscription`` (one connection), ``workers`` (who calls
 handlers, and what they can take on), ``acknowledger`` (what follows a handler, ordered partitions, handlers that run
 long, messages that expire).
