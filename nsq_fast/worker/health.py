@@ -64,6 +64,8 @@ class ConsumerReport(msgspec.Struct, frozen=True):
             return f"{self.name} does not run"
         if self.stalled and self.connected:
             return f"{self.name} does nothing: {self.stalled}"
+        if not self.targets:
+            return f"{self.name} knows no nsqd that has its topic"
         return f"{self.name} is connected to {self.connected} of {self.targets}"
 
 

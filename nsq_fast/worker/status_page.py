@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import WORKER_LISTENING
-from nsq_fast.names import parse_listen_address
+from nsq_fast.names import Address, parse_listen_address
 
 from .health import Snapshot, Totals, Verdict, liveness, readiness
 
@@ -125,9 +125,8 @@ class StatusPage:
             self._server = _Server((host, port), pages)
         except OSError as error:
             raise ConfigError(f"http={address!r}: cannot listen there: {error.strerror or error}") from error
-        logger.info(
-            "http://%s:%d has %s", host or "0.0.0.0", self._server.port, " ".join(pages), extra=WORKER_LISTENING
-        )
+        shown = Address(host or "0.0.0.0", self._server.port)
+        logger.info("http://%s has %s", shown, " ".join(pages), extra=WORKER_LISTENING)
 
     def close(self) -> None:
         """Serve no longer."""

@@ -383,6 +383,9 @@ def test_a_run_of_many_processes_is_reported_and_compared_as_others_are(tmp_path
     assert bench("scale", "--duration", "0.02", "--kind", "consume", "--json", str(target)).exit_code == 0
     assert bench("report", str(target), "--html", str(page)).exit_code == 0
     assert "<td>4 processes</td>" in page.read_text()
+    assert re.search(
+        r'id="conclusion"><p>Consume: 1 nsqd, 1 connection a process, 200 bytes: \d process', page.read_text()
+    )
     done = bench("compare", str(target), str(target))
     assert done.exit_code == 0
     assert "nothing changed" in done.output
@@ -438,6 +441,13 @@ def test_it_can_be_read_on_any_screen(
     report_page: Path, browser: Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:
     check_readable(browser, report_page, width, dark, tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize(("client", "is_there"), [("nsq_fast", True), ("go-nsq", False)])
+def test_what_was_measured_is_not_denied_where_no_conclusion_is_drawn_from_it(client: str, is_there: bool) -> None:
+    clients = [ClientResult(client=client, rounds=[a_round()])]
+    idle = Scenario(name="idle", settings=Settings(kind="idle"), server="nsqd", clients=clients)
+    assert ("nsq_fast was not measured" in html(Run(about=results.about({}), scenarios=[idle]))) is not is_there
 
 
 def test_the_conclusion_comes_first_and_the_method_last(report_page: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -34,6 +35,7 @@ from nsq_fast.worker.status_page import StatusPage
 from nsq_fast.worker.supervisor import GOOD_AFTER, Slot
 
 READY = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 1, 2)])
+LOOKING = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 0, 0)])
 WAITING = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 0, 2)])
 
 
@@ -191,6 +193,7 @@ def state(report: Report, at: float = 100.0, number: int = 0, is_leaving: bool =
     [
         (Snapshot(100.0, (state(READY),)), "", ""),
         (Snapshot(100.0, (state(WAITING),)), "", "orders/billing is connected to 0 of 2"),
+        (Snapshot(100.0, (state(LOOKING),)), "", "orders/billing knows no nsqd that has its topic"),
         (Snapshot(100.0, (state(Report()),)), "", "process 0 (pid 41) is starting"),
         (Snapshot(100.0, (), missing=(0,)), "", "process 0 is to be started again"),
         (Snapshot(100.0, (state(READY),), is_stopping=True), "", "the worker is ending"),
@@ -275,6 +278,18 @@ def test_the_page_for_people_adds_up_processes_and_reckons_rates_of_the_last_sec
     assert 250 < float(found["finished/s"]) < 350
     assert found["processes"] == "2"
     assert found["connected"] == "2 of 2"
+
+
+def test_where_the_pages_are_is_said_as_a_browser_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsq_fast.worker")
+    page = StatusPage(timeout=5.0)
+    try:
+        page.listen("[::1]:0")
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    page.close()
+    (record,) = caplog.records
+    assert re.match(r"http://\[::1\]:\d+ has / /healthz", record.message)
 
 
 # The configuration of a worker: which source counts, and what is said of what is wrong.
