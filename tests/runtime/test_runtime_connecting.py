@@ -317,38 +317,6 @@ def test_server_that_does_not_speak_tls_after_all(connect_to):
     refused(lambda: connect_to(script, tls_v1=True))
 
 
-class Collecting:
-    """A socket whose ``sendall`` only writes down."""
-
-    def __init__(self, sock, sent):
-        self._sock = sock
-        self._sent = sent
-
-    def sendall(self, data):
-        self._sent.append(bytes(data))
-
-    def __getattr__(self, name):
-        return getattr(self._sock, name)
-
-
-@pytest.mark.parametrize("kind", ["snappy", "deflate"])
-def test_first_compressed_frame_in_one_read_with_the_reply(connect_to, kind):
-    sent = []
-
-    def script(peer):
-        sendall = peer.sock.sendall
-        peer.read_identify()
-        peer.sock = Collecting(peer.sock, sent)
-        peer.frame(0, b'{"%s":true}' % kind.encode())
-        getattr(peer, f"start_{kind}")()
-        peer.ok()
-        sendall(b"".join(sent))
-        peer.read_all()
-
-    assert connect_to(script, **{kind: True}).is_open
-    assert len(sent) == 2
-
-
 @pytest.mark.parametrize("kind", [0, 2])
 def test_deflate_bomb_takes_no_memory(connect_to, kind):
     """In a message it is skipped; any other frame ends the connection at the limit."""
