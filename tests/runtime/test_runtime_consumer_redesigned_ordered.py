@@ -456,7 +456,7 @@ def test_the_order_of_a_topic_that_is_made_anew_begins_anew(cluster, start_consu
     polls = {"lookupd_poll_interval": 600} if absence == "short" else {}
     cluster.create_topic("t", partitions=1, replicas=1, channels=["c"], ordered=True)
     consumer = start_consumer(
-        "t", "c", (), lookups, order_policy=policy, message_handler=lambda _, message: seen.append(message.body), **polls
+        "t", "c", (), lookups, order_policy=policy, message_handler=lambda _, m: seen.append(m.body), **polls
     )
     violations = hear(consumer, "on_order_violation")
     until(lambda: consumer.total_ready_count > 0)
