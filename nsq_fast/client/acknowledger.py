@@ -365,12 +365,13 @@ class OrderLedger:
         violations: messages that lay before the last one.
     """
 
-    __slots__ = ("_last", "repeated", "violations")
+    __slots__ = ("_before", "_last", "repeated", "violations")
 
     def __init__(self) -> None:
         self.repeated: int = 0
         self.violations: int = 0
         self._last: dict[str, tuple[int, int]] = {}
+        self._before: dict[str, tuple[int, int]] = {}
 
     def moves_on(self, partition: str, internal_id: int, offset: int) -> bool:
         """Move on to a message that lies behind the last one, as nearly all do; False leaves it to ``check``."""
@@ -383,13 +384,23 @@ class OrderLedger:
     def check(self, partition: str, seen: tuple[int, int]) -> tuple[int, int] | None:
         """Move on to the next message of a partition; if it goes backwards, stay, and return where the last one was."""
         last = self._last.get(partition)
+        before = self._before.pop(partition, None)
+        if before is not None and (seen[1] or seen == before):
+            last = before  # it may be the old log: only the very first message of another shows that it was made anew
         if seen == last:
             self.repeated += 1
         elif last is not None and (seen[0] < last[0] or seen[1] < last[1]):
             self.violations += 1
+            self._last[partition] = last
             return last
         self._last[partition] = seen
         return None
+
+    def may_begin_anew(self, topic: str) -> None:
+        """Somebody who should know it says that there is no such topic: the next message may be the first of another
+        log, which has its own order."""
+        for partition in [each for each in self._last if each.startswith(f"{topic} ")]:
+            self._before[partition] = self._last.pop(partition)
 
     def rewind(self, partition: str, position: tuple[int, int]) -> None:
         """Go on from ``position``: a message that lay behind was delivered all the same.

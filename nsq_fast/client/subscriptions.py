@@ -35,6 +35,7 @@ from nsq_fast.errors import (
     NsqError,
     OrderedSubRequired,
     ServerError,
+    TopicNotExist,
 )
 from nsq_fast.log_events import (
     BACKOFF_BEGAN,
@@ -338,6 +339,8 @@ class TopicSubscriptions:
         self._topology = topology
         if topology.is_empty and topology.meta is None and self._starter is not None:
             self._starter.topic_is_gone()
+        if topology.is_unknown:
+            self._consumer.ordered.ledger.may_begin_anew(self.topic)
         self._set_mode(self.mode.learn(topology.meta, self._consumer.config.ordered))
         self._follow(targets(topology, self._consumer.config.partitions, self.topic))
         self._retire_replaced()
@@ -698,6 +701,8 @@ class Subscriber:
         """No connection could be made, or no subscription on it."""
         if self.desired is Desired.CLOSE:
             return State.ENDED
+        if isinstance(error, TopicNotExist):
+            self._consumer.ordered.ledger.may_begin_anew(self.target.topic)
         is_final = isinstance(error, REFUSALS) and not self._owner.unlearns(self.subscription.mode, error)
         cause = error.__cause__ or error
         is_move = self._is_led and is_leader_move(error)

@@ -70,14 +70,6 @@ def test_what_may_succeed_later_is_tried_again(publish_nsqd, new_producer, error
     assert len(server.peers) == (3 if error == b"E_TOPIC_NOT_EXIST " else 1), "it does not wait for a new connection"
 
 
-def test_attempts_are_limited_and_counted(publishing):
-    server, sender = publishing(lambda peer, command: refuse(peer, b"E_PUB_FAILED no space"))
-    with pytest.raises(errors.PublishFailed, match="failed after 3 attempts: E_PUB_FAILED no space") as caught:
-        sender.publish("t", b"x")
-    assert (caught.value.attempts, caught.value.possibly_stored) == (3, True)
-    assert len(server.commands) == 3
-
-
 # No nsqd, no room
 
 

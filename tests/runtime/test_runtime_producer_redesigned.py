@@ -823,17 +823,6 @@ def test_publishes_without_key_go_round_a_leader_in_trouble(lookup_producer, lea
     assert lookup.refreshed > before
 
 
-def test_an_unknown_outcome_is_not_tried_again_when_duplicates_are_unwanted(leading):
-    for failure in (NOT_WRITABLE, b"E_PUB_FAILED x", None):
-        log = Log(failure)
-        _, sender, _ = leading(log.answer, retry_unknown_outcome=False)
-        with pytest.raises(errors.PublishFailed, match="may have been stored") as caught:
-            sender.publish("t", b"x", key="k")
-        assert caught.value.possibly_stored
-        assert sender.publish("t", b"y", key="k") == b"OK"
-        assert log.attempts == [[b"x"], [b"y"]]
-
-
 def test_a_deadline_or_an_interruption_in_the_middle_keeps_the_order_of_the_others(leading):
     nsqd, sender, _ = leading(coalesce=True)
     sender.publish("t", b"first", key="k")  # so that it is connected
