@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from nsq_fast._dispatch import InboundQueue
 
     from .consumer import AnyConsumer
-    from .loop import Loop, Supervisor, Timer
+    from .loop import Timer
     from .subscription import Subscription
     from .workers import Pool
 
@@ -575,7 +575,7 @@ LOG_PAUSE = 10.0
 LEFT = ", as nobody iterates: a consumer is closed by close(), or at the end of its with block, not by leaving a loop"
 
 
-class Deadlines:
+class Deadlines(Repeated):
     """Watches the messages of one consumer.
 
     Args:
@@ -583,6 +583,7 @@ class Deadlines:
     """
 
     def __init__(self, consumer: AnyConsumer, subscriptions: Callable[[], Iterable[Subscription]]) -> None:
+        super().__init__(f"{consumer.name} deadlines", self.look)
         self._consumer = consumer
         self._subscriptions = subscriptions
         self._pools = consumer.pools
@@ -592,18 +593,11 @@ class Deadlines:
         self._expired = 0
         self._unstarted = 0
         self._quiet_until = -inf
-        self._looks = Repeated(f"{consumer.name} deadlines", self.look)
-
-    def start(self, loop: Loop, supervisor: Supervisor) -> None:
-        self._looks.start(loop, supervisor)
-
-    def stop(self) -> None:
-        self._looks.stop()
 
     def expect(self, msg_timeout: float) -> None:
         """Look often enough for messages that must be answered within ``msg_timeout`` seconds."""
         self._pools.msg_timeout = min(self._pools.msg_timeout, msg_timeout)
-        self._looks.ask()
+        self.ask()
 
     def look(self, now: float) -> float:
         """Expire what is over, touch or warn where it is time to, and measure the speed of the handlers.

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, Info, generate_latest
 
 from nsq_fast.cli import main
-from nsq_fast.config import WorkerConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.worker import subscribe
 from nsq_fast.worker.health import (
@@ -30,7 +29,7 @@ from nsq_fast.worker.health import (
     liveness,
     readiness,
 )
-from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, declared
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, WorkerConfig, declared
 from nsq_fast.worker.status_page import StatusPage
 from nsq_fast.worker.supervisor import GOOD_AFTER, Slot
 
