@@ -37,7 +37,7 @@ from nsq_fast.protocol.rdy import RequeueDelay
 from nsq_fast.protocol.topology import Target
 
 from .connection import Connection
-from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, message_name, tell_outdated
+from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, is_worth_a_line, message_name, tell_outdated
 from .loop import Repeated
 from .workers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
@@ -153,8 +153,7 @@ class Acknowledger:
 
     def _warn_of_attempts(self, message: Message) -> None:
         """Warn of a message that fails again and again, where ``max_tries`` lets it do so for long."""
-        over = message.attempts - self._attempts_threshold
-        if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
+        if is_worth_a_line(message.attempts - self._attempts_threshold):
             end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
             self._log.warning(
                 "message %s has failed in attempt %d; %s",
@@ -497,8 +496,7 @@ class Ordered:
 
     def _tell_blocked(self, message: Message) -> None:
         self.blocked += 1
-        over = message.attempts - self.threshold
-        if over & (over - 1) == 0:  # the first, second, fourth...: a message that fails all night fills no disk
+        if is_worth_a_line(message.attempts - self.threshold):
             self._log.error("%s", _blocked_text(message), extra=PARTITION_BLOCKED)
         emit(self._consumer, "on_blocked", message=message)
 
