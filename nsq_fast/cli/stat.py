@@ -174,7 +174,7 @@ def command(
         raise click.UsageError("--channel needs --topic")
     servers = servers.found(quiet=as_json)
     named = topic and (f"channel {channel} of {topic}" if channel else topic)
-    screen = _Screen(as_json, interval, f"no nsqd has {named}" if named else "")
+    screen = _Screen(as_json, f"no nsqd has {named}" if named else "")
     left = 1 if once else count or -1
     with stop_signals() as stop, screen.live:
         while not stop.is_set():
@@ -214,17 +214,18 @@ class _Screen:
         none: what stands in place of a table without rows; empty: its head.
     """
 
-    def __init__(self, as_json: bool, interval: float, none: str) -> None:
+    def __init__(self, as_json: bool, none: str) -> None:
         self._as_json = as_json
-        self._interval = interval
         self._none = none
         self._console = console.output()
         self._before: dict[tuple[str, str], int] = {}
+        self._seconds, self._shown_at = 0.0, monotonic()
         self._stalls = Stalls()
         self.live = Live(console=self._console, auto_refresh=False)
 
     def show(self, rows: Sequence[ChannelStats]) -> None:
-        now = monotonic()
+        now = monotonic()  # a server that answers late makes it longer than the interval
+        self._seconds, self._shown_at = now - self._shown_at, now
         stalled = [self._stalls.look(row, now) for row in rows]
         if self._as_json:
             shown = zip(rows, stalled, strict=True)
@@ -246,7 +247,7 @@ class _Screen:
 
     def _cells(self, row: ChannelStats) -> list[str]:
         before = self._before.get((row.topic, row.channel))
-        rate = "" if before is None else f"{max(0, row.messages - before) / self._interval:,.0f}"
+        rate = "" if before is None else f"{max(0, row.messages - before) / self._seconds:,.0f}"
         counts = (row.depth, row.memory_depth, row.backend_depth, row.in_flight, row.deferred, row.requeued)
         return [*(f"{n:,}" for n in (*counts, row.timed_out, row.messages)), rate, f"{row.clients:,}"]
 

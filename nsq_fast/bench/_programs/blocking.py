@@ -1,10 +1,12 @@
 """What clients have in common whose calls block, in greenlets or in threads: they publish what the job asks for, and
-consume; those on gevent also what they have published themselves.
+consume, also what they have published themselves.
 """
 
 from threading import Lock
 from time import time_ns
 
+import gevent
+from gevent.lock import Semaphore
 from meter import STAMP_BYTES, Alarm, seconds_until, stamp_of, stamped, ticks
 
 READ = 1
@@ -14,9 +16,12 @@ LOCK = Lock()
 class Blocking:
     """One client. ``kind()`` does what the job is about.
 
-    A subclass has ``make_consumer(handler)``, ``make_producer()``, ``sleep``, ``run_all(functions)``, and for an open
-    loop and a roundtrip ``publish_nowait(producer, topic, body)``, whose result has ``rawlink`` and ``get``.
+    A subclass has ``make_consumer(handler)``, ``make_producer()``, and for an open loop and a roundtrip
+    ``publish_nowait(producer, topic, body)``, whose result has ``rawlink`` and ``get``; where it is not of greenlets
+    also ``sleep`` and ``run_all(functions)``.
     """
+
+    sleep = staticmethod(gevent.sleep)
 
     def __init__(self, job, meter):
         self.job, self.meter = job, meter
@@ -123,54 +128,37 @@ class Blocking:
                 result.rawlink(answered(due))
         result.get()
 
-
-class OnGevent(Blocking):
-    """The same in greenlets."""
-
-    @property
-    def sleep(self):
-        from gevent import sleep
-
-        return sleep
-
     @staticmethod
     def run_all(functions):
-        from gevent import joinall, spawn
-
-        joinall([spawn(function) for function in functions], raise_error=True)
+        gevent.joinall([gevent.spawn(function) for function in functions], raise_error=True)
 
     def punctual_ticks(self, count):
         """``ticks``, each when it is due; greenlets run meanwhile."""
-        from gevent import get_hub, sleep
-
         try:
             alarm = Alarm()
         except OSError:
             for due, many in ticks(self.job["rate"], count):
-                sleep(seconds_until(due))
+                gevent.sleep(seconds_until(due))
                 yield due, many
             return
-        watcher = get_hub().loop.io(alarm.descriptor, READ)
+        watcher = gevent.get_hub().loop.io(alarm.descriptor, READ)
         for due, many in ticks(self.job["rate"], count):
             if time_ns() < due:
                 alarm.set(due)
-                get_hub().wait(watcher)
+                gevent.get_hub().wait(watcher)
                 alarm.clear()
             else:
-                sleep(0)
+                gevent.sleep(0)
             yield due, many
 
     def roundtrip(self):
         """Consume what is published, with as many messages under way as the job says, or at its rate."""
-        from gevent import spawn
-        from gevent.lock import Semaphore
-
         window = Semaphore(self.job["concurrency"])
         producer = self.make_producer()
         producer.start()
         consumer = self.make_consumer(self.timed(self.plain_handler(), window.release))
         consumer.start(block=False)
-        spawn(self._send_stamped, producer, window)
+        gevent.spawn(self._send_stamped, producer, window)
         consumer.join()
 
     def _send_stamped(self, producer, window):
