@@ -5,7 +5,7 @@ consume, also what they have published themselves.
 from threading import Lock
 from time import time_ns
 
-import gevent
+from gevent import get_hub, joinall, sleep, spawn
 from gevent.lock import Semaphore
 from meter import STAMP_BYTES, Alarm, seconds_until, stamp_of, stamped, ticks
 
@@ -21,7 +21,7 @@ class Blocking:
     also ``sleep`` and ``run_all(functions)``.
     """
 
-    sleep = staticmethod(gevent.sleep)
+    sleep = staticmethod(sleep)
 
     def __init__(self, job, meter):
         self.job, self.meter = job, meter
@@ -130,7 +130,7 @@ class Blocking:
 
     @staticmethod
     def run_all(functions):
-        gevent.joinall([gevent.spawn(function) for function in functions], raise_error=True)
+        joinall([spawn(function) for function in functions], raise_error=True)
 
     def punctual_ticks(self, count):
         """``ticks``, each when it is due; greenlets run meanwhile."""
@@ -138,17 +138,17 @@ class Blocking:
             alarm = Alarm()
         except OSError:
             for due, many in ticks(self.job["rate"], count):
-                gevent.sleep(seconds_until(due))
+                sleep(seconds_until(due))
                 yield due, many
             return
-        watcher = gevent.get_hub().loop.io(alarm.descriptor, READ)
+        watcher = get_hub().loop.io(alarm.descriptor, READ)
         for due, many in ticks(self.job["rate"], count):
             if time_ns() < due:
                 alarm.set(due)
-                gevent.get_hub().wait(watcher)
+                get_hub().wait(watcher)
                 alarm.clear()
             else:
-                gevent.sleep(0)
+                sleep(0)
             yield due, many
 
     def roundtrip(self):
@@ -158,7 +158,7 @@ class Blocking:
         producer.start()
         consumer = self.make_consumer(self.timed(self.plain_handler(), window.release))
         consumer.start(block=False)
-        gevent.spawn(self._send_stamped, producer, window)
+        spawn(self._send_stamped, producer, window)
         consumer.join()
 
     def _send_stamped(self, producer, window):
