@@ -17,6 +17,7 @@ from rich.text import Text
 
 from nsq_fast.client.admin import NsqdHTTPClient, placed
 from nsq_fast.errors import NsqError
+from nsq_fast.exporter import read_stats
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Topology
@@ -71,50 +72,13 @@ _COUNTS = [name for name in ChannelStats._fields if name not in {"topic", "chann
 
 def add_up(replies: Iterable[Mapping[str, Any]]) -> list[ChannelStats]:
     """Rows of nsqds' ``/stats`` replies: each topic, followed by its channels, in the order of their names."""
-    rows: dict[tuple[str, str], ChannelStats] = {}
-    for reply in replies:
-        for row in _rows(reply):
-            key = row[:2]
-            rows[key] = rows[key].plus(row) if key in rows else row
-    return [rows[key] for key in sorted(rows)]
-
-
-def _rows(reply: Mapping[str, Any]) -> Iterable[ChannelStats]:
-    """Of a partition its leader counts: replicas would count it again."""
-    for topic in reply.get("topics") or ():
-        if topic.get("is_leader") is False:
-            continue
-        name = topic["topic_name"]
-        # That of a partition is all bytes ever written: youzan/nsq: nsqd/stats.go, NewTopicStats.
-        depths = (0, 0) if "topic_partition" in topic else (topic["depth"], topic["backend_depth"])
-        yield ChannelStats(
-            name,
-            "",
-            depth=depths[0],
-            backend_depth=depths[1],
-            messages=topic["message_count"],
-            paused=topic.get("paused", False),  # topics of redesigned servers cannot be paused
-        )
-        for channel in topic["channels"] or ():
-            yield _channel_row(name, channel)
-
-
-def _channel_row(topic: str, channel: Mapping[str, Any]) -> ChannelStats:
-    clients = channel.get("client_count")
-    return ChannelStats(
-        topic,
-        channel["channel_name"],
-        depth=channel["depth"],
-        backend_depth=channel["backend_depth"],
-        in_flight=channel["in_flight_count"],
-        deferred=channel["deferred_count"],
-        requeued=channel["requeue_count"],
-        timed_out=channel["timeout_count"],
-        messages=channel["message_count"],
-        clients=len(channel.get("clients") or ()) if clients is None else clients,
-        ready=sum(each.get("ready_count", 0) for each in channel.get("clients") or ()),
-        paused=channel["paused"],
-    )
+    added: dict[tuple[str, str], ChannelStats] = {}
+    for row in (row for reply in replies for row in read_stats(reply)):
+        key = row.topic, row.channel
+        figures = {name: value for name, value in row.figures.items() if name in ChannelStats._fields}
+        stats = ChannelStats(*key, **figures)
+        added[key] = added[key].plus(stats) if key in added else stats
+    return [added[key] for key in sorted(added)]
 
 
 class Stalls:

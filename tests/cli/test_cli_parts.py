@@ -130,6 +130,13 @@ def test_stats_of_several_nsqds_are_added_up() -> None:
     assert total.unanswered == 36
 
 
+def test_clients_of_a_redesigned_channel_are_counted_where_they_are_not_listed() -> None:
+    channel = {**CHANNEL, "channel_name": "c", "client_count": None, "client_num": 3, "clients": None}
+    topic = {"topic_name": "t", "topic_partition": "0", "depth": 900, "message_count": 9, "channels": [channel]}
+    of_topic, of_channel = add_up([{"topics": [topic]}])
+    assert (of_topic.depth, of_topic.messages, of_channel.clients, of_channel.depth) == (0, 9, 3, 7)
+
+
 WAITS = ChannelStats("t", "c", depth=10, messages=100, clients=2, ready=5)
 
 
