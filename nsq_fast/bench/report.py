@@ -13,9 +13,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, counted, printable
 from nsq_fast.page import COLOURS, DASHES, STYLE, duration, variables
-from nsq_fast.printable import counted, printable
 
 from .clients import CORE_FLOOR, OURS
 from .results import (

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
-from nsq_fast.printable import counted
+from nsq_fast.errors import counted
 
 from .clients import Client
 from .results import ClientResult, Round, Scenario, Settings, limit_of, value_of

@@ -16,8 +16,7 @@ from nsq_fast.bench.clients import OURS, Client, available, chosen, names, neede
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
 from nsq_fast.bench.suite import Plan, in_turns, plans
-from nsq_fast.errors import ConfigError, NsqError
-from nsq_fast.printable import counted
+from nsq_fast.errors import ConfigError, NsqError, counted
 
 from . import console, options
 from .console import say
@@ -324,9 +323,14 @@ def compare_command(
     old, new = results.load(before), results.load(after)
     for difference in results.differences(old, new):
         say(f"warning: {difference}")
-    changes = list(
-        results.compare(old, new, clients=clients, figures=figures, relative_to=relative_to, threshold=threshold)
-    )
+    changes = list(results.compare(old, new, relative_to, threshold))
+    measured = {each.client for each in changes}
+    _refuse_unknown("--relative-to", filter(None, [relative_to]), measured)
+    _refuse_unknown("--client", clients, measured)
+    _refuse_unknown("--figure", figures, {each.metric for each in changes})
+    changes = [
+        each for each in changes if each.client in (clients or measured) and each.metric in (figures or [each.metric])
+    ]
     if not changes:
         raise click.UsageError("the two runs have no figure in common")
     if as_json:
@@ -335,6 +339,14 @@ def compare_command(
         title = counted(len(changes), "figure") + " compared" + (f", relative to {relative_to}" if relative_to else "")
         _show_changes([each for each in changes if everything or each.verdict != "same"], relative_to, title)
     raise SystemExit(any(each.verdict == "worse" for each in changes))
+
+
+def _refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """What is misspelt must not pass as if it had not become worse."""
+    for name in given:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise click.UsageError(f"{option} {name!r}: what both runs have is {there}")
 
 
 def _show_changes(changes: Sequence[results.Change], relative_to: str, title: str) -> None:

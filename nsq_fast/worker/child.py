@@ -29,7 +29,7 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 from nsq_fast import aio, threads
 from nsq_fast.bridge import Reply
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.errors import ConfigError, NsqError, printable
 from nsq_fast.log_events import (
     CONSUMER_FAILED,
     WORKER_CONSUMER_CLOSED,
@@ -37,7 +37,6 @@ from nsq_fast.log_events import (
     WORKER_OPTIONS_UNUSED,
     WORKER_PROGRAM_FAILED,
 )
-from nsq_fast.printable import printable
 
 from .health import (
     DRAIN,

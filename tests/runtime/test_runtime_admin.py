@@ -11,7 +11,6 @@ from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 from support.http import ask
 from support.http_server import reply, scripted_http
 from support.waiting import WAIT, until
@@ -19,7 +18,6 @@ from support.wire import Consumer, WireClient, publish, sized
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.cli import main
 from nsq_fast.client.admin import LookupPoller
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, NsqError, RemoteProtocolError
@@ -516,26 +514,3 @@ def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorde
     admin = ClusterAdmin([f"127.0.0.1:{recorder.port}", str(cluster.lookupds[0].http_address)])
     assert admin.stats().nodes
     assert recorder.questions
-
-
-def test_the_command_line(cluster):
-    def run(*arguments):
-        return CliRunner().invoke(main, ["admin", *arguments, *server])
-
-    server = ["--lookupd-http-address", str(cluster.lookupds[0].http_address)]
-    for words in (["pause"], ["unpause"], ["skip"], ["unskip"], ["set-offset", "end"], ["rate-limit", "64"]):
-        done = run(words[0], "t", "c", *words[1:])
-        assert (done.exit_code, done.output.count(": done")) == (0, 2), done.output
-    assert run("set-order", "t", "c", "off", "--partition", "1").output.endswith("partition 1: done\n")
-    assert run("pause", "t", "unknown").exit_code == 1
-    assert run("set-offset", "t", "c", "nowhere").exit_code == 2
-    assert run("cluster").output.startswith("stable\n")
-    partition = cluster.partition("t", 0)
-    other = next(node for node in partition.replicas if node != partition.leader)
-    assert run("move-leader", "t", "0", other).exit_code == 0
-    assert partition.leader == other
-    cluster.wait_stable()
-    assert run("expand", "t", "3").exit_code == 0
-    cluster.wait_stable()
-    refused = run("move-replica", "t", "0", "nobody", "else")
-    assert (refused.exit_code, "has no replica for the topic" in refused.output) == (1, True)

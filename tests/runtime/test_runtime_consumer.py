@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from time import monotonic
 
 import gevent
 import pytest
@@ -315,7 +314,7 @@ def watched(consume):
 
 
 def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched, monkeypatch, caplog):
-    monkeypatch.setattr("nsq_fast.client.deadlines.LOG_PAUSE", 600.0)
+    monkeypatch.setattr("nsq_fast.client.acknowledger.LOG_PAUSE", 600.0)
     server, keep = servers(QUICK), Keep()
     consumer = watched(keep, server)
     conn = server.connection()
@@ -336,20 +335,6 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
         consumer.close(timeout=30)  # it waits for nothing that has expired
     assert expired_of[consumer] == list(range(11))
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
-
-
-def test_touch_moves_the_deadline(servers, watched):
-    server, keep = servers(QUICK), Keep()
-    consumer = watched(keep, server)
-    conn = server.connection()
-    conn.push(1, 2)
-    conn.wait_for(lambda: len(keep.held) == 2)
-    end = monotonic() + 0.6
-    while monotonic() < end:
-        keep.held[0].touch()
-        gevent.sleep(0.02)  # sleep: touches again and again
-    assert expired_of[consumer] == [2]
-    conn.wait_for(lambda: expired_of[consumer] == [2, 1])
 
 
 def test_asynchronous_messages_of_lost_connections_count_until_they_expire(servers, watched):

@@ -17,7 +17,7 @@ from support.waiting import WAIT, promptly, until
 
 from nsq_fast import LookupdHTTPClient, Producer, Receipt, errors
 from nsq_fast.protocol import publishing
-from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
+from nsq_fast.protocol.publishing import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.topology import Nsqd, Topology
 
 GATHERING = [{}, {"coalesce": True}, {"linger": 0.005}]
@@ -821,17 +821,6 @@ def test_publishes_without_key_go_round_a_leader_in_trouble(lookup_producer, lea
         assert sender.publish("t", b"later-%d" % number, timeout=1 if trouble == "moving" else 60) == b"OK"
     assert len(leaders[1].commands) == owed, "then it was left alone"
     assert lookup.refreshed > before
-
-
-def test_an_unknown_outcome_is_not_tried_again_when_duplicates_are_unwanted(leading):
-    for failure in (NOT_WRITABLE, b"E_PUB_FAILED x", None):
-        log = Log(failure)
-        _, sender, _ = leading(log.answer, retry_unknown_outcome=False)
-        with pytest.raises(errors.PublishFailed, match="may have been stored") as caught:
-            sender.publish("t", b"x", key="k")
-        assert caught.value.possibly_stored
-        assert sender.publish("t", b"y", key="k") == b"OK"
-        assert log.attempts == [[b"x"], [b"y"]]
 
 
 def test_a_deadline_or_an_interruption_in_the_middle_keeps_the_order_of_the_others(leading):
