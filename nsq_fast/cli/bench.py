@@ -240,6 +240,9 @@ for _kind in _TAKEN:
     _measuring(_kind)
 
 
+_SCENARIOS = [plan.name for plan in plans(1, 1)]
+
+
 @_subcommand("suite", "Run the whole comparison.")
 def _suite(
     measurement: Measurement = _MEASUREMENT,
@@ -251,12 +254,12 @@ def _suite(
         help="Time for more rounds of a scenario, while a ratio of the goals is uncertain.",
     ),
     short: bool = flag(help="Run only the most important scenarios."),
-    only: Sequence[str] = several(metavar="NAME", help="Run only this scenario (repeatable)."),
+    only: Sequence[str] = several(
+        type=click.Choice(_SCENARIOS), metavar="NAME", help="Run only this scenario (repeatable)."
+    ),
 ) -> None:
     """Run all scenarios, and compare the result with the goals of the project."""
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
-    if not todo:
-        raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
     todo = measurement.as_the_servers(todo)
     run = measurement.run(todo, patience)
     console.show(report.GOALS_HEAD, [row for row in report.goals(run) if row[-1] != "not measured"], title="Goals")

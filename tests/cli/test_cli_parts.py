@@ -344,6 +344,7 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["exporter", "--nsqd", "h", "--timeout", "0"], "'--timeout': '0': must be more than 0"),
         (["bench", "consume", "--embedded", "--duration", "0ms"], "'--duration': '0ms': must be more than 0"),
         (["bench", "compare", __file__, __file__, "--threshold", "nan"], "'nan' is not a share: a number, 0 or more"),
+        (["bench", "suite", "--only", "consume", "--only", "publsh"], "'publsh' is not one of"),
         (["demo", "--messages", "0"], "--messages"),
         (["demo", "--nsqd", "h", "--lookupd", "h"], "not both"),
         (["broker", "--nsqds", "0", "--no-lookupd"], "nothing to run"),
