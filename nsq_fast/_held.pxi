@@ -13,7 +13,7 @@ cdef enum:
 
 
 cdef class HeldMessages:
-    """Counts messages in flight, and knows which they are; what ``nsq_fast.protocol.in_flight`` is built on.
+    """Counts messages in flight, and knows which they are; what ``nsq_fast.protocol.session`` is built on.
 
     ``count`` messages are in flight; an answer that is given twice counts twice. ``late`` messages have expired and may
     still be answered; their answers do not count. ``next_deadline`` is when the first to come expires, or earlier, by

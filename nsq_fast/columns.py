@@ -54,7 +54,9 @@ from nsq_fast.errors import (
 from nsq_fast.log_events import CLOSE_FAILED, DISCONNECTED, MESSAGE_UNREADABLE, RESPONSE_FAILED, SERVER_ERROR
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
-from nsq_fast.protocol.events import (
+from nsq_fast.protocol.publishing import RowsForm
+from nsq_fast.protocol.publishing import StoredRows as StoredRows
+from nsq_fast.protocol.session import (
     AnswerFailed,
     CommandFailed,
     Heartbeat,
@@ -62,10 +64,8 @@ from nsq_fast.protocol.events import (
     Reply,
     ServerFailed,
     ServerInfo,
+    Session,
 )
-from nsq_fast.protocol.publishing import RowsForm
-from nsq_fast.protocol.publishing import StoredRows as StoredRows
-from nsq_fast.protocol.session import Session
 
 from .producer import Headers, Producer
 

@@ -32,10 +32,9 @@ from nsq_fast.client.greenlets import (
     may_wait,
     tell_forks,
 )
-from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
 from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.signals import is_heard, receivers
-from nsq_fast.client.workers import Cursor, Pool, Worker
+from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Pool, Worker, check_handler
 from nsq_fast.errors import CallInvalid
 from nsq_fast.log_events import HANDLER_KILLED
 

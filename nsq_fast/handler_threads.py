@@ -30,9 +30,8 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
 from nsq_fast.client.greenlets import OwnerThread, get_ident, tell_forks
-from nsq_fast.client.handlers import Sample, refuse_deferred
 from nsq_fast.client.loop import SLICE
-from nsq_fast.client.workers import Pool, Worker, thread_frames
+from nsq_fast.client.workers import Pool, Sample, Worker, refuse_deferred, thread_frames
 from nsq_fast.errors import NotRunning
 from nsq_fast.log_events import INTERNAL_ERROR
 

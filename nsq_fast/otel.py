@@ -41,8 +41,8 @@ try:
 except ImportError as _error:
     raise ImportError("nsq_fast.otel needs opentelemetry-api: pip install 'nsq-fast[otel]'") from _error
 
+from nsq_fast import __version__
 from nsq_fast._codec import Message
-from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, NsqError, RequeueMessage
 
 __all__ = ["Telemetry"]

@@ -17,8 +17,7 @@ from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, options_of
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.errors import NotRunning
-from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.publishing import Receipt
+from nsq_fast.protocol.publishing import Key, Receipt
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

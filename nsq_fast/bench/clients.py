@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 
 from .results import SPARK_MODES, Settings
 

@@ -23,7 +23,7 @@ from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nsq_fast.printable import counted
+from nsq_fast.errors import counted
 
 from . import console, options
 from .admin import Lookup

@@ -30,8 +30,7 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.client.admin import AdminClient, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file, read_records
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.printable import counted
+from nsq_fast.errors import NsqError, RequeueMessage, counted
 from nsq_fast.producer import Producer
 
 from .admin import Lookup

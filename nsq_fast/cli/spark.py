@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.box import SIMPLE_HEAD
 
-from nsq_fast.errors import NsqError
-from nsq_fast.printable import counted
+from nsq_fast.errors import NsqError, counted
 
 from . import console, options
 from .console import text_or_base64

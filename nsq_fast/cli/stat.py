@@ -16,9 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from nsq_fast.client.admin import NsqdHTTPClient, placed
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, printable
 from nsq_fast.names import Address
-from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Topology
 
 from . import console, options

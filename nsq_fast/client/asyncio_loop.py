@@ -16,8 +16,7 @@ from weakref import WeakSet, finalize, ref
 
 from nsq_fast.errors import NsqError, WrongThread
 
-from .loop import FaultReporter, RestartPauses
-from .resolver import look_up
+from .loop import FaultReporter, RestartPauses, look_up
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger("nsq_fast.client")

@@ -41,6 +41,7 @@ from nsq_fast.errors import (
     MessageTooLarge,
     NsqError,
     ServerError,
+    printable,
 )
 from nsq_fast.log_events import (
     CLOSE_FAILED,
@@ -51,8 +52,7 @@ from nsq_fast.log_events import (
     RESPONSE_LOST,
 )
 from nsq_fast.names import Address
-from nsq_fast.printable import printable
-from nsq_fast.protocol.events import (
+from nsq_fast.protocol.session import (
     AnswerFailed,
     AuthInfo,
     CommandFailed,
@@ -62,9 +62,10 @@ from nsq_fast.protocol.events import (
     Reply,
     ServerFailed,
     ServerInfo,
+    Session,
+    Stage,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import Session, Stage
 
 from .loop import Event
 from .transport import Transport

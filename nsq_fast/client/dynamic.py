@@ -10,19 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
 
-from nsq_fast.config_source import ConfigDocument, ConfigSource
-from nsq_fast.errors import ConfigError, HttpError, NameInvalid
+from nsq_fast.errors import ConfigError, HttpError, NameInvalid, printable
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic, parse_address
-from nsq_fast.printable import printable
-from nsq_fast.protocol.delays import grown
+from nsq_fast.protocol.rdy import grown
 
 from .http import HttpClient, parse_endpoint
 from .lookupds import parse_lookupds
@@ -32,6 +30,40 @@ if TYPE_CHECKING:
     from .lookup import LookupPoller
     from .loop import Loop, Supervisor, Task
     from .trace import TraceLog
+
+
+# Where the documents of dynamic configuration come from: the contract of a source, which programs may implement.
+
+
+class ConfigDocument(NamedTuple):
+    """One version of a document.
+
+    Attributes:
+        content: JSON or TOML as ``form`` says, or a mapping.
+        mark: differs from version to version: a time, an ETag, an index.
+    """
+
+    content: bytes | str | Mapping[str, Any]
+    mark: Hashable
+    form: str = "json"
+
+
+@runtime_checkable
+class ConfigSource(Protocol):
+    """Something that a document is read from, for the option ``config_source`` of Consumer and Producer.
+
+    ``str(source)`` is what logs and errors call it. Several clients may share one.
+    """
+
+    def next(self, last: ConfigDocument | None) -> ConfigDocument:
+        """Return the document, once there is one that is not ``last``: None stands for any.
+
+        Called in a greenlet of the client, which it may block, and nothing else; killed when the client closes. For a
+        client that runs on asyncio it may be ``async def``; if it is not, it is called in a thread of its own, and
+        left alone when the client closes. What it raises says why there is no document now: it is called again after a
+        pause.
+        """
+
 
 log: logging.Logger = logging.getLogger("nsq_fast.config")
 

@@ -20,7 +20,7 @@ from nsq_fast.errors import NsqError, WrongThread
 
 from .connection import Connection
 from .greenlets import IN_THE_HUB, LAST, OwnerThread, Supervisor, get_ident, known, loop_turns, tell_forks
-from .resolver import look_up
+from .loop import look_up
 from .transport import Transport
 
 T = TypeVar("T")

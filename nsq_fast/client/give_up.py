@@ -28,7 +28,7 @@ from nsq_fast.names import check_topic
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_HEADER
 
-from .handlers import check_handler, refuse_deferred
+from .workers import check_handler, refuse_deferred
 
 logger: logging.Logger = logging.getLogger(__name__)
 

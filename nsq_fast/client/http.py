@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 import h11
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, HttpError, RemoteProtocolError
 from nsq_fast.names import Address, is_unix_address, parse_address

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError, printable
 from nsq_fast.log_events import (
     DISCOVERY_EXCLUDED,
     DISCOVERY_FAILED,
@@ -38,8 +38,7 @@ from nsq_fast.log_events import (
     TOPICS_UNKNOWN,
 )
 from nsq_fast.names import Addresses, check_topic
-from nsq_fast.printable import printable
-from nsq_fast.protocol.delays import grown
+from nsq_fast.protocol.rdy import grown
 from nsq_fast.protocol.topology import (
     Keep,
     LookupAnswer,
@@ -56,7 +55,7 @@ from .lookupds import Lookupd, LookupdList
 from .loop import Changes, Event
 
 if TYPE_CHECKING:
-    from nsq_fast.protocol.targets import TopicChoice
+    from nsq_fast.protocol.topology import TopicChoice
 
     from .http import Endpoint
     from .loop import Loop, Owner, Supervisor, Task

@@ -11,11 +11,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, HttpError, NsqError
+from nsq_fast.errors import ConfigError, HttpError, NsqError, printable
 from nsq_fast.log_events import LOOKUPD_FAILED, LOOKUPD_RECOVERED, LOOKUPDS_LEARNT
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, Addresses
-from nsq_fast.printable import printable
-from nsq_fast.protocol.delays import grown
+from nsq_fast.protocol.rdy import grown
 from nsq_fast.protocol.topology import (
     ACCEPT,
     LookupAnswer,

@@ -40,8 +40,7 @@ from nsq_fast._codec import Message
 from nsq_fast._record import Record
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.protocol.targets import Target, is_complete
-from nsq_fast.protocol.topology import unwrap
+from nsq_fast.protocol.topology import Target, is_complete, unwrap
 
 from .routing import PartitionQueue
 from .workers import Worker

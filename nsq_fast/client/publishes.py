@@ -23,7 +23,6 @@ from nsq_fast.client.trace import TraceLog, check_trace_id, new_trace_id
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, PublishFailed, TypeInvalid
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
-from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.publishing import (
     CODEC_HEADER,
     COUNT_BYTES,
@@ -33,10 +32,12 @@ from nsq_fast.protocol.publishing import (
     PLAIN_BATCH,
     BatchForm,
     Form,
+    Key,
     PublishState,
     Receipt,
     WireForm,
     compressed,
+    key_partitioner,
 )
 
 from .connection import check_delay

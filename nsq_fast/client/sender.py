@@ -42,7 +42,7 @@ import msgspec
 
 from nsq_fast._codec import NOP, traced_reply
 from nsq_fast._publish_path import Command, PendingPath, SendPath, Wakeups
-from nsq_fast.client.histogram import Histogram
+from nsq_fast._record import SAMPLE_EVERY, Histogram
 from nsq_fast.errors import (
     ConfigError,
     ConnectionClosed,
@@ -63,7 +63,6 @@ from nsq_fast.log_events import (
     KEYS_UNORDERED,
 )
 from nsq_fast.names import Address
-from nsq_fast.protocol.delays import ReconnectDelay
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publishing import (
     LONGEST_LEADER_PAUSE,
@@ -76,6 +75,7 @@ from nsq_fast.protocol.publishing import (
     retry_delay,
     take_receipts,
 )
+from nsq_fast.protocol.rdy import ReconnectDelay
 
 from .connection import CLOSE_TIMEOUT, Connection, ConnectionOwner
 from .loop import Event
@@ -114,9 +114,6 @@ FAULT_PAUSE = 1.0
 SLACK_PER_PENDING = 1e-6
 """Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that this
 stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late."""
-
-SAMPLE_EVERY = 0.01
-"""Seconds between two samples of what publishes take."""
 
 
 class Pending(PendingPath):

@@ -21,8 +21,7 @@ import msgspec
 from nsq_fast.config import EACH_START, MAX_PARTITION
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
 from nsq_fast.log_events import START_POSITION_BEYOND, START_POSITION_KEPT, START_POSITION_SET
-from nsq_fast.protocol.targets import Target
-from nsq_fast.protocol.topology import ACCEPT, Nsqd, unwrap
+from nsq_fast.protocol.topology import ACCEPT, Nsqd, Target, unwrap
 
 if TYPE_CHECKING:
     from .consumer import AnyConsumer

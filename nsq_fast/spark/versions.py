@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.errors import ConfigError, NsqError, counted
 from nsq_fast.log_events import SPARK_ERROR
-from nsq_fast.printable import counted
 
 from .pace import Reminder
 

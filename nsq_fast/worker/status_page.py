@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import WORKER_LISTENING
-from nsq_fast.names import parse_listen_address
+from nsq_fast.names import Address, parse_listen_address
 
-from .health import Family, Snapshot, Totals, Verdict, liveness, readiness
+from .health import Snapshot, Totals, Verdict, liveness, readiness
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -125,9 +125,8 @@ class StatusPage:
             self._server = _Server((host, port), pages)
         except OSError as error:
             raise ConfigError(f"http={address!r}: cannot listen there: {error.strerror or error}") from error
-        logger.info(
-            "http://%s:%d has %s", host or "0.0.0.0", self._server.port, " ".join(pages), extra=WORKER_LISTENING
-        )
+        shown = Address(host or "0.0.0.0", self._server.port)
+        logger.info("http://%s has %s", shown, " ".join(pages), extra=WORKER_LISTENING)
 
     def close(self) -> None:
         """Serve no longer."""
@@ -155,32 +154,21 @@ class StatusPage:
         except ImportError:
             return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n")
         snapshot, past = self._now, self._past
-        families = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
-        return Answer(200, generate_latest(SimpleNamespace(collect=lambda: _metrics_of(families))), CONTENT_TYPE_LATEST)
+        metrics = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
+        return Answer(200, generate_latest(SimpleNamespace(collect=lambda: metrics)), CONTENT_TYPE_LATEST)
 
 
-def _own(snapshot: Snapshot) -> Iterator[Family]:
+def _own(snapshot: Snapshot) -> Iterator[Any]:
     """Of the worker itself."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
     running = [each for each in snapshot.processes if not each.is_leaving]
     ready = sum(each.report.is_ready for each in running)
-    for name, help, kind, value in (
-        ("nsq_fast_worker_processes", "Processes that run and were not asked to end.", "gauge", len(running)),
-        ("nsq_fast_worker_processes_ready", "Those of them at whose consumers messages can arrive.", "gauge", ready),
-        ("nsq_fast_worker_restarts", "Processes started in place of one that ended by itself.", "counter",
-         snapshot.restarts),
-    ):  # fmt: skip
-        yield Family(name, help, kind, [(f"{name}_total" if kind == "counter" else name, {}, float(value))])
-
-
-def _metrics_of(families: Iterable[Family]) -> Iterator[Any]:
-    """Families as prometheus_client has them."""
-    from prometheus_client.metrics_core import Metric
-
-    for each in families:
-        metric = Metric(each.name, each.help, each.kind)
-        for name, labels, value in each.samples:
-            metric.add_sample(name, labels, value)
-        yield metric
+    name = "nsq_fast_worker"
+    yield GaugeMetricFamily(f"{name}_processes", "Processes that run and were not asked to end.", len(running))
+    yield GaugeMetricFamily(f"{name}_processes_ready", "Those of them at whose consumers messages can arrive.", ready)
+    text = "Processes started in place of one that ended by itself."
+    yield CounterMetricFamily(f"{name}_restarts", text, snapshot.restarts)
 
 
 # The page for people

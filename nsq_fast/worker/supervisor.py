@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from nsq_fast.config import WorkerConfig
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, printable
 from nsq_fast.log_events import (
     WORKER_DRAINING,
     WORKER_KILLED,
@@ -38,7 +38,6 @@ from nsq_fast.log_events import (
     WORKER_RESTART_BEGAN,
     WORKER_RESTART_ENDED,
 )
-from nsq_fast.printable import printable
 
 from .health import (
     DRAIN,

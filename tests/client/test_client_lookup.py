@@ -26,15 +26,13 @@ from support.waiting import TURNS, WAIT, promptly
 
 from nsq_fast import FileConfigSource, Producer
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.client.dynamic import NOTHING, ConfigKeeper, DynamicConfig, changes, parse
+from nsq_fast.client.dynamic import NOTHING, ConfigDocument, ConfigKeeper, DynamicConfig, changes, parse
 from nsq_fast.client.http import Endpoint, HttpClient
 from nsq_fast.client.lookup import SIDE_BY_SIDE, LookupPoller, TopicWatch
 from nsq_fast.client.loop import Event
 from nsq_fast.config import LookupConfig
-from nsq_fast.config_source import ConfigDocument
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning
-from nsq_fast.protocol.targets import TopicChoice
-from nsq_fast.protocol.topology import Topology
+from nsq_fast.protocol.topology import TopicChoice, Topology
 
 log = logging.getLogger("nsq_fast.test")
 

@@ -18,7 +18,8 @@ from nsq_fast._frame import ColumnReader
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NameInvalid, RemoteProtocolError, server_error
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED, dialect_of
-from nsq_fast.protocol.events import (
+from nsq_fast.protocol.session import (
+    MAX_HANDSHAKE_FRAME,
     AnswerFailed,
     Authenticating,
     CommandFailed,
@@ -29,9 +30,9 @@ from nsq_fast.protocol.events import (
     Ready,
     Reply,
     ServerFailed,
+    Session,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import MAX_HANDSHAKE_FRAME, Session
 from nsq_fast.protocol.topology import parse_lookup
 
 ID = b"0123456789abcdef"

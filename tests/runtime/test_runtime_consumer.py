@@ -314,7 +314,7 @@ def watched(consume):
 
 
 def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched, monkeypatch, caplog):
-    monkeypatch.setattr("nsq_fast.client.deadlines.LOG_PAUSE", 600.0)
+    monkeypatch.setattr("nsq_fast.client.acknowledger.LOG_PAUSE", 600.0)
     server, keep = servers(QUICK), Keep()
     consumer = watched(keep, server)
     conn = server.connection()

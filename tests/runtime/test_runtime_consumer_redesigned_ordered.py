@@ -74,6 +74,15 @@ def test_a_violation_is_told_and_delivered_by_default_and_a_redelivery_is_none(n
     assert "partition 0 went backwards" in caplog.text
 
 
+def test_a_partition_that_goes_back_to_its_first_message_is_a_violation_as_long_as_its_topic_is_there(nsqd, consume):
+    consumer = consume(Recorder(), found=topology({0: nsqd}), order_policy="deliver")
+    violations = hear(consumer, "on_order_violation")
+    connection = nsqd.subscriber(0)
+    push(connection, 5, 0, 1)
+    wait_answers(connection, b"FIN", [5, 0, 1])
+    assert [each["error"].seen for each in violations] == [(0, 0)]
+
+
 def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
     """It restarts as the leader without its last records, and stores new ones in their places."""
     handler = Recorder()
@@ -422,6 +431,33 @@ def test_a_topic_that_is_made_anew_is_consumed_from_its_start_position(cluster, 
         make_topic()
         publish(b"3", b"4")
         until(lambda: seen == [b"1", b"2", b"3", b"4"])
+
+
+@pytest.mark.parametrize("absence", ["short", "long"])
+@pytest.mark.parametrize("policy", ["drop", "stop"])
+def test_the_order_of_a_topic_that_is_made_anew_begins_anew(cluster, start_consumer, policy, absence):
+    """Whether lookup was asked while the topic was away, or only its nsqd has said that it is not there."""
+    seen = []
+    lookups = [str(each.http_address) for each in cluster.lookupds]
+    polls = {"lookupd_poll_interval": 600} if absence == "short" else {}
+    cluster.create_topic("t", partitions=1, replicas=1, channels=["c"], ordered=True)
+    consumer = start_consumer(
+        "t", "c", (), lookups, order_policy=policy, message_handler=lambda _, m: seen.append(m.body), **polls
+    )
+    violations = hear(consumer, "on_order_violation")
+    until(lambda: consumer.total_ready_count > 0)
+    with Producer((), lookups) as producer, LookupdHTTPClient.from_url(lookups[0]) as client:
+        for body in (b"1", b"2", b"3"):
+            producer.publish("t", body, partition=0)
+        until(lambda: seen == [b"1", b"2", b"3"])
+        client.delete_topic("t", partition="**")
+        said = ("not_connected", "E_TOPIC_NOT_EXIST") if absence == "short" else ("lookup_empty", "")
+        until(lambda: consumer.progress().reason == said[0] and said[1] in consumer.progress().detail)
+        cluster.create_topic("t", partitions=1, replicas=1, channels=["c"], ordered=True)
+        for body in (b"4", b"5"):
+            producer.publish("t", body, partition=0)
+        until(lambda: seen == [b"1", b"2", b"3", b"4", b"5"])
+    assert violations == []
 
 
 # Where a channel begins: on the embedded cluster and on a real nsqd

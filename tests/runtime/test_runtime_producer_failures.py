@@ -19,7 +19,7 @@ from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
-from nsq_fast.protocol.partitioner import murmur3_partition
+from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 0.5
@@ -129,7 +129,7 @@ def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_
 
 
 def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
-    monkeypatch.setattr("nsq_fast.protocol.delays.ReconnectDelay.next", lambda *_: 3600.0)
+    monkeypatch.setattr("nsq_fast.protocol.rdy.ReconnectDelay.next", lambda *_: 3600.0)
     address = free_address()
     with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
         sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)

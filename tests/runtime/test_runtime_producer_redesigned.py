@@ -17,7 +17,7 @@ from support.waiting import WAIT, promptly, until
 
 from nsq_fast import LookupdHTTPClient, Producer, Receipt, errors
 from nsq_fast.protocol import publishing
-from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
+from nsq_fast.protocol.publishing import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.topology import Nsqd
 
 GATHERING = [{}, {"coalesce": True}, {"linger": 0.005}]

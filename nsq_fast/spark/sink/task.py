@@ -25,9 +25,8 @@ from gevent.event import AsyncResult
 from nsq_fast.client.trace import LOGGER_NAME, TraceLog, log_to_file
 from nsq_fast.columns import ColumnProducer, StoredRows
 from nsq_fast.config import Config
-from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
+from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed, counted
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN
-from nsq_fast.printable import counted
 from nsq_fast.protocol.publishing import Receipt
 from nsq_fast.spark.options import SinkOptions, as_texts
 from nsq_fast.spark.versions import WriterCommitMessage, plain_errors
