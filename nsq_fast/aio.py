@@ -520,10 +520,10 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         # In any thread: it is made in the loop.
-        if self._has_closed is None or self.loop.is_closed or self.loop.is_this_thread:
+        if self._has_closed is None or self.loop.is_closed or self.ident == self.loop.get_ident():
             function(value)
         else:
-            self.loop.call_from_outside(partial(function, value))
+            self.loop.owner().hand_over(function, value)
 
     # Iterating
 

@@ -165,9 +165,7 @@ class Connection(ConnectionPath):
     def __init__(
         self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection], loop: Loop
     ) -> None:
-        self.config: ConnectionConfig = (
-            config if config.hostname is not None else config.replace(hostname=gethostname())
-        )
+        self.config: ConnectionConfig = with_hostname(config)
         self.loop = loop
         self.address = address
         self.session: Session = Session(self.config, responder=self)
@@ -765,6 +763,11 @@ class Connection(ConnectionPath):
         self._spin = self._message_spin = None
         self._cancel_timers()
         self._reader = self._writer = None
+
+
+def with_hostname(config: ConnectionConfig) -> ConnectionConfig:
+    """The same; where it names no host, with that of the system."""
+    return config if config.hostname is not None else config.replace(hostname=gethostname())
 
 
 @contextmanager

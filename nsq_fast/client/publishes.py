@@ -566,9 +566,7 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError unless it is one of a publish: a number of seconds, or None."""
-    if timeout is None:
-        return
+    """Raise ConfigError unless it is one of a publish: a number of seconds. None, which is one too, is not asked."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0, or None")
 

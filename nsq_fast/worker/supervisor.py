@@ -24,7 +24,6 @@ from typing import Any
 
 import msgspec
 
-from nsq_fast.config import WorkerConfig
 from nsq_fast.errors import ConfigError, printable
 from nsq_fast.log_events import (
     WORKER_DRAINING,
@@ -38,6 +37,7 @@ from nsq_fast.log_events import (
     WORKER_RESTART_BEGAN,
     WORKER_RESTART_ENDED,
 )
+from nsq_fast.worker.settings import WorkerConfig
 
 from .health import (
     DRAIN,

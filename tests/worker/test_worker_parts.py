@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, Info, generate_latest
 from support.browser import Browser
 
 from nsq_fast.cli import main
-from nsq_fast.config import WorkerConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.worker import subscribe
 from nsq_fast.worker.health import (
@@ -31,7 +30,7 @@ from nsq_fast.worker.health import (
     liveness,
     readiness,
 )
-from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, declared
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, WorkerConfig, declared
 from nsq_fast.worker.status_page import StatusPage
 from nsq_fast.worker.supervisor import GOOD_AFTER, Slot
 
