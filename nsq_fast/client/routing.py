@@ -1047,6 +1047,10 @@ class Routing:
             self._asking.pop(route, None)
         if not route.is_partitioned:
             others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
+            if not named and self.lookup.is_blank and route.addresses:
+                # Nsqlookupds that have just begun: nsqds register after up to 15 s (nsqio/nsq: nsqd/lookup.go,
+                # lookupLoop). Those that are connected are there all the same.
+                others = route.addresses & {link.address for link in self._pool.connected}
             self._set_addresses(route, named | others)
             topology = self.lookup.topology(route.name)
             if not (named or others):

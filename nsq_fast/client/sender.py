@@ -53,6 +53,7 @@ from nsq_fast.errors import (
     PublishFailed,
     PublishTimeout,
     ServerError,
+    counted,
 )
 from nsq_fast.log_events import (
     CONNECT_FAILED,
@@ -771,8 +772,8 @@ class Sender(SendPath):
             return nowhere
         reasons = []
         if publish.last_error is not None:
-            times = "1 attempt" if publish.attempts == 1 else f"{publish.attempts} attempts"
-            reasons.append(f"its time was over after {times}, the last failure: {publish.last_error}")
+            times = counted(publish.attempts, "attempt")
+            reasons.append(f"its time was over after {times}, the last failure: {publish.failure}")
         if publish.attempt is not None:
             conn = publish.attempt.conn
             reasons.append(f"no reply before its deadline{f', from {conn.address}' if conn else ''}")
@@ -870,14 +871,14 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
     """
     if isinstance(error, ConfigError):
         return ConfigError(*error.args)
-    note = ""
+    why = publish.failure
     if len(publish.ended_servers) >= MOST_SERVERS_LOST:
         ended = " and ".join(map(str, publish.ended_servers))
-        note = (
+        why += (
             f"; {ended} ended the connection while working on it, so it may be what ended them:"
             " it is sent to no other server"
         )
-    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, note)
+    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, why)
 
 
 def _encode_many(command: Command, dialect: Dialect) -> tuple[str, bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.contract import Face, Joined, joined
 from support.held_publishes import OK, PublishNsqd, error_frame
+from support.http_server import Question, scripted_http
 from support.waiting import WAIT
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
@@ -110,6 +111,35 @@ async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process:
             await join()
     several = {b"%d-%d" % pair for pair in itertools.product(range(4), range(10))}
     await bodies_until(face, nsqd_process.address, lambda found: several | {b"begin"} <= set(found))
+
+
+async def test_an_nsqd_that_is_connected_stays_in_use_while_lookup_names_none_at_all(
+    face: Face, nsqd_process: Any
+) -> None:
+    """As an nsqlookupd does that has just begun, until nsqds register with it: after up to 15 s."""
+    host, port = nsqd_process.address.split(":")
+    named = [{"broadcast_address": host, "hostname": "one", "tcp_port": int(port), "http_port": 1, "version": "1.3.0"}]
+
+    def answer(question: Question) -> None:
+        if named or not question.target.startswith("/lookup"):
+            question.answer({"producers": named})
+        else:
+            question.answer({"message": "TOPIC_NOT_FOUND"}, "404 Not Found")
+
+    with scripted_http(answer) as (lookupd,):
+        options = {"lookupd_http_addresses": str(lookupd.address), "lookupd_refresh_interval": 0.01}
+        async with face.client("Producer", lookupd_poll_interval=0.02, **options) as producer:
+            await face(producer.publish("t", b"x"))
+            named.clear()
+            asked = lookupd.count("/nodes")
+            await face.until(lambda: lookupd.count("/nodes") >= asked + 2)
+            for _ in range(10):
+                assert await face(producer.publish("t", b"x", timeout=WAIT)) == b"OK"
+            await face.do(nsqd_process.stop)
+            await face.until(lambda: not producer.stats()["connected"])
+            await face.until(lambda: not producer.stats()["disconnected"])  # nothing leads there any more
+            with pytest.raises(PublishFailed, match="lookup does not know the topic"):
+                await face(producer.publish("t", b"x", timeout=0.05))
 
 
 @pytest.mark.kill
