@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from prometheus_client import CollectorRegistry, Info, generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Info, generate_latest
 from support.browser import Browser
 
 from nsq_fast.cli import main
@@ -252,6 +254,15 @@ def test_what_a_program_says_of_itself_is_said_once_however_many_processes_there
     Info("app", "What runs.", registry=registry).info({"version": "3"})
     (found,) = Totals().now([generate_latest(registry).decode()] * 3)
     assert [(each.name, each.labels, each.value) for each in found.samples] == [("app_info", {"version": "3"}, 1.0)]
+
+
+@given(st.text(), st.text(), st.floats(0, 1e9))
+def test_figures_of_a_program_arrive_as_they_are(label: str, help: str, value: float) -> None:
+    registry = CollectorRegistry()
+    Counter("n", help, ["a"], registry=registry).labels(label).inc(value)
+    (found,) = Totals().now([generate_latest(registry).decode()])
+    assert found.documentation.strip() == help.strip()
+    assert [(each.labels, each.value) for each in found.samples] == [({"a": label}, value)]
 
 
 def consumed(at: float, *processes: tuple[int, int]) -> Snapshot:
