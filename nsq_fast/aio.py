@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -35,7 +35,7 @@ from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
 from nsq_fast.client.loop import EXIT_TIMEOUT, SLICE, check_end_timeout, tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
-from nsq_fast.client.publishes import Body, Group, Publish, options_of
+from nsq_fast.client.publishes import AllStored, Body, Group, Headers, Publish, Stored, options_of
 from nsq_fast.client.workers import Cursor, Pool, Worker, deferred_kind, thread_frames
 from nsq_fast.errors import CallInvalid, ConfigError, NotRunning, WrongThread
 from nsq_fast.protocol.publishing import OK, Key, Receipt
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer", "Producer"]
 
-Headers: TypeAlias = Mapping[str, Any]
-Stored: TypeAlias = bytes | Receipt
-AllStored: TypeAlias = bytes | list[Receipt]
 
 logger: logging.Logger = logging.getLogger(__name__)
 

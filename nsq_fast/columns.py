@@ -34,7 +34,7 @@ from nsq_fast._frame import ColumnReader, Columns, join_columns
 from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import OwnerThread, loop_turns
-from nsq_fast.client.publishes import PublishOptions
+from nsq_fast.client.publishes import Headers, PublishOptions
 from nsq_fast.client.routing import TopicRoute
 from nsq_fast.client.transport import Transport
 from nsq_fast.config import ConnectionConfig
@@ -67,7 +67,7 @@ from nsq_fast.protocol.session import (
     Session,
 )
 
-from .producer import Headers, Producer
+from .producer import Producer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from .client.dynamic import ConfigSource
-from .producer import Headers
+from .client.publishes import Headers
 from .protocol.publishing import Key
 
 class ConnectionKeywords(TypedDict, total=False):

@@ -36,9 +36,11 @@ from nsq_fast.client.gevent_loop import run
 from nsq_fast.client.loop import SLICE, check_end_timeout
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
+    AllStored,
     Group,
     Publish,
     PublishOptions,
+    Stored,
     check_defer,
     check_timeout,
     owned,
@@ -49,7 +51,7 @@ from nsq_fast.errors import CallInvalid, NotRunning, PublishFailed, RequeueMessa
 from nsq_fast.handler_threads import Batch, OutsideHandlers
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.names import check_topic
-from nsq_fast.producer import AllStored, BlockingCalls, Stored
+from nsq_fast.producer import BlockingCalls
 from nsq_fast.producer import Producer as GeventProducer
 from nsq_fast.protocol.publishing import OK
 

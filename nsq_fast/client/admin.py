@@ -30,6 +30,7 @@ from nsq_fast.names import (
     listed,
     parse_address,
 )
+from nsq_fast.protocol.dialect import UNREADABLE
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_lookup, unwrap
 
 from . import lookup
@@ -130,7 +131,7 @@ class AdminClient:
         reply = self.call(method, path, **query)
         try:
             return msgspec.json.decode(reply) if reply else None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"{self.address}: the reply to {path} is not JSON: {error}") from error
 
     def ping(self) -> bytes:
@@ -615,5 +616,5 @@ def _config_path(option: str) -> str:
 def _config_value(reply: bytes) -> Any:
     try:
         return msgspec.json.decode(reply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return reply.decode("utf-8", "replace")

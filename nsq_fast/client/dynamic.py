@@ -23,7 +23,7 @@ from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic, parse_address
 from nsq_fast.protocol.rdy import grown
 
 from .http import HttpClient, parse_endpoint
-from .lookupds import parse_lookupds
+from .lookup import parse_lookupds
 from .loop import Event
 
 if TYPE_CHECKING:

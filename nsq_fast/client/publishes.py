@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -241,6 +241,9 @@ class PendingLimit(LimitPath):
 # From the arguments of a call to what is sent
 
 Body = bytes | bytearray | memoryview
+Headers: TypeAlias = Mapping[str, Any]
+Stored: TypeAlias = bytes | Receipt
+AllStored: TypeAlias = bytes | list[Receipt]
 
 
 class PublishOptions(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ from nsq_fast.errors import (
     PublishFailed,
     PublishTimeout,
     ServerError,
+    counted,
 )
 from nsq_fast.log_events import (
     CONNECT_FAILED,
@@ -771,7 +772,7 @@ class Sender(SendPath):
             return nowhere
         reasons = []
         if publish.last_error is not None:
-            times = "1 attempt" if publish.attempts == 1 else f"{publish.attempts} attempts"
+            times = counted(publish.attempts, "attempt")
             reasons.append(f"its time was over after {times}, the last failure: {publish.last_error}")
         if publish.attempt is not None:
             conn = publish.attempt.conn

@@ -21,6 +21,7 @@ import msgspec
 from nsq_fast.config import EACH_START, MAX_PARTITION
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
 from nsq_fast.log_events import START_POSITION_BEYOND, START_POSITION_KEPT, START_POSITION_SET
+from nsq_fast.protocol.dialect import UNREADABLE
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Target, unwrap
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Starter:
                 ),
                 (rows[0], None),
             )
-        except (KeyError, TypeError, RecursionError, msgspec.DecodeError) as error:
+        except (KeyError, TypeError, *UNREADABLE) as error:
             raise RemoteProtocolError(f"{client.endpoint}: not the stats of a redesigned nsqd: {error!r}") from error
 
 

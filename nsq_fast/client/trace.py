@@ -25,6 +25,7 @@ from nsq_fast._codec import Message, TracedReply
 from nsq_fast.errors import ConfigError, TypeInvalid
 from nsq_fast.log_events import TRACE_CONSUMED, TRACE_PUBLISHED, TRACE_RECEIVED
 from nsq_fast.names import Address, check_topic
+from nsq_fast.protocol.dialect import UNREADABLE
 
 if TYPE_CHECKING:
     from logging.handlers import RotatingFileHandler
@@ -303,7 +304,7 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
         if text.strip():
             try:
                 yield decode(text[max(0, text.find(b"{")) :])
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 raise ValueError(f"line {number} is no trace record: {error}: {text[:100]!r}") from error
 
 

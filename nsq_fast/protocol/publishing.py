@@ -29,6 +29,7 @@ from nsq_fast.errors import (
     ExtNotSupported,
     PublishFailed,
     ServerError,
+    counted,
     publish_failed_class,
 )
 from nsq_fast.names import Address
@@ -554,10 +555,9 @@ def publish_failed(
     topic: str, error: BaseException, attempts: int, possibly_stored: bool, note: str = ""
 ) -> PublishFailed:
     """The error that the caller of a publish gets; ``error`` becomes its cause. ``note``: what else is to be said."""
-    times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     stored = "; it may have been stored all the same" if possibly_stored else ""
     failed = publish_failed_class(error)(
-        f"publish to {topic!r} failed after {times}: {str(error) or repr(error)}{note}{stored}",
+        f"publish to {topic!r} failed after {counted(attempts, 'attempt')}: {str(error) or repr(error)}{note}{stored}",
         attempts=attempts,
         possibly_stored=possibly_stored,
     )

@@ -60,6 +60,7 @@ from .dialect import (
     ANSWER_ERRORS,
     ORIGINAL,
     PUBLISHES,
+    UNREADABLE,
     Dialect,
     concerns_unanswered,
     dialect_of,
@@ -120,10 +121,6 @@ class AuthInfo(msgspec.Struct, frozen=True, kw_only=True):
     permission_count: _Integer = 0
 
 
-# What decoding of a peer's JSON raises; RecursionError where it is nested deeply.
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
 def identify_body(config: ConnectionConfig) -> bytes:
     """The JSON of IDENTIFY. Options that are None are left to the server.
 
@@ -177,7 +174,7 @@ def parse_identify(data: bytes, config: ConnectionConfig) -> ServerInfo:
 def parse_auth(data: bytes) -> AuthInfo:
     """Read the reply to AUTH. Raises RemoteProtocolError."""
     try:
-        return msgspec.json.decode(data, type=AuthInfo)
+        return msgspec.convert(msgspec.json.decode(data), AuthInfo)  # all of it is handed on, by ``Ready.auth_data``
     except UNREADABLE as error:
         raise RemoteProtocolError(f"AUTH reply {data[:100]!r}: {error}") from error
 

@@ -29,7 +29,7 @@ from nsq_fast.config import MAX_PARTITION
 from nsq_fast.errors import ConfigError, RemoteProtocolError, printable
 from nsq_fast.names import Address, check_topic, is_valid_name
 
-from .dialect import dialect_of
+from .dialect import UNREADABLE, dialect_of
 
 T = TypeVar("T")
 
@@ -210,7 +210,7 @@ def error_text(body: bytes) -> str:
     try:
         error = msgspec.json.decode(body[:MAX_ERROR_SIZE], type=_WireError)
         text = error.message or error.status_txt
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         text = ""
     return (text or body[: 4 * MAX_ERROR_TEXT].decode("utf-8", "replace").strip())[:MAX_ERROR_TEXT]
 
@@ -328,7 +328,7 @@ def _decode(kind: type[T], body: bytes) -> T:
 def _decode_json(kind: type[T], body: bytes) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"not a reply of nsqlookupd: {error}") from error
 
 

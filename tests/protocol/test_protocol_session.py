@@ -188,6 +188,13 @@ def test_a_deeply_nested_reply_is_a_mistake_of_the_server() -> None:
         session.receive(response(NESTED))
 
 
+def test_a_reply_to_auth_is_text_in_the_fields_that_are_passed_on_unread_too() -> None:
+    session = new(auth_secret="s")
+    session.receive(reply_json(auth_required=True))
+    with pytest.raises(RemoteProtocolError, match="AUTH reply"):
+        session.receive(response(b'{"identity":"i","more":"\xff"}'))
+
+
 @pytest.mark.parametrize(
     ("options", "data", "said"),
     [

@@ -6,6 +6,7 @@ import time
 from time import monotonic, time_ns
 
 import gevent
+import msgspec
 import pytest
 from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, lookup_of, push_record, topology
@@ -13,7 +14,7 @@ from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, Producer, RequeueMessage
 from nsq_fast.client.http import HttpClient
-from nsq_fast.errors import OrderViolated, PartitionBlocked
+from nsq_fast.errors import InternalError, OrderViolated, PartitionBlocked
 
 CONSUME = {"topic": "t", "channel": "c", "ordered": True, "requeue_delay": 20}
 NSQD = PartitionNsqd
@@ -545,6 +546,29 @@ def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, beg
     consumer, seen = begin("new", "end")
     finished(consumer, 1)
     assert seen == [b"1"]
+
+
+@pytest.mark.parametrize("garbage", [b'{"topics": [{"channels": "\xff"}]}', b'{"topics": 1}', b"{"])
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+def test_stats_that_cannot_be_read_are_a_mistake_of_the_server(place, start_consumer, monkeypatch, garbage):
+    ask, asked = HttpClient.ask, []
+
+    async def ask_for_garbage(self, loop, method, path, *arguments, **options):
+        reply = await ask(self, loop, method, path, *arguments, **options)
+        if path == "/stats" and not asked:
+            asked.append(path)
+            return msgspec.structs.replace(reply, body=garbage)
+        return reply
+
+    monkeypatch.setattr(HttpClient, "ask", ask_for_garbage)
+    consumer = start_consumer(
+        "t", "new", (), place[1], message_handler=lambda *_: None, start_position="end", max_reconnect_delay=0.1
+    )
+    errors = hear(consumer, "on_error")
+    until(lambda: consumer.total_ready_count > 0)
+    assert asked
+    assert errors
+    assert not [each for each in errors if isinstance(each["error"], InternalError)]
 
 
 @pytest.mark.parametrize(

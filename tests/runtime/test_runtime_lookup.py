@@ -277,6 +277,10 @@ def test_a_lookupd_may_be_given_as_text(text):
         poller.stop()
 
 
+def test_one_pair_of_a_host_and_a_port_is_one_lookupd():
+    assert LookupPoller(("h", 1)).lookupds == ("http://h:1",)
+
+
 @pytest.mark.parametrize(
     "bad", ["", [], "ftp://h:1", "http://h:1/path", "http://user:secret@h:1", "h:0", "h:x", "http://:1", [1], 5, None]
 )

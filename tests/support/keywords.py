@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from .client.dynamic import ConfigSource
-from .producer import Headers
+from .client.publishes import Headers
 from .protocol.publishing import Key
 '''
 

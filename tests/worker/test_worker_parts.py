@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, Info, generate_latest
+from support.browser import Browser
 
 from nsq_fast.cli import main
 from nsq_fast.config import WorkerConfig
@@ -278,6 +279,23 @@ def test_the_page_for_people_adds_up_processes_and_reckons_rates_of_the_last_sec
     assert 250 < float(found["finished/s"]) < 350
     assert found["processes"] == "2"
     assert found["connected"] == "2 of 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_can_be_read_on_any_screen(browser: Browser, width: int, dark: bool, tmp_path: Path) -> None:
+    reports = [ConsumerReport(name * 12 + "/shipping", True, 1, 2, 1_234_567) for name in ("order", "bill-")]
+    late = Report(Phase.RUNNING, consumers=[*reports, ConsumerReport("orders/billing", True, 0, 0)])
+    page = StatusPage(timeout=60.0)
+    page.show(Snapshot(monotonic(), (state(late, monotonic()), state(late, is_leaving=True)), missing=(1,)), Totals())
+    path = tmp_path / "page.html"
+    path.write_text(page.html())
+    audit = browser.audit(path, width, dark)
+    assert audit.found == []
+    assert audit.words > 300
+    assert (sum(map(int, re.findall(r"\d+", audit.background)[:3])) < 150) is dark
 
 
 def test_where_the_pages_are_is_said_as_a_browser_takes_it(caplog: pytest.LogCaptureFixture) -> None:
