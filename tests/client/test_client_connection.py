@@ -38,6 +38,7 @@ from nsq_fast.errors import (
     ConnectFailed,
     ConnectionClosed,
     ConnectionLost,
+    HeartbeatMissed,
     InternalError,
     LocalProtocolError,
     NsqError,
@@ -302,6 +303,12 @@ async def test_what_is_dropped_does_not_connect(loop: Any, peer: Callable[..., P
     with pytest.raises(LocalProtocolError, match="called already"):
         await conn.open()
     assert not owner.ends
+
+
+async def test_a_silent_server_is_dead_after_two_intervals(loop: Any, peer: Callable[..., Peer]) -> None:
+    owner, _ = await opened(loop, peer(ignore).address, heartbeat_interval=1.0)
+    await owner.until(lambda: owner.ends)
+    assert isinstance(owner.ends[0], HeartbeatMissed)
 
 
 async def test_it_does_not_look_early_after_a_time_without_the_loop(loop: Any, peer: Callable[..., Peer]) -> None:
