@@ -7,7 +7,9 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakSet
@@ -24,6 +26,7 @@ from nsq_fast.protocol.publishing import OK, Receipt
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from nsq_fast.client.sender import Sender
     from nsq_fast.keywords import PublishKeywords
 
 Headers: TypeAlias = Mapping[str, Any]
@@ -46,6 +49,7 @@ class Producer(ProducerCore):
     where their loop is not closed it runs for two seconds more.
     """
 
+    _forget_loop: Callable[[], None]
     _home: asyncio.AbstractEventLoop | None
     _pid = 0
 
@@ -202,6 +206,7 @@ class Producer(ProducerCore):
             self._create_future = running.create_future
             # What asyncio's own loop is about to do; uvloop does not show it.
             self._ready = getattr(running, "_ready", ())
+            self._forget_loop = loop.tell_end(partial(self._loop_ended, self._sender))
             _known.add(self)
         await self._start()
 
@@ -219,7 +224,20 @@ class Producer(ProducerCore):
             self._is_running = False
         else:
             self._check_loop("close()")
-            await self._close(timeout)
+            try:
+                await self._close(timeout)
+            finally:
+                if not self._is_closing:
+                    self._forget_loop()
+
+    def _loop_ended(self, sender: Sender) -> None:
+        """The loop in which ``sender`` lives is closed, or the producer is."""
+        try:
+            if self._is_running and sender is self._sender and self._pid == os.getpid():
+                text = f"unclosed producer {self!r}: close it, or use it in an async with block"
+                warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+        finally:
+            sender.let_go()
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the producer has closed; whether it has."""
