@@ -9,7 +9,6 @@ from typing import Any
 
 from ._per_interpreter import require_main_interpreter
 
-
 _ANYWHERE = frozenset({"_codec", "config", "config_source", "errors", "names", "protocol"})
 """Modules of nsq_fast, and a package, that need no client and so may be imported in any interpreter of a process."""
 
@@ -21,7 +20,7 @@ def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if home[name].partition(".")[0] not in _ANYWHERE:
-            require_main_interpreter()  # before gevent is tried, which ends the process in another one of CPython 3.13.0
+            require_main_interpreter()  # first: to try gevent in another one ends the process, on CPython 3.13.0
         try:
             module = importlib.import_module(f".{home[name]}", package)
         except ImportError:
