@@ -840,6 +840,12 @@ class Pool:
         """Those with an open connection, the stalled ones among them."""
         return [link for link in self if link.conn is not None]
 
+    def let_go(self) -> None:
+        """The loop is closed: drop every connection."""
+        for link in self:
+            link.let_go()
+        self._links.clear()
+
     async def close(self, timeout: float) -> None:
         """Close every connection after flushing what was written to it, or when time is up."""
         end = monotonic() + timeout + AFTER_TIMEOUT

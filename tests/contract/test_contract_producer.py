@@ -95,6 +95,19 @@ async def test_max_pending_blocks_those_who_wait_and_refuses_the_others(face: Fa
     await bodies_until(face, nsqd_process.address, lambda found: len(found) == count)
 
 
+async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: int, caplog: Any) -> None:
+    producer = face.package.Producer(f"127.0.0.1:{closed_port}", publish_timeout=WAIT)
+    await face(producer.start())
+    promise = producer.publish_nowait("t", b"x")
+    await face(producer.close(timeout=1.3))
+    with pytest.raises(PublishFailed, match="closed"):
+        await face.result(promise)
+    (told,) = [each for each in caplog.records if getattr(each, "event", "") == "close_waits"]
+    assert "closing waits for 1 messages that are not confirmed" in told.getMessage()
+    assert f"127.0.0.1:{closed_port}: cannot connect" in told.getMessage()
+    assert "at most 0.3 s more" in told.getMessage()
+
+
 async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:
     async with face.client("Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
         await face(producer.publish("t", b"begin"))
