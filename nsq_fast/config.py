@@ -351,6 +351,8 @@ class ConnectionConfig(Config, frozen=True):
             raise ConfigError("tls_options without tls_v1=True: nothing would be encrypted; give both, or neither")
         if self.auth_secret is not None and not isinstance(self.auth_secret, (str, bytes)):
             raise ConfigError("auth_secret='***': must be str or bytes, or None")
+        if self.auth_secret is not None and not self.auth_secret:
+            raise ConfigError("auth_secret: it is empty; give the secret, or None where no nsqd asks for AUTH")
         if self.ext_filter is not None:
             _check_ext_filter(self.ext_filter)
         if self.desired_tag is not None and len(self.desired_tag) > MAX_TAG_SIZE:

@@ -348,6 +348,11 @@ class Invalid(ServerError):
 
     code = "E_INVALID"
 
+    @property
+    def hint(self) -> str:  # type: ignore[override]
+        # nsqio/nsq: nsqd/protocol_v2.go, enforceTLSPolicy; youzan/nsq: the same
+        return "this nsqd takes connections with TLS only: set tls_v1=True" if "TLS required" in self.detail else ""
+
 
 class BadBody(ServerError):
     """A command body has a wrong size, or holds a value out of range."""
@@ -395,6 +400,7 @@ class AuthFailed(ServerError):
     """The auth server could not be asked, or refused the secret."""
 
     code = "E_AUTH_FAILED"
+    hint = "its auth server refuses auth_secret, or gives nsqd no good answer: the log of nsqd says which"
 
 
 class AuthFirst(ServerError):
@@ -413,6 +419,7 @@ class Unauthorized(ServerError):
     """The identity may not do this on that topic or channel."""
 
     code = "E_UNAUTHORIZED"
+    hint = "the auth server does not allow that with this auth_secret"
 
 
 class SubFailed(ServerError):

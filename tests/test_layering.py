@@ -67,7 +67,7 @@ ALLOWED = {
     "testing": ON_CLIENT | {"broker", "__init__"},
     "bench": ON_CLIENT | {"aio", "threads", "broker", "page", "__init__"},
     "exporter": DATA | {"metrics", "client"},
-    "worker": ON_CLIENT | {"aio", "threads", "logs", "metrics", "__init__"},
+    "worker": ON_CLIENT | {"aio", "threads", "logs", "metrics", "page", "__init__"},
     "cli": ON_CLIENT | {"broker", "bench", "exporter", "worker", "__init__"},
 }
 # The one way up: commands that are Spark's, and import it when they run.

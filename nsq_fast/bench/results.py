@@ -449,24 +449,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.after.over(self.before)
 
 
-def compare(
-    before: Run,
-    after: Run,
-    *,
-    clients: Sequence[str] = (),
-    figures: Sequence[str] = (),
-    relative_to: str = "",
-    threshold: float = THRESHOLD,
-) -> Iterator[Change]:
-    """Every figure that both runs have; of all clients when none are named, and the same of figures."""
+def compare(before: Run, after: Run, relative_to: str = "", threshold: float = THRESHOLD) -> Iterator[Change]:
+    """Every figure that both runs have."""
     later = dict(_figures(after, relative_to))
-    for (scenario, client, metric), old in _figures(before, relative_to):
-        new = later.get((scenario, client, metric))
-        is_wanted = not clients or client in clients
-        if new is None or not is_wanted or (figures and metric not in figures):
-            continue
-        verdict = verdict_on(old, new, metric == "rate", threshold)
-        yield Change(scenario=scenario, client=client, metric=metric, before=old, after=new, verdict=verdict)
+    for key, old in _figures(before, relative_to):
+        if new := later.get(key):
+            scenario, client, metric = key
+            verdict = verdict_on(old, new, metric == "rate", threshold)
+            yield Change(scenario=scenario, client=client, metric=metric, before=old, after=new, verdict=verdict)
 
 
 def _figures(run: Run, relative_to: str) -> Iterator[tuple[tuple[str, str, str], Figure]]:

@@ -240,6 +240,9 @@ for _kind in _TAKEN:
     _measuring(_kind)
 
 
+_SCENARIOS = [plan.name for plan in plans(1, 1)]
+
+
 @_subcommand("suite", "Run the whole comparison.")
 def _suite(
     measurement: Measurement = _MEASUREMENT,
@@ -251,12 +254,12 @@ def _suite(
         help="Time for more rounds of a scenario, while a ratio of the goals is uncertain.",
     ),
     short: bool = flag(help="Run only the most important scenarios."),
-    only: Sequence[str] = several(metavar="NAME", help="Run only this scenario (repeatable)."),
+    only: Sequence[str] = several(
+        type=click.Choice(_SCENARIOS), metavar="NAME", help="Run only this scenario (repeatable)."
+    ),
 ) -> None:
     """Run all scenarios, and compare the result with the goals of the project."""
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
-    if not todo:
-        raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
     todo = measurement.as_the_servers(todo)
     run = measurement.run(todo, patience)
     console.show(report.GOALS_HEAD, [row for row in report.goals(run) if row[-1] != "not measured"], title="Goals")
@@ -323,9 +326,14 @@ def compare_command(
     old, new = results.load(before), results.load(after)
     for difference in results.differences(old, new):
         say(f"warning: {difference}")
-    changes = list(
-        results.compare(old, new, clients=clients, figures=figures, relative_to=relative_to, threshold=threshold)
-    )
+    changes = list(results.compare(old, new, relative_to, threshold))
+    measured = {each.client for each in changes}
+    _refuse_unknown("--relative-to", filter(None, [relative_to]), measured)
+    _refuse_unknown("--client", clients, measured)
+    _refuse_unknown("--figure", figures, {each.metric for each in changes})
+    changes = [
+        each for each in changes if each.client in (clients or measured) and each.metric in (figures or [each.metric])
+    ]
     if not changes:
         raise click.UsageError("the two runs have no figure in common")
     if as_json:
@@ -334,6 +342,14 @@ def compare_command(
         title = counted(len(changes), "figure") + " compared" + (f", relative to {relative_to}" if relative_to else "")
         _show_changes([each for each in changes if everything or each.verdict != "same"], relative_to, title)
     raise SystemExit(any(each.verdict == "worse" for each in changes))
+
+
+def _refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """What is misspelt must not pass as if it had not become worse."""
+    for name in given:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise click.UsageError(f"{option} {name!r}: what both runs have is {there}")
 
 
 def _show_changes(changes: Sequence[results.Change], relative_to: str, title: str) -> None:

@@ -91,6 +91,9 @@ OVERDUE_INTERVALS = 1.25
 GRACE = 0.1
 """Seconds that a peer that looks silent gets to be heard after all: bytes may have come while this process was busy."""
 
+TELL_AFTER = 1.0
+"""Seconds after which the log says what the close of a client waits for."""
+
 CLOSE_TIMEOUT = 2.0
 
 ConnectionT = TypeVar("ConnectionT", contravariant=True)

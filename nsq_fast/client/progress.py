@@ -583,7 +583,7 @@ def _why_it_waits(producer: ProducerCore, publish: Publish) -> Finding:
     if nowhere is not None:
         return _why_nowhere(producer, publish), str(nowhere)
     if publish.last_error is not None:
-        return "backoff", f"it is tried again: {publish.last_error}"
+        return "backoff", f"it is tried again: {publish.failure}"
     if isinstance(queue, PartitionQueue) and queue.is_paused:
         return "backoff", f"an attempt to partition {queue.number} failed, and the next one comes later"
     return "awaiting_answers", "it waits for others of its topic, which were sent before"

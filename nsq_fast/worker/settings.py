@@ -181,6 +181,12 @@ FILE_VARIABLE = "NSQ_FAST_CONFIG"
 _CONFIGS = (WorkerConfig, ConsumerConfig, ConnectionConfig, LookupConfig)
 _NAMED_AGE_POLICIES = ("finish", "give_up")
 _FROM_OUTSIDE = CONSUMER_OPTIONS - POLICIES | {"max_age_policy"}  # of the policies the one that may be a word
+_MAPPINGS = frozenset(
+    {"tls_options", "lookupd_tls_options", "ext_filter", "discovery_filter"}
+)  # as JSON, where all is text
+_COMPANIONS = {"tls_options": {"tls_v1": True}}
+"""What an option is refused without, and may come from another source."""
+
 _TABLES = ("worker", "consumer", "subscription")
 _CLOSE_ENOUGH = 0.85
 
@@ -289,6 +295,8 @@ class SettingsReader:
     def _take(self, given: Given, taken: dict[str, Given]) -> None:
         """Check an option alone, and have it take the place of one from a weaker source."""
         try:
+            if given.name in _MAPPINGS and isinstance(given.value, str):
+                given = given._replace(value=_mapping(given))
             _check_alone(given.name, given.value)
         except (ConfigError, NameInvalid, TypeError) as error:
             self.faults.append(f"{given.source}: {error}")
@@ -309,6 +317,14 @@ def _values(taken: Mapping[str, Given]) -> dict[str, Any]:
     return {name: given.value for name, given in taken.items()}
 
 
+def _mapping(given: Given) -> Any:
+    """The mapping that a variable of the environment, or a flag, has as text; errors do not show it."""
+    try:
+        return msgspec.json.decode(given.value, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'{given.name}: must be an object of JSON, such as {{"cafile": "ca.pem"}}: {error}') from None
+
+
 def _check_alone(name: str, value: Any) -> None:
     """Raise ConfigError, or what parses it, when a name is unknown, or its value wrong whatever the others are."""
     refuse_unknown({name: value}, WorkerConfig.names() | _FROM_OUTSIDE)
@@ -322,7 +338,7 @@ def _check_alone(name: str, value: Any) -> None:
     elif name not in ARGUMENTS:
         for config in _CONFIGS:
             if name in config.names():
-                config.of({name: value})
+                config.of({name: value, **_COMPANIONS.get(name, {})})
 
 
 _LENGTH = struct.Struct("!I")

@@ -593,7 +593,8 @@ class Supervisor:
                 code = process.ended()
                 if code is None:
                     continue
-                self._past = self._past.with_ended(process.report.metrics)
+                with suppress(ValueError):  # whatever a program shows, its processes are looked after
+                    self._past = self._past.with_ended(process.report.metrics)
                 self._has_replacement_failed |= slot.ended(process, code, now)
 
     def _look(self) -> None:

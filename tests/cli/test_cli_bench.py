@@ -299,6 +299,13 @@ def test_what_was_counted_is_compared_and_figures_are_chosen_by_name(
     assert {each["metric"] for each in json.loads(done.stdout)} == {"instructions/message"}
 
 
+@pytest.mark.parametrize("option", ["--client", "--figure", "--relative-to"])
+def test_a_name_that_neither_run_has_does_not_pass_as_unchanged(suite_run: Path, option: str) -> None:
+    done = bench("compare", str(suite_run), str(suite_run), "--client", "nsq_fast", option, "nsq_fasd")
+    assert done.exit_code == 2
+    assert f"{option} 'nsq_fasd': what both runs have is " in done.output
+
+
 def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     html, docs = tmp_path / "report.html", tmp_path / "performance.md"

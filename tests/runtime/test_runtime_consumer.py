@@ -11,7 +11,7 @@ from support.processes import run_quietly
 from support.scripted_nsqd import frame
 from support.waiting import holds, promptly, until
 
-from nsq_fast import Consumer, Message, RequeueMessage, threads
+from nsq_fast import Consumer, threads
 from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
 
@@ -127,46 +127,6 @@ def test_auth_is_told(servers):
     with consumer:
         server.connection()
     assert told == [(server.address, "me")]
-
-
-# Signals of single messages: heard once, when the answer is queued, however the message was answered
-
-
-def fail(message):
-    raise RequeueMessage(0.25, backoff=False)
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (lambda message: None, [("on_finish", {})]),
-        (lambda message: message.finish(), [("on_finish", {})]),
-        (lambda message: message.requeue(7, backoff=False), [("on_requeue", {"timeout": 7, "backoff": False})]),
-        (lambda message: message.touch(), [("on_touch", {}), ("on_finish", {})]),
-        (fail, [("on_requeue", {"timeout": 250, "backoff": False})]),
-    ],
-)
-def test_the_receivers_of_a_message_hear_its_answer_and_no_other(nsqd, consume, answer, expected):
-    heard = []
-
-    def handler(consumer, message):
-        if message.body == b"listened to":
-            for name in ("on_finish", "on_requeue", "on_touch"):
-                signal = getattr(message, name)
-                signal.connect(lambda sender, name=name, **values: heard.append((sender, name, values)), weak=False)
-        answer(message)
-
-    consume(handler, max_in_flight=4)
-    conn = nsqd.connection()
-    conn.push(1)
-    conn.push(2, body=b"listened to")
-    conn.push(3)
-    conn.wait_for(lambda: len(conn.answered(b"FIN")) + len(conn.answered(b"REQ")) == 3)
-    assert [(sender.body, name, values) for sender, name, values in heard] == [
-        (b"listened to", name, values) for name, values in expected
-    ]
-    with pytest.raises(AttributeError):
-        _ = Message(1, 1, b"0" * 16, b"without a connection").on_finish
 
 
 # Handlers that have not run when they return: refused when they are given, or when a message shows it

@@ -357,20 +357,6 @@ def publish(lookups):
         yield lambda partition, *bodies: producer.multipublish("t", list(bodies), partition=partition)
 
 
-def test_by_default_every_ordered_partition_has_its_rdy(cluster, taking, publish):
-    """A handler that holds the message of one partition keeps no other waiting for its turn."""
-    cluster.create_topic("t", partitions=3, replicas=1, ordered=True, channels=["ch"])
-    release, seen = Event(), []
-    handler = lambda _, message: (seen.append(message.partition), release.wait())  # noqa: E731
-    consumer = taking(3, handler, max_in_flight=None, low_ready_idle_timeout=600)
-    for partition in range(3):
-        publish(partition, b"first", b"second")
-    until(lambda: sorted(seen) == [0, 1, 2])
-    assert [each.rdy for each in consumer.stats().connections] == [1, 1, 1]
-    release.set()
-    until(lambda: sorted(seen) == [0, 0, 1, 1, 2, 2])
-
-
 def test_a_blocked_partition_blocks_no_other(cluster, taking, publish):
     cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
     seen = []

@@ -316,18 +316,6 @@ def discovered(make_nsqd, make_lookupd):
 # By name
 
 
-def test_an_unknown_topic_is_said_and_the_others_go_on(discovered, start_consumer, caplog):
-    nsqd, _, lookup = discovered
-    publish(nsqd, "known", b"one")
-    seen = []
-    handler = lambda _, message: seen.append((message.topic, message.body))  # noqa: E731
-    start_consumer(["unknown", "known"], "ch", message_handler=handler, **lookup)
-    until(lambda: seen == [("known", b"one")])
-    until(lambda: "no nsqlookupd knows topic unknown yet" in caplog.text)
-    publish(nsqd, "unknown", b"two")
-    until(lambda: seen == [("known", b"one"), ("unknown", b"two")])
-
-
 def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, caplog):
     """One lookupd says first that nobody has the topic, while the last word of the other still names the nsqd."""
     with ExitStack() as stack:

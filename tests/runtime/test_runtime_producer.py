@@ -205,18 +205,6 @@ def test_nothing_overtakes_what_gathers(publishing, options):
     assert server.bodies == numbers(7)
 
 
-def test_a_hundred_greenlets_need_few_commands_and_one_connection(publishing):
-    def work(number):
-        for index in range(20):
-            assert sender.publish("t", b"%d-%d" % (number, index)) == b"OK"
-
-    server, sender = publishing(coalesce=True)
-    gevent.joinall([gevent.spawn(work, number) for number in range(100)], raise_error=True)
-    assert len(set(server.bodies)) == len(server.bodies) == 2000
-    assert len(server.commands) < 500
-    assert len(server.peers) == 1
-
-
 # Callers whose publishes were stored together, or that are interrupted
 
 
