@@ -321,6 +321,12 @@ class Socket:
             if self._end is not None:
                 self._end.close()
 
+    def detach(self) -> int:
+        """Let go of it, as its loop is closed: nothing of it goes to anybody any more. It has no descriptor."""
+        self._network.loop.sockets.pop(self._descriptor, None)
+        self._descriptor = -1
+        return -1
+
 
 class Host:
     """A machine, or one side of a network: what happens to all streams to it.
