@@ -686,12 +686,9 @@ class TaskWorker(Worker):
 
     async def _serve_queue(self, inbound: InboundQueue) -> bool:
         """Handle some messages; whether the time slice is over."""
-        began = self.began = monotonic()
-        if began >= inbound.ledger.next_deadline:
-            inbound.expire(began)
-        acknowledger = self._acknowledger
-        timing = acknowledger.timing
-        sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        acknowledger, sample = self._acknowledger, self._sampled()
+        if self.began >= inbound.ledger.next_deadline:
+            inbound.expire(self.began)
         try:
             if inbound.lock is not None:
                 await self._serve_ordered(inbound, sample)
@@ -703,7 +700,7 @@ class TaskWorker(Worker):
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             acknowledger.log_fault(self.current)
         if inbound.lock is None:
-            self._pool.handled(began, inbound.slice.take_count())
+            self._pool.handled(self.began, inbound.slice.take_count())
         return bool(inbound.waiting)
 
     def _leave(self, inbound: InboundQueue) -> None:

@@ -177,7 +177,7 @@ class HubProducer(GeventProducer):
         """
         self._check_call(topic, timeout)
         check_defer(defer)
-        self._composer.check_size(body)
+        self._composer.check_body(None, body)
         if options is not NO_OPTIONS:
             self._composer.check_options(options)
         return bytes(body)

@@ -379,6 +379,19 @@ class ClusterStats(NamedTuple):
     nodes: tuple[NodeLoad, ...]
 
 
+class _WireNode(msgspec.Struct):
+    broadcast_address: str = ""
+    http_port: int = 0
+    leader_load_factor: float = 0.0
+    node_load_factor: float = 0.0
+
+
+class _WireStats(msgspec.Struct):
+    # youzan/nsq: nsqlookupd/http.go, doClusterStats
+    stable: bool = False
+    node_stat_list: list[_WireNode] | None = None
+
+
 Place: TypeAlias = tuple[int | None, Nsqd]
 """An nsqd of a topic, and the partition that it leads there; None on an nsqd of the original."""
 
@@ -499,24 +512,25 @@ class ClusterAdmin:
 
     def leader_id(self, topic: str, partition: int) -> str:
         """The ``distributed_id`` of the node that leads a partition. Raises NsqError when none does."""
-        peers = self._ask("lookup", check_topic(topic), access="r", metainfo=True).get("partitions") or {}
-        if str(partition) not in peers:
-            raise NsqError(f"{topic}: partition {partition} has no leader; there are leaders of {sorted(peers)}")
-        return str(peers[str(partition)].get("distributed_id") or "")
+        leaders = self._topology(topic).partitions
+        if partition not in leaders:
+            raise NsqError(f"{topic}: partition {partition} has no leader; there are leaders of {list(leaders)}")
+        return leaders[partition].distributed_id
 
     def stats(self) -> ClusterStats:
         """What the leading nsqlookupd says of the cluster. Raises HttpError."""
         with self._leading_lookupd() as lookupd:
             answer = lookupd.call_json("GET", "/cluster/stats") or {}
-        nodes = [
-            NodeLoad(
-                f"{row.get('broadcast_address')}:{row.get('http_port')}",
-                float(row.get("leader_load_factor") or 0),
-                float(row.get("node_load_factor") or 0),
-            )
-            for row in answer.get("node_stat_list") or ()
-        ]
-        return ClusterStats(bool(answer.get("stable")), tuple(nodes))
+            try:
+                found = msgspec.convert(answer, _WireStats)
+            except UNREADABLE as error:
+                raise RemoteProtocolError(f"{lookupd.address}: not the state of a cluster: {error}") from error
+        rows = found.node_stat_list or ()
+        loads = (
+            NodeLoad(f"{row.broadcast_address}:{row.http_port}", row.leader_load_factor, row.node_load_factor)
+            for row in rows
+        )
+        return ClusterStats(found.stable, tuple(loads))
 
     # --- how ---------------------------------------------------------------------------------------------------------
 

@@ -474,6 +474,25 @@ def test_a_position_is_set_on_each_partition_whatever_its_stats_say(cluster, adm
     assert [(each.partition, each.error) for each in done] == [(0, ""), (1, "")]
 
 
+@pytest.mark.parametrize("said", [[1], {"node_stat_list": [1]}, {"node_stat_list": [{"node_load_factor": "much"}]}])
+def test_a_state_of_the_cluster_that_is_none_is_a_mistake_of_the_server(admin, monkeypatch, said):
+    monkeypatch.setattr(LookupdHTTPClient, "call_json", lookupd_that_says(said, LookupdHTTPClient.call_json))
+    with pytest.raises(RemoteProtocolError, match="not the state of a cluster"):
+        admin.stats()
+
+
+def lookupd_that_says(said, real):
+    return lambda self, method, path, **query: said if path == "/cluster/stats" else real(self, method, path, **query)
+
+
+@pytest.mark.parametrize("leader", [None, 1, {"broadcast_address": 5}])
+def test_a_leader_that_is_none_is_a_mistake_of_the_server(admin, monkeypatch, leader):
+    answer = json.dumps({"channels": [], "producers": [], "partitions": {"0": leader}}).encode()
+    monkeypatch.setattr(LookupdHTTPClient, "call", lambda *_, **__: answer)
+    with pytest.raises(RemoteProtocolError):
+        admin.leader_id("t", 0)
+
+
 def test_the_leading_lookupd_moves_and_expands(cluster, admin):
     partition = cluster.partition("t", 0)
     former = admin.leader_id("t", 0)
