@@ -16,6 +16,7 @@ from nsq_fast._codec import Message
 from nsq_fast.client.signals import emit
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import HANDLER_SLOW, MESSAGES_EXPIRED
+from nsq_fast.printable import seconds
 
 from .connection import Connection
 from .give_up import message_name
@@ -169,8 +170,9 @@ class Deadlines:
         if spent >= WARN_AT and message not in self._warned:
             self._warned.add(message)
             self._log.warning(
-                "message %s is still being handled %.3g s after it arrived; nsqd takes it back in %.3g s",
-                message_name(message), now - message.received_at, max(0.0, deadline - now), extra=HANDLER_SLOW,
+                "message %s is still being handled %s after it arrived; nsqd takes it back in %s",
+                message_name(message), seconds(now - message.received_at), seconds(max(0.0, deadline - now)),
+                extra=HANDLER_SLOW,
             )  # fmt: skip
         return spent >= STUCK_AT
 

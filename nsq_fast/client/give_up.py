@@ -25,6 +25,7 @@ from nsq_fast.config import Config
 from nsq_fast.errors import ConfigError, MessageTooLarge
 from nsq_fast.log_events import MESSAGE_GIVEN_UP, MESSAGE_OUTDATED
 from nsq_fast.names import check_topic
+from nsq_fast.printable import seconds
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_HEADER
 
@@ -190,9 +191,9 @@ def tell_outdated(consumer: AnyConsumer, message: Message) -> None:
     count = consumer.outdated + 1
     if count & (count - 1) == 0:
         consumer.logger.warning(
-            "message %s of %s/%s is %.3g s old, max_age=%g; it is number %d",
-            message_name(message), topic_of(consumer, message), consumer.channel, time() - 1e-9 * message.timestamp,
-            consumer.config.max_age, count, extra=MESSAGE_OUTDATED,
+            "message %s of %s/%s is %s old, max_age=%g; it is number %d",
+            message_name(message), topic_of(consumer, message), consumer.channel,
+            seconds(time() - 1e-9 * message.timestamp), consumer.config.max_age, count, extra=MESSAGE_OUTDATED,
         )  # fmt: skip
 
 

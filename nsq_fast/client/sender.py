@@ -65,6 +65,7 @@ from nsq_fast.log_events import (
     KEYS_UNORDERED,
 )
 from nsq_fast.names import Address
+from nsq_fast.printable import counted
 from nsq_fast.protocol.delays import ReconnectDelay
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publishing import (
@@ -759,7 +760,7 @@ class Sender(SendPath):
     def _tell_drain(self, left: float | None) -> None:
         pending = list(self.pending.publishes)
         longest = max(publish.deadline for publish in pending) - monotonic()
-        text = f"closing waits for {sum(publish.weight for publish in pending)} messages that are not confirmed"
+        text = f"closing waits for nsqds to confirm {counted(sum(publish.weight for publish in pending), 'message')}"
         logger.warning(
             "%s; at most %.1f s more",
             self.nowhere(NoNsqd, text, pending[0].topic),
