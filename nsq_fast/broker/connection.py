@@ -22,9 +22,8 @@ from nsq_fast.broker.identify import (
 from nsq_fast.broker.message import FatalError
 from nsq_fast.broker.net import linger, reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
-from nsq_fast.errors import ServerError
+from nsq_fast.errors import ServerError, printable
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
-from nsq_fast.printable import printable
 
 if TYPE_CHECKING:
     from nsq_fast.broker.nsqd import Nsqd

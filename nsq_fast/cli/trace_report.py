@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from nsq_fast.printable import counted
+from nsq_fast.errors import counted
 
 from . import console, options
 from .options import argument, flag, number, option, several

@@ -30,11 +30,12 @@ from nsq_fast.names import (
     listed,
     parse_address,
 )
+from nsq_fast.protocol.dialect import UNREADABLE
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_lookup, unwrap
 
 from . import lookup
 from .gevent_loop import GeventLoop, run
-from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
+from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, check_seconds, parse_endpoint
 from .start_position import END as POSITION_END
 from .start_position import is_for_want_of_messages, parse_start, tell_beyond
 
@@ -75,8 +76,6 @@ class AdminClient:
     ) -> None:
         if scheme not in ("http", "https"):
             raise ConfigError(f"scheme={scheme!r}: must be http or https")
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0")
         if isinstance(host, str) and is_unix_address(host):
             address = parse_address(host, 0)
         elif not isinstance(host, str) or "/" in host:
@@ -89,7 +88,9 @@ class AdminClient:
         if user_agent is not None:
             headers["User-Agent"] = user_agent
         self._endpoint = Endpoint(scheme, address)
-        self._http = HttpClient(self._endpoint, timeout=timeout, headers=headers, tls_options=tls_options)
+        self._http = HttpClient(
+            self._endpoint, timeout=check_seconds("timeout", timeout), headers=headers, tls_options=tls_options
+        )
 
     @classmethod
     def from_url(cls: type[ClientT], url: str | tuple[str, int], **options: Any) -> ClientT:
@@ -130,7 +131,7 @@ class AdminClient:
         reply = self.call(method, path, **query)
         try:
             return msgspec.json.decode(reply) if reply else None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"{self.address}: the reply to {path} is not JSON: {error}") from error
 
     def ping(self) -> bytes:
@@ -432,7 +433,8 @@ class ClusterAdmin:
             except HttpError as error:
                 refusal = error
             if chosen != POSITION_END:
-                with suppress(NsqError, LookupError):  # whether or not there is more to say of it
+                # Whether or not there is more to say of it, and whatever the server says.
+                with suppress(NsqError, LookupError, TypeError, ValueError, AttributeError):
                     (row,) = client.call_json("GET", "/stats", format="json", **place)["topics"]
                     if refusal is not None and is_for_want_of_messages(refusal, row):
                         refusal = None
@@ -615,5 +617,5 @@ def _config_path(option: str) -> str:
 def _config_value(reply: bytes) -> Any:
     try:
         return msgspec.json.decode(reply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return reply.decode("utf-8", "replace")

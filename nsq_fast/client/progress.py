@@ -40,8 +40,8 @@ from nsq_fast._codec import Message
 from nsq_fast._record import Record
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.protocol.targets import Target, is_complete
-from nsq_fast.protocol.topology import unwrap
+from nsq_fast.protocol.dialect import UNREADABLE
+from nsq_fast.protocol.topology import Target, is_complete, unwrap
 
 from .routing import PartitionQueue
 from .workers import Worker
@@ -458,7 +458,7 @@ class ConsumerObserver:
     async def _ask_all(self, due: dict[tuple[Address, str], list[Subscriber]]) -> None:
         for (http, topic), subscribers in due.items():
             self._asked_at[http, topic] = monotonic()
-            with suppress(NsqError, msgspec.MsgspecError):  # what it would have said is not known, and asked for later
+            with suppress(NsqError, *UNREADABLE):  # what it would have said is not known, and asked for later
                 self._take(await self._stats_of(http, topic), subscribers)
 
     async def _stats_of(self, http: Address, topic: str) -> list[_Topic]:
@@ -583,7 +583,7 @@ def _why_it_waits(producer: ProducerCore, publish: Publish) -> Finding:
     if nowhere is not None:
         return _why_nowhere(producer, publish), str(nowhere)
     if publish.last_error is not None:
-        return "backoff", f"it is tried again: {publish.last_error}"
+        return "backoff", f"it is tried again: {publish.failure}"
     if isinstance(queue, PartitionQueue) and queue.is_paused:
         return "backoff", f"an attempt to partition {queue.number} failed, and the next one comes later"
     return "awaiting_answers", "it waits for others of its topic, which were sent before"

@@ -10,14 +10,16 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import gevent
 import pytest
 import snappy
 import trustme
+from cryptography.hazmat.primitives import serialization
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
-from support.peers import PeerServer, RecordingOwner, message
+from support.peers import PeerServer, message
 from support.processes import run_python
 from support.waiting import PROCESS, WAIT, promptly, until
 
@@ -44,7 +46,7 @@ from nsq_fast.names import Address
 
 def connect(address, owner=None, **options):
     """A connection, once it is open."""
-    conn = Connection(address, ConnectionConfig(**options), owner or RecordingOwner(), GeventLoop.here())
+    conn = Connection(address, ConnectionConfig(**options), owner or Mock(), GeventLoop.here())
     run(conn.open())
     return conn
 
@@ -139,6 +141,17 @@ def test_what_a_server_refuses_is_its_error(connect_to, secret, reply, error):
         peer.read_all()
 
     assert isinstance(cause(lambda: connect_to(script, auth_secret=secret or None)), error)
+
+
+def test_a_refused_secret_is_told_with_where_to_look(connect_to):
+    def script(peer):
+        peer.handshake(auth_required=True)
+        peer.read_line()
+        peer.frame(1, b"E_AUTH_FAILED AUTH failed")
+        peer.read_all()
+
+    with pytest.raises(ConnectFailed, match=r"auth server refuses auth_secret.*log of nsqd"):
+        connect_to(script, auth_secret="wrong")
 
 
 def test_killed_connect_closes_its_socket():
@@ -296,6 +309,35 @@ def test_ready_made_context(connect_to, tls, tls_files, make):
     assert connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=make(cafile=tls_files["ca"]))
 
 
+def test_a_key_that_cannot_be_used_is_told_and_nobody_is_asked_for_a_passphrase(tls_files, tmp_path):
+    pem = Path(tls_files["key"]).read_bytes()
+    locked = serialization.load_pem_private_key(pem, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"passphrase"),
+    )
+    (tmp_path / "locked.pem").write_bytes(locked)
+    for keyfile, said in (
+        (str(tmp_path / "locked.pem"), "the key is encrypted: decrypt it"),
+        (None, "with its key in the same file"),
+    ):
+        options = {"certfile": tls_files["cert"]} | ({"keyfile": keyfile} if keyfile else {})
+        with pytest.raises(ConfigError, match=said):
+            Producer("127.0.0.1:1", tls_v1=True, tls_options=options)
+
+
+@pytest.mark.parametrize("verify", ["no", "false", 0, None])
+def test_verification_is_switched_off_by_nothing_but_false(verify):
+    with pytest.raises(ConfigError, match=r"verify=.*: must be True or False"):
+        Producer("127.0.0.1:1", tls_v1=True, tls_options={"verify": verify})
+
+
+@pytest.mark.parametrize("secret", ["", b""])
+def test_an_empty_secret_is_refused_where_it_is_given(secret):
+    with pytest.raises(ConfigError, match="auth_secret: it is empty"):
+        Producer("127.0.0.1:1", auth_secret=secret)
+
+
 @pytest.mark.parametrize("options", [{"ca_file": "x"}, 7])
 def test_unusable_tls_options_are_a_config_error(connect_to, tls, options):
     with pytest.raises(ConfigError):
@@ -317,38 +359,6 @@ def test_server_that_does_not_speak_tls_after_all(connect_to):
     refused(lambda: connect_to(script, tls_v1=True))
 
 
-class Collecting:
-    """A socket whose ``sendall`` only writes down."""
-
-    def __init__(self, sock, sent):
-        self._sock = sock
-        self._sent = sent
-
-    def sendall(self, data):
-        self._sent.append(bytes(data))
-
-    def __getattr__(self, name):
-        return getattr(self._sock, name)
-
-
-@pytest.mark.parametrize("kind", ["snappy", "deflate"])
-def test_first_compressed_frame_in_one_read_with_the_reply(connect_to, kind):
-    sent = []
-
-    def script(peer):
-        sendall = peer.sock.sendall
-        peer.read_identify()
-        peer.sock = Collecting(peer.sock, sent)
-        peer.frame(0, b'{"%s":true}' % kind.encode())
-        getattr(peer, f"start_{kind}")()
-        peer.ok()
-        sendall(b"".join(sent))
-        peer.read_all()
-
-    assert connect_to(script, **{kind: True}).is_open
-    assert len(sent) == 2
-
-
 @pytest.mark.parametrize("kind", [0, 2])
 def test_deflate_bomb_takes_no_memory(connect_to, kind):
     """In a message it is skipped; any other frame ends the connection at the limit."""
@@ -365,18 +375,20 @@ def test_deflate_bomb_takes_no_memory(connect_to, kind):
             peer.send(message(1, b"\0" * (32 << 20)) + message(2))
         peer.read_all()
 
-    owner = RecordingOwner()
+    owner = Mock()
     conn = connect_to(script, owner=owner, deflate=True, max_frame_size=1 << 20)
     run(conn.subscribe("t", "c"))
     if kind == 0:
-        assert isinstance(end := owner.wait_end(), RemoteProtocolError)
+        until(lambda: owner.on_disconnect.called)
+        _, end = owner.on_disconnect.call_args.args
+        assert isinstance(end, RemoteProtocolError)
         assert "max_frame_size=1048576" in str(end)
         return
-    owner.wait(lambda: owner.messages)
-    ((skipped, error),) = owner.skipped
+    until(lambda: owner.on_messages.called)
+    _, skipped, error = owner.on_message_skipped.call_args.args
     assert (skipped.body, skipped.is_truncated) == (b"", True)
     assert "max_frame_size=1048576" in str(error)
-    assert owner.messages[0].body == b"body"
+    assert [each.body for each in owner.on_messages.call_args.args[1]] == [b"body"]
 
 
 PROGRAM = """

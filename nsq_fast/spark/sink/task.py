@@ -25,12 +25,11 @@ from gevent.event import AsyncResult
 from nsq_fast.client.trace import LOGGER_NAME, TraceLog, log_to_file
 from nsq_fast.columns import ColumnProducer, StoredRows
 from nsq_fast.config import Config
-from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
+from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed, counted
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN
-from nsq_fast.printable import counted
 from nsq_fast.protocol.publishing import Receipt
 from nsq_fast.spark.options import SinkOptions, as_texts
-from nsq_fast.spark.versions import WriterCommitMessage, plain_errors
+from nsq_fast.spark.versions import WriterCommitMessage, plain_errors, spare_modules
 
 from .plan import Plan, Planner, RowKeys, Rows, Send, column_names, keys_of_batch, new_write
 
@@ -77,6 +76,7 @@ class TaskWriter:
         Raises RowInvalid for a row that cannot be written, WriteFailed when a server refuses or cannot be reached.
         Either says how many rows are stored all the same.
         """
+        spare_modules()
         with TaskTrace(self._options.trace_log) as trace, new_producer(self._options, trace.log) as producer:
             try:
                 self._write(producer, batches)
