@@ -701,3 +701,8 @@ def printable(said: str | bytes, limit: int = MAX_LENGTH) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 message``, ``2,000 messages``; ``plural`` where an s does not make it: ``2 queries``."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def seconds(value: float) -> str:
+    """``0.25 s``, ``12.3 s``, ``10,800 s``: three digits, and no power of ten."""
+    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"

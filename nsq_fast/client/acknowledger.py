@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import TimeSlice
 from nsq_fast.client.signals import emit, is_heard, receivers
-from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, OrderViolated, PartitionBlocked, RequeueMessage
+from nsq_fast.errors import (
+    ConnectionLost,
+    HandlerDeferred,
+    NsqError,
+    OrderViolated,
+    PartitionBlocked,
+    RequeueMessage,
+    seconds,
+)
 from nsq_fast.log_events import (
     HANDLER_DEFERRED,
     HANDLER_FAILED,
@@ -692,8 +700,9 @@ class Deadlines(Repeated):
         if spent >= WARN_AT and message not in self._warned:
             self._warned.add(message)
             self._log.warning(
-                "message %s is still being handled %.3g s after it arrived; nsqd takes it back in %.3g s",
-                message_name(message), now - message.received_at, max(0.0, deadline - now), extra=HANDLER_SLOW,
+                "message %s is still being handled %s after it arrived; nsqd takes it back in %s",
+                message_name(message), seconds(now - message.received_at), seconds(max(0.0, deadline - now)),
+                extra=HANDLER_SLOW,
             )  # fmt: skip
         return spent >= STUCK_AT
 

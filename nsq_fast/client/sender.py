@@ -757,7 +757,7 @@ class Sender(SendPath):
     def _tell_drain(self, left: float | None) -> None:
         pending = list(self.pending.publishes)
         longest = max(publish.deadline for publish in pending) - monotonic()
-        text = f"closing waits for {sum(publish.weight for publish in pending)} messages that are not confirmed"
+        text = f"closing waits for nsqds to confirm {counted(sum(publish.weight for publish in pending), 'message')}"
         logger.warning(
             "%s; at most %.1f s more",
             self.nowhere(NoNsqd, text, pending[0].topic),

@@ -33,6 +33,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSource,
+        DataSourceArrowWriter,
         DataSourceReader,
         DataSourceStreamReader,
         InputPartition,
@@ -47,13 +48,14 @@ else:
         from pyspark.sql import datasource
         from pyspark.sql.datasource import (
             DataSource,
+            DataSourceArrowWriter,
             DataSourceReader,
             DataSourceStreamReader,
             InputPartition,
             WriterCommitMessage,
         )
     except ImportError:  # 3.5: ``foreach_batch_sink`` and ``read_batch`` alone work
-        datasource = WriterCommitMessage = object
+        datasource = DataSourceArrowWriter = WriterCommitMessage = object
 
         class DataSourceReader:
             """Its readers are called by ``read_batch``, not by Spark."""
@@ -106,6 +108,7 @@ __all__ = [
     "STREAMS_ARROW",
     "TELLS_START",
     "DataSource",
+    "DataSourceArrowWriter",
     "DataSourceReader",
     "DataSourceStreamReader",
     "InputPartition",

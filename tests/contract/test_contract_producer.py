@@ -103,7 +103,7 @@ async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: in
     with pytest.raises(PublishFailed, match="closed"):
         await face.result(promise)
     (told,) = [each for each in caplog.records if getattr(each, "event", "") == "close_waits"]
-    assert "closing waits for 1 messages that are not confirmed" in told.getMessage()
+    assert "closing waits for nsqds to confirm 1 message " in told.getMessage()
     assert f"127.0.0.1:{closed_port}: cannot connect" in told.getMessage()
     assert "at most 0.3 s more" in told.getMessage()
 

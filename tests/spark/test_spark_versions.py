@@ -25,8 +25,8 @@ from nsq_fast.spark import foreach_batch_sink
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayStreamReader
-from nsq_fast.spark.schema import spark_schema
-from nsq_fast.spark.sink.writer import as_batches
+from nsq_fast.spark.sink import as_batches
+from nsq_fast.spark.source import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
