@@ -184,8 +184,8 @@ def show_tracebacks() -> None:
 def spare_modules() -> None:
     """Once in a worker: leave what it has imported out of what is searched for garbage.
 
-    Spark has a worker that it keeps search all of it after each task (pyspark: ``daemon.py``): 40 ms of CPU, an eighth of
-    what a micro-batch of 100,000 rows costs JVM and Python (nsq-fast bench: spark-stream).
+    Spark has a worker that it keeps search all of it after each task (pyspark: ``daemon.py``): 40 ms of CPU, an eighth
+    of what a micro-batch of 90,000 rows costs JVM and Python (nsq-fast bench: spark-stream).
     """
     if in_worker():
         gc.freeze()
