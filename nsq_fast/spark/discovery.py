@@ -26,7 +26,7 @@ from nsq_fast.protocol.topology import Meta, Topology
 from nsq_fast.protocol.topology import Nsqd as KnownNsqd
 
 from .options import SourceOptions
-from .pace import Reminder
+from .streams import Reminder
 
 T = TypeVar("T")
 ClientT = TypeVar("ClientT", LookupdHTTPClient, NsqdHTTPClient)

@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from nsq_fast.errors import ConfigError, NsqError, counted
+from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import SPARK_ERROR
-
-from .pace import Reminder
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -112,7 +110,6 @@ __all__ = [
     "DataSourceReader",
     "DataSourceStreamReader",
     "InputPartition",
-    "LeftOver",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxRows",
@@ -120,32 +117,6 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
 ]
-
-
-def default_limit(rows: int | None) -> Any:
-    return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
-
-
-class LeftOver:
-    """Says how much a limit has left: before 4.2 Spark ends a query with ``availableNow`` after one batch, in silence.
-
-    Which trigger a query has it does not tell a source either, so others hear of it, too, once a minute.
-    """
-
-    def __init__(self, topic: str) -> None:
-        self._key = f"topic {topic}: the limit of a batch"
-        self._reminder = Reminder(logger)
-
-    def tell(self, rows: int) -> None:
-        """So many rows that wait are not in the batch that was planned."""
-        if rows:
-            self._reminder.warn(
-                self._key,
-                f"{self._key} leaves {counted(rows, 'row')} for the next one. With the trigger availableNow PySpark"
-                " before 4.2 runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out",
-            )
-        else:
-            self._reminder.over(self._key)
 
 
 # Errors of ours reach the user as one line, where Spark lets a Python data source do that.
@@ -213,8 +184,8 @@ def show_tracebacks() -> None:
 def spare_modules() -> None:
     """Once in a worker: leave what it has imported out of what is searched for garbage.
 
-    Spark has a worker that it keeps search all of it after each task (pyspark: ``daemon.py``): 40 ms of CPU, a sixth of
-    what a micro-batch of 100,000 rows costs JVM and Python (nsq-fast bench: spark-stream).
+    Spark has a worker that it keeps search all of it after each task (pyspark: ``daemon.py``): 40 ms of CPU, an eighth
+    of what a micro-batch of 90,000 rows costs JVM and Python (nsq-fast bench: spark-stream).
     """
     if in_worker():
         gc.freeze()

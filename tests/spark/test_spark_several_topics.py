@@ -17,13 +17,13 @@ from support.waiting import until
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.errors import HttpError, JournalError, LookupFailed
-from nsq_fast.spark import pace as reminder
+from nsq_fast.spark import streams as reminder
 from nsq_fast.spark.discovery import TopicFinder, discover, retried
 from nsq_fast.spark.journal import JournalBatchReader
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Pace, Reminder, Throughput
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.source import choose
+from nsq_fast.spark.streams import Pace, Reminder, Throughput
 
 MakeTopic = Callable[[str], Topic]
 
@@ -141,7 +141,7 @@ def test_an_old_checkpoint_is_read_on_and_completed(cluster: ClusterProcess, mak
 
 def test_a_batch_waits_for_its_fewest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("nsq_fast.spark.pace.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("nsq_fast.spark.streams.time.monotonic", lambda: clock[0])
     pace = Pace(SourceOptions.parse({**AWAY, "minOffsetsPerTrigger": "10", "maxTriggerDelay": "60s"}))
     assert not pace.is_due(9)
     assert pace.is_due(10)
@@ -382,7 +382,7 @@ def test_a_state_that_lasts_is_told_every_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("nsq_fast.spark.pace.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("nsq_fast.spark.streams.time.monotonic", lambda: clock[0])
     told = Reminder(logging.getLogger("test"))
     for second in range(0, 130, 10):
         clock[0] = float(second)

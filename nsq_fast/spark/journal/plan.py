@@ -24,7 +24,7 @@ from nsq_fast.spark.discovery import (
     unknown_topic,
 )
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Reminder, heard
+from nsq_fast.spark.streams import Reminder, heard
 
 logger: logging.Logger = logging.getLogger(__name__)
 

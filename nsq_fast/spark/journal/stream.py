@@ -26,16 +26,12 @@ from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.discovery import NO_ANSWER, TopicServers, check_topics
 from nsq_fast.spark.options import ObjectStore, SourceOptions
-from nsq_fast.spark.pace import Pace, Throughput
+from nsq_fast.spark.streams import StreamReader
 from nsq_fast.spark.versions import (
     DataSourceReader,
-    DataSourceStreamReader,
     InputPartition,
-    LeftOver,
     ReadLimit,
     ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    default_limit,
     plain_errors,
     plainly,
 )
@@ -95,17 +91,14 @@ class _ReadsSlots:
             yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
 
-class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class JournalStreamReader(_ReadsSlots, StreamReader):
     """Micro-batches of a channel, kept in a journal from their FIN until Spark has committed them."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.journal: str = check_location(options)
         # What the driver's reader holds while the query runs; one in a task has nothing of it.
         self.backlog: Backlogs = Backlogs(options, creates=False)  # not before the checkpoint is known to fit
-        self._pace = Pace(options)
-        self._left_over = LeftOver(options.topic)
-        self._left = 0
         self._run = uuid.uuid4().hex
         self._initial: Offset | None = None
         self._target: Target | None = None
@@ -114,13 +107,9 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         self._adoption = Adoption(options)
         self._opened = 0
         self._knows_topics = False
-        self._throughput = Throughput()
         self._counted: int | None = None
         self._used: Usage | None = None
         self._used_at = float("-inf")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.options,)
 
     # What Spark calls on the driver
 
@@ -137,9 +126,6 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
             journal.create(About.of(self.options))
             self._initial = self._last = offset
         return self._initial.encode()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
@@ -158,7 +144,7 @@ class JournalStreamReader(_ReadsSlots, DataSourceStreamReader, SupportsTriggerAv
         found = Offset.decode(self._latest(offset.encode(), limit or self.getDefaultReadLimit()))
         if found != offset:
             self._journal(found).keep_position(msgspec.json.encode(found.encode()))
-            self._left_over.tell(self._left)
+            self._tell_left()
         self._last = found
         return found.encode()
 

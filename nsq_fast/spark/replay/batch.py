@@ -13,13 +13,10 @@ from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replay
 from nsq_fast.spark.options import BEGINS, EARLIEST, ENDS, SourceOptions
 from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_tracebacks, plain_errors, show_tracebacks
 
-from .logs import Log, Offsets, Resolver, TopicLogs, check_parts, checked_loss
+from .logs import START_TIMEOUT, Log, Offsets, Resolver, TopicLogs, check_parts, checked_loss
 from .reading import ReadsPieces, Route, pieces
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-START_TIMEOUT = 60.0
 
 
 class ReplayBatchReader(ReadsPieces, DataSourceReader):

@@ -199,6 +199,9 @@ def by_topic(offsets: TopicOffsets) -> dict[str, dict[str, int]]:
 # ``forget_leaders``.
 
 
+START_TIMEOUT = 60.0
+"""How long a query that begins waits for the servers, in seconds."""
+
 LEADERS_AGE = 30.0
 """Leaders are looked up anew after so many seconds, even if they answer: there may be new partitions."""
 

@@ -19,19 +19,16 @@ from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqE
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput, heard
+from nsq_fast.spark.streams import NO_LIMITS, Limits, StreamReader, heard
 from nsq_fast.spark.versions import (
-    DataSourceStreamReader,
     InputPartition,
-    LeftOver,
     ReadLimit,
     ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    default_limit,
     plain_errors,
 )
 
 from .logs import (
+    START_TIMEOUT,
     Identity,
     Log,
     Offsets,
@@ -52,9 +49,6 @@ from .reading import ReadsPieces, Route, pieces
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-START_TIMEOUT = 60.0
-"""How long a query that begins waits for the servers, in seconds."""
-
 TARGET_TIMEOUT = 300.0
 """How long one that has to reach an end waits for what is missing."""
 
@@ -67,20 +61,15 @@ _NO_NEWS = "no news from the servers"
 T = TypeVar("T")
 
 
-class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads ranges of offsets. Made in several processes and pickled into tasks, without what it has learnt."""
+class ReplayStreamReader(ReadsPieces, StreamReader):
+    """Micro-batches that are ranges of offsets."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.identity: Identity = Identity(options.server_names, options.channel)
         # What the driver's reader has learnt; one in a task has nothing of it.
         self.topics: dict[str, TopicDriver] = {}
         self._finder = TopicFinder(options)
-        self._pace = Pace(options)
-        self._reminder = Reminder(logger)
-        self._left_over = LeftOver(options.topic)
-        self._left = 0
-        self._throughput = Throughput()
         self._read: TopicOffsets | None = None
         self._missing: tuple[str, ...] | None = None
         self._silent: dict[str, NsqError] = {}
@@ -89,9 +78,6 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self._planned: TopicOffsets = {}
         self._last: dict[str, Any] | None = None
         self._news_at = time.monotonic()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.options,)
 
     # Offsets
 
@@ -103,9 +89,6 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             self._initial = Position(begins, is_initial=True, identity=self.identity)
         self._last = self._initial.to_json()
         return self._last
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
@@ -129,7 +112,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         else:
             self._last = self._latest(start, limit or self.getDefaultReadLimit())
             if not is_told and self._last is not start:
-                self._left_over.tell(self._left)
+                self._tell_left()
         return self._last
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""When a micro-batch is due, how fast it goes, and what it waits for."""
+"""What the streams of both readers have in common: when a micro-batch is due, how fast it goes, what it waits for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nsq_fast.errors import counted
 from nsq_fast.log_events import SPARK_WAIT_OVER, SPARK_WAITS
 
 from .options import SourceOptions
+from .versions import (
+    DataSourceStreamReader,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 # When a micro-batch is due: at ``minOffsetsPerTrigger`` rows, or when ``maxTriggerDelay`` is over, as with Kafka.
 
@@ -128,3 +138,36 @@ class Reminder:
         if since is not None:
             del self._told_at[key]
             self._logger.warning("%s: over after %.0f s", key, time.monotonic() - since, extra=SPARK_WAIT_OVER)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What both readers do alike. Made in several processes, and pickled into tasks without what it has learnt."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._pace = Pace(options)
+        self._throughput = Throughput()
+        self._reminder = Reminder(logger)
+        self._left = 0  # rows that wait and that the limit has kept out of the batch that was planned
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options,)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self.options.max_offsets_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def _tell_left(self) -> None:
+        """Say what the limit has left: before 4.2 Spark ends a query with ``availableNow`` after one batch, in silence.
+
+        Which trigger a query has it does not tell a source either, so others hear of it, too, once a minute.
+        """
+        key = f"topic {self.options.topic}: the limit of a batch"
+        if self._left:
+            self._reminder.warn(
+                key,
+                f"{key} leaves {counted(self._left, 'row')} for the next one. With the trigger availableNow PySpark"
+                " before 4.2 runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out",
+            )
+        else:
+            self._reminder.over(key)
