@@ -442,7 +442,7 @@ def test_lookup_asks_over_https(tmp_path: Path, topic: str) -> None:
     ("arguments", "says"),
     [
         (["--tls-ca", "{garbage}"], "cafile {garbage}: "),
-        (["--tls-cert", "{garbage}"], "certfile {garbage}: "),
+        (["--tls-cert", "{garbage}"], "certfile {garbage} with its key in the same file: "),
         (["--tls-key", "{garbage}"], "--tls-key needs --tls-cert"),
         (["--tls-ca", "/no/such/file"], "'/no/such/file' does not exist"),
         (["--auth-secret-file", "{empty}"], "--auth-secret-file {empty}: it is empty"),
