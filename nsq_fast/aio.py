@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
     from nsq_fast.client.acknowledger import Acknowledger
     from nsq_fast.client.give_up import GiveUpPolicy
+    from nsq_fast.client.sender import Sender
     from nsq_fast.client.start_position import StartPositions
     from nsq_fast.client.workers import Sample
     from nsq_fast.keywords import PublishKeywords
@@ -69,6 +71,7 @@ class Producer(ProducerCore):
     where their loop is not closed it runs for two seconds more.
     """
 
+    _forget_loop: Callable[[], None]
     _home: asyncio.AbstractEventLoop | None
     _pid = 0
 
@@ -225,6 +228,7 @@ class Producer(ProducerCore):
             self._create_future = running.create_future
             # What asyncio's own loop is about to do; uvloop does not show it.
             self._ready = getattr(running, "_ready", ())
+            self._forget_loop = loop.tell_end(partial(self._loop_ended, self._sender))
             _known.add(self)
         await self._start()
 
@@ -242,7 +246,20 @@ class Producer(ProducerCore):
             self._is_running = False
         else:
             self._check_loop("close()")
-            await self._close(timeout)
+            try:
+                await self._close(timeout)
+            finally:
+                if not self._is_closing:
+                    self._forget_loop()
+
+    def _loop_ended(self, sender: Sender) -> None:
+        """The loop in which ``sender`` lives is closed, or the producer is."""
+        try:
+            if self._is_running and sender is self._sender and self._pid == os.getpid():
+                text = f"unclosed producer {self!r}: close it, or use it in an async with block"
+                warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+        finally:
+            sender.let_go()
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the producer has closed; whether it has."""
@@ -520,10 +537,10 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         # In any thread: it is made in the loop.
-        if self._has_closed is None or self.loop.is_closed or self.loop.is_this_thread:
+        if self._has_closed is None or self.loop.is_closed or self.ident == self.loop.get_ident():
             function(value)
         else:
-            self.loop.call_from_outside(partial(function, value))
+            self.loop.owner().hand_over(function, value)
 
     # Iterating
 
@@ -669,12 +686,9 @@ class TaskWorker(Worker):
 
     async def _serve_queue(self, inbound: InboundQueue) -> bool:
         """Handle some messages; whether the time slice is over."""
-        began = self.began = monotonic()
-        if began >= inbound.ledger.next_deadline:
-            inbound.expire(began)
-        acknowledger = self._acknowledger
-        timing = acknowledger.timing
-        sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        acknowledger, sample = self._acknowledger, self._sampled()
+        if self.began >= inbound.ledger.next_deadline:
+            inbound.expire(self.began)
         try:
             if inbound.lock is not None:
                 await self._serve_ordered(inbound, sample)
@@ -686,7 +700,7 @@ class TaskWorker(Worker):
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             acknowledger.log_fault(self.current)
         if inbound.lock is None:
-            self._pool.handled(began, inbound.slice.take_count())
+            self._pool.handled(self.began, inbound.slice.take_count())
         return bool(inbound.waiting)
 
     def _leave(self, inbound: InboundQueue) -> None:

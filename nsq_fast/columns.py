@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gevent import Timeout
 from gevent.event import AsyncResult
-from gevent.socket import gethostname
 
 from nsq_fast._client import READ_SIZE
 from nsq_fast._codec import MESSAGE_ID_SIZE, Message, Records, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
-from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands
+from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands, with_hostname
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import OwnerThread, loop_turns
 from nsq_fast.client.publishes import Headers, PublishOptions
@@ -132,9 +131,7 @@ class ColumnSubscription:
         self.address = address
         self.topic = topic
         self.channel = channel
-        self.config: ConnectionConfig = (
-            config if config.hostname is not None else config.replace(hostname=gethostname())
-        )
+        self.config: ConnectionConfig = with_hostname(config)
         self.partition = partition
         self.local_address: Address | None = None
         self.session: Session = Session(self.config)

@@ -348,6 +348,11 @@ class Invalid(ServerError):
 
     code = "E_INVALID"
 
+    @property
+    def hint(self) -> str:  # type: ignore[override]
+        # nsqio/nsq: nsqd/protocol_v2.go, enforceTLSPolicy; youzan/nsq: the same
+        return "this nsqd takes connections with TLS only: set tls_v1=True" if "TLS required" in self.detail else ""
+
 
 class BadBody(ServerError):
     """A command body has a wrong size, or holds a value out of range."""
@@ -395,6 +400,7 @@ class AuthFailed(ServerError):
     """The auth server could not be asked, or refused the secret."""
 
     code = "E_AUTH_FAILED"
+    hint = "its auth server refuses auth_secret, or gives nsqd no good answer: the log of nsqd says which"
 
 
 class AuthFirst(ServerError):
@@ -413,6 +419,7 @@ class Unauthorized(ServerError):
     """The identity may not do this on that topic or channel."""
 
     code = "E_UNAUTHORIZED"
+    hint = "the auth server does not allow that with this auth_secret"
 
 
 class SubFailed(ServerError):
@@ -694,3 +701,8 @@ def printable(said: str | bytes, limit: int = MAX_LENGTH) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 message``, ``2,000 messages``; ``plural`` where an s does not make it: ``2 queries``."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def seconds(value: float) -> str:
+    """``0.25 s``, ``12.3 s``, ``10,800 s``: three digits, and no power of ten."""
+    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"

@@ -30,7 +30,7 @@ from gevent.exceptions import HubDestroyed
 
 from nsq_fast._codec import Message
 from nsq_fast._publish_path import PlainPath, wake_all
-from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
+from nsq_fast.bridge import Batch, HubThread, OutsideHandlers, Place, Reply, arguments_of
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.gevent_loop import run
 from nsq_fast.client.loop import SLICE, check_end_timeout
@@ -48,7 +48,6 @@ from nsq_fast.client.publishes import (
 from nsq_fast.client.workers import check_handler
 from nsq_fast.consumer import Consumer as GeventConsumer
 from nsq_fast.errors import CallInvalid, NotRunning, PublishFailed, RequeueMessage
-from nsq_fast.handler_threads import Batch, OutsideHandlers
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.names import check_topic
 from nsq_fast.producer import BlockingCalls
@@ -177,9 +176,8 @@ class HubProducer(GeventProducer):
         Raises what is wrong with an argument at once and where it was called.
         """
         self._check_call(topic, timeout)
-        if defer is not None:
-            check_defer(defer)
-        self._composer.check_size(body)
+        check_defer(defer)
+        self._composer.check_body(None, body)
         if options is not NO_OPTIONS:
             self._composer.check_options(options)
         return bytes(body)

@@ -34,7 +34,7 @@ DATA = {
 CORE = {"_codec", "_frame", "_publish"}
 COMPILED_FOR_CLIENT = set(NAMES) - CORE
 CLIENT = DATA | CORE | COMPILED_FOR_CLIENT | {"protocol", "client"}
-GEVENT_FACE = {"bridge", "columns", "consumer", "handler_threads", "producer"}
+GEVENT_FACE = {"bridge", "columns", "consumer", "producer"}
 ON_CLIENT = DATA | CORE | GEVENT_FACE | {"protocol", "client"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
@@ -52,12 +52,11 @@ ALLOWED = {
     "protocol": DATA | CORE,
     "client": CLIENT,
     "bridge": CLIENT,
-    "handler_threads": CLIENT,
     "producer": CLIENT,
-    "consumer": CLIENT | {"handler_threads", "producer"},
+    "consumer": CLIENT | {"bridge", "producer"},
     "columns": CLIENT | {"producer"},
     "aio": CLIENT,
-    "threads": CLIENT | {"bridge", "consumer", "handler_threads", "producer"},
+    "threads": CLIENT | {"bridge", "consumer", "producer"},
     "broker": ON_CLIENT,
     "gnsq": ON_CLIENT | {"__init__"},
     "integrations": DATA | CORE | {"aio", "threads", "__init__"},
@@ -298,9 +297,8 @@ LOADED_WHEN_USED = {
     "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11", "hashlib",
     "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks", "nsq_fast.client.admin",
     "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers", "nsq_fast.client.lookup",
-    "nsq_fast.header_patterns", "nsq_fast.bridge",
-    "nsq_fast.handler_threads", "nsq_fast.otel", "opentelemetry", "secrets", "snappy", "ssl", "urllib.parse",
-    "urllib.request",
+    "nsq_fast.header_patterns", "nsq_fast.bridge", "nsq_fast.otel", "opentelemetry", "secrets", "snappy", "ssl",
+    "urllib.parse", "urllib.request",
 }  # fmt: skip
 
 

@@ -88,10 +88,8 @@ def command(
     ordered_messages: int | None = number(
         least=0, help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]"
     ),
-    trace_html: Path | None = option(
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Where the report on the traces goes.  [default: a new folder for temporary files]",
+    trace_html: Path | None = options.output_file(
+        "--trace-html", help="Where the report on the traces goes.  [default: a new folder for temporary files]"
     ),
     traces: bool = option(
         "--traces/--no-traces", default=True, help="Report on the traces of the ordered topic, where Spark runs."

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import TimeSlice
 from nsq_fast.client.signals import emit, is_heard, receivers
-from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, OrderViolated, PartitionBlocked, RequeueMessage
+from nsq_fast.errors import (
+    ConnectionLost,
+    HandlerDeferred,
+    NsqError,
+    OrderViolated,
+    PartitionBlocked,
+    RequeueMessage,
+    seconds,
+)
 from nsq_fast.log_events import (
     HANDLER_DEFERRED,
     HANDLER_FAILED,
@@ -37,7 +45,7 @@ from nsq_fast.protocol.rdy import RequeueDelay
 from nsq_fast.protocol.topology import Target
 
 from .connection import Connection
-from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, message_name, tell_outdated
+from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, is_worth_a_line, message_name, tell_outdated
 from .loop import Repeated
 from .workers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
@@ -45,7 +53,7 @@ if TYPE_CHECKING:
     from nsq_fast._dispatch import InboundQueue
 
     from .consumer import AnyConsumer
-    from .loop import Loop, Supervisor, Timer
+    from .loop import Timer
     from .subscription import Subscription
     from .workers import Pool
 
@@ -153,8 +161,7 @@ class Acknowledger:
 
     def _warn_of_attempts(self, message: Message) -> None:
         """Warn of a message that fails again and again, where ``max_tries`` lets it do so for long."""
-        over = message.attempts - self._attempts_threshold
-        if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
+        if is_worth_a_line(message.attempts - self._attempts_threshold):
             end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
             self._log.warning(
                 "message %s has failed in attempt %d; %s",
@@ -497,8 +504,7 @@ class Ordered:
 
     def _tell_blocked(self, message: Message) -> None:
         self.blocked += 1
-        over = message.attempts - self.threshold
-        if over & (over - 1) == 0:  # the first, second, fourth...: a message that fails all night fills no disk
+        if is_worth_a_line(message.attempts - self.threshold):
             self._log.error("%s", _blocked_text(message), extra=PARTITION_BLOCKED)
         emit(self._consumer, "on_blocked", message=message)
 
@@ -575,7 +581,7 @@ LOG_PAUSE = 10.0
 LEFT = ", as nobody iterates: a consumer is closed by close(), or at the end of its with block, not by leaving a loop"
 
 
-class Deadlines:
+class Deadlines(Repeated):
     """Watches the messages of one consumer.
 
     Args:
@@ -583,6 +589,7 @@ class Deadlines:
     """
 
     def __init__(self, consumer: AnyConsumer, subscriptions: Callable[[], Iterable[Subscription]]) -> None:
+        super().__init__(f"{consumer.name} deadlines", self.look)
         self._consumer = consumer
         self._subscriptions = subscriptions
         self._pools = consumer.pools
@@ -592,18 +599,11 @@ class Deadlines:
         self._expired = 0
         self._unstarted = 0
         self._quiet_until = -inf
-        self._looks = Repeated(f"{consumer.name} deadlines", self.look)
-
-    def start(self, loop: Loop, supervisor: Supervisor) -> None:
-        self._looks.start(loop, supervisor)
-
-    def stop(self) -> None:
-        self._looks.stop()
 
     def expect(self, msg_timeout: float) -> None:
         """Look often enough for messages that must be answered within ``msg_timeout`` seconds."""
         self._pools.msg_timeout = min(self._pools.msg_timeout, msg_timeout)
-        self._looks.ask()
+        self.ask()
 
     def look(self, now: float) -> float:
         """Expire what is over, touch or warn where it is time to, and measure the speed of the handlers.
@@ -700,8 +700,9 @@ class Deadlines:
         if spent >= WARN_AT and message not in self._warned:
             self._warned.add(message)
             self._log.warning(
-                "message %s is still being handled %.3g s after it arrived; nsqd takes it back in %.3g s",
-                message_name(message), now - message.received_at, max(0.0, deadline - now), extra=HANDLER_SLOW,
+                "message %s is still being handled %s after it arrived; nsqd takes it back in %s",
+                message_name(message), seconds(now - message.received_at), seconds(max(0.0, deadline - now)),
+                extra=HANDLER_SLOW,
             )  # fmt: skip
         return spent >= STUCK_AT
 

@@ -91,6 +91,9 @@ OVERDUE_INTERVALS = 1.25
 GRACE = 0.1
 """Seconds that a peer that looks silent gets to be heard after all: bytes may have come while this process was busy."""
 
+TELL_AFTER = 1.0
+"""Seconds after which the log says what the close of a client waits for."""
+
 CLOSE_TIMEOUT = 2.0
 
 ConnectionT = TypeVar("ConnectionT", contravariant=True)
@@ -165,9 +168,7 @@ class Connection(ConnectionPath):
     def __init__(
         self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection], loop: Loop
     ) -> None:
-        self.config: ConnectionConfig = (
-            config if config.hostname is not None else config.replace(hostname=gethostname())
-        )
+        self.config: ConnectionConfig = with_hostname(config)
         self.loop = loop
         self.address = address
         self.session: Session = Session(self.config, responder=self)
@@ -765,6 +766,11 @@ class Connection(ConnectionPath):
         self._spin = self._message_spin = None
         self._cancel_timers()
         self._reader = self._writer = None
+
+
+def with_hostname(config: ConnectionConfig) -> ConnectionConfig:
+    """The same; where it names no host, with that of the system."""
+    return config if config.hostname is not None else config.replace(hostname=gethostname())
 
 
 @contextmanager

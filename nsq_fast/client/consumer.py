@@ -38,7 +38,7 @@ from nsq_fast.protocol.topology import TopicArgument, TopicChoice
 
 from .acknowledger import BLOCKED_POLICIES, PAUSE, Acknowledger, BlockedPolicy, Deadlines, Ordered
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
-from .connection import Connection
+from .connection import TELL_AFTER, Connection
 from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
 from .loop import Event, check_end_timeout
 from .start_position import StartPositions, parse_start
@@ -70,9 +70,6 @@ SHORTEST_CLOSING = 0.1
 
 HANDLERS_PAUSE = 0.01
 """Seconds between two looks at handlers whose messages are in flight no more: no answer says that they have ended."""
-
-TELL_AFTER = 1.0
-"""Seconds after which the log says what a close waits for."""
 
 
 class ConsumerStats(Record, frozen=True):

@@ -19,10 +19,10 @@ import msgspec
 
 from nsq_fast.errors import ConfigError, HttpError, NameInvalid, printable
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
-from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic, parse_address
+from nsq_fast.names import check_topic
 from nsq_fast.protocol.rdy import grown
 
-from .http import HttpClient, parse_endpoint
+from .http import HttpClient, check_seconds, parse_endpoint
 from .lookup import parse_lookupds
 from .loop import Event
 
@@ -85,8 +85,6 @@ ALL_TOPICS = "*"
 MAX_DOCUMENT_SIZE = 1024 * 1024
 """Bytes."""
 
-_SCHEMES = ("http://", "https://")
-
 
 class LookupdChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """nsqlookupds that are asked beside those that the program names, and those that are asked no longer."""
@@ -127,8 +125,8 @@ def parse(content: bytes | str | Mapping[str, Any], form: str = "json") -> Dynam
         raise ConfigError(f"not a document of dynamic configuration: {error}") from error
     lookupds = found.lookupds
     _check("trace", (topic for topic in found.trace if topic != ALL_TOPICS), check_topic)
-    _check("lookupds.add", lookupds.add, _check_lookupd)
-    _check("lookupds.remove", lookupds.remove, _check_lookupd)
+    for field in ("add", "remove"):
+        _check(f"lookupds.{field}", getattr(lookupds, field), lambda each: parse_lookupds((each,)))
     for topic, share in found.trace.items():
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"trace.{topic}={share!r}: must be true, false, or a share of 0 to 1")
@@ -156,11 +154,6 @@ def _check(field: str, values: Iterable[str], check: Callable[[str], object]) ->
             check(value)
         except (ConfigError, NameInvalid) as error:  # noqa: PERF203
             raise ConfigError(f"{field}: {error}") from None
-
-
-def _check_lookupd(address: str) -> None:
-    rest = next((address.removeprefix(scheme) for scheme in _SCHEMES if address.startswith(scheme)), address)
-    parse_address(rest.removesuffix("/"), DEFAULT_LOOKUPD_HTTP_PORT)
 
 
 def changes(before: DynamicConfig, after: DynamicConfig) -> str:
@@ -354,7 +347,7 @@ class FileConfigSource:
 
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
         self._path = os.fspath(path)
-        self._interval = _positive("interval", interval)
+        self._interval = check_seconds("interval", interval)
         self._form = _form_of(self._path)
 
     def __str__(self) -> str:
@@ -403,14 +396,14 @@ class HttpConfigSource:
         parts = urlsplit(url)
         if parts.scheme not in _HTTP_PORTS or not parts.netloc or parts.fragment:
             raise ConfigError("url: must be http://host:port/path or https://host:port/path")
-        self._interval = _positive("interval", interval)
+        self._interval = check_seconds("interval", interval)
         self._target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         self._form = _form_of(parts.path)
         endpoint = parse_endpoint(f"{parts.scheme}://{parts.netloc}", _HTTP_PORTS[parts.scheme])
         self._shown = f"{endpoint}{parts.path}"
         self._http = HttpClient(
             endpoint,
-            timeout=_positive("timeout", timeout),
+            timeout=check_seconds("timeout", timeout),
             headers={} if authorization is None else {"Authorization": authorization},
             tls_options=tls_options,
             max_reply_size=MAX_DOCUMENT_SIZE,
@@ -450,12 +443,6 @@ class HttpConfigSource:
 
 def _form_of(name: str) -> str:
     return "toml" if name.endswith(".toml") else "json"
-
-
-def _positive(name: str, seconds: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise ConfigError(f"{name}={seconds!r}: must be a number of seconds above 0")
-    return float(seconds)
 
 
 def _block(sequence: Callable[..., Any], *arguments: Any) -> ConfigDocument:

@@ -279,6 +279,13 @@ async def _give_way(loop: Loop, deadline: float) -> None:
         raise TimeoutError
 
 
+def check_seconds(name: str, seconds: float) -> float:
+    """Return ``seconds``; raise ConfigError unless they are more than none. ``name``: of the argument."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ConfigError(f"{name}={seconds!r}: must be a number of seconds above 0")
+    return float(seconds)
+
+
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path

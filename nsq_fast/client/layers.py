@@ -111,6 +111,9 @@ class TlsLayer:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return False
+        except ssl.SSLError as error:
+            error.strerror = _explained(error)
+            raise
         return True
 
     def take_outgoing(self) -> bytes:
@@ -141,11 +144,39 @@ class TlsLayer:
         except ssl.SSLZeroReturnError:
             self._is_drained = self.is_ended = True
         except ssl.SSLError as error:
-            self._failure = RemoteProtocolError(f"broken TLS stream: {error}")
+            self._failure = RemoteProtocolError(f"broken TLS stream: {_explained(error)}")
             self._failure.__cause__ = error
             if not size:  # else what came before it is read first
                 raise self._failure from error
         return bytes(piece[:size])
+
+
+_WRONG_NAME = frozenset({62, 64})
+"""X509_V_ERR_HOSTNAME_MISMATCH and its sister for IP addresses, openssl/x509_vfy.h."""
+
+_DATES = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED."""
+
+
+def _explained(error: ssl.SSLError) -> str:
+    """What OpenSSL says, whose certificate it means, and what to do."""
+    reason, text = error.reason or "", ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _WRONG_NAME:
+            text = (
+                "where the server's certificate has another name than its host, server_hostname in tls_options is that"
+            )
+        elif error.verify_code in _DATES:
+            text = "it is the server's certificate, by the clock of this machine"
+        else:
+            text = "cafile in tls_options names what signed the server's certificate; without it the system's count"
+    elif "CERTIFICATE_REQUIRED" in reason:
+        text = "the server asks for a client certificate: name it in tls_options, as certfile"
+    elif "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        text = "so the server says of the client certificate, certfile in tls_options"
+    elif "WRONG_VERSION_NUMBER" in reason:
+        text = "what the peer sends is no TLS"
+    return f"{error}; {text}" if text else str(error)
 
 
 # The options of TLS, with verification unless it is switched off
@@ -172,7 +203,10 @@ def client_context(options: Any = None) -> SSLContext:
     refuse_unknown(options, _OPTIONS)
     context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load_files(context, options)
-    if not options.get("verify", options.get("cert_reqs", ssl.CERT_REQUIRED) != ssl.CERT_NONE):
+    verify = options.get("verify", options.get("cert_reqs", ssl.CERT_REQUIRED) != ssl.CERT_NONE)
+    if not isinstance(verify, bool):
+        raise ConfigError(f"verify={verify!r}: must be True or False")
+    if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
@@ -200,10 +234,17 @@ def _load_files(context: SSLContext, options: Mapping[str, Any]) -> None:
         context.load_default_certs()
     certificate, key = options.get("certfile"), options.get("keyfile")
     if certificate:
-        with _naming(f"certfile {certificate}" + (f" with keyfile {key}" if key else "")):
-            context.load_cert_chain(certificate, key)
+        with _naming(f"certfile {certificate} {f'with keyfile {key}' if key else 'with its key in the same file'}"):
+            context.load_cert_chain(certificate, key, password=_refuse_encrypted)
     elif key:
         raise ConfigError(f"keyfile {key} has no effect without certfile: name the certificate too")
+
+
+def _refuse_encrypted() -> str:
+    """In place of OpenSSL's question for the passphrase on the terminal, for which everything would wait."""
+    raise OSError(
+        "the key is encrypted: decrypt it, or give an ssl.SSLContext that has loaded it in place of the mapping"
+    )
 
 
 @contextmanager

@@ -819,6 +819,11 @@ class LookupPoller:
         except Exception as error:  # a user's function
             raise LookupFailed(f"discovery_filter failed: {printable(repr(error))}") from error
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether no lookupd named any nsqd when ``nodes`` was answered last; what the filter leaves out counts."""
+        return not self._nodes
+
     async def _ask_nodes(self) -> None:
         working = [lookupd for lookupd in self._lookupds if not lookupd.failures]
         good = await self._ask_each(working or list(self._lookupds), Lookupd.nodes, STRAGGLER_GRACE)

@@ -38,7 +38,7 @@ import msgspec
 
 from nsq_fast._codec import Message
 from nsq_fast._record import Record
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, seconds
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import UNREADABLE
 from nsq_fast.protocol.topology import Target, is_complete, unwrap
@@ -307,7 +307,7 @@ class ConsumerObserver:
             age = max(0.0, now - worker.began)
             handler = HandlerProgress(age, message.id, _stack(worker.frames()) if age >= MOVING else "")
             if reason == "handlers_busy":
-                detail += f"; the oldest for {handler.age:.3g} s"
+                detail += f"; the oldest for {seconds(handler.age)}"
         return ConsumerProgress(reason, detail, topics, handler)
 
     def _reason(self, topics: tuple[TopicProgress, ...]) -> Finding:
@@ -400,7 +400,7 @@ class ConsumerObserver:
         if flow.limit == 0:
             return "max_in_flight_zero", "max_in_flight is 0"
         if backoff.is_paused(now):
-            return "backoff", f"level {backoff.level}, for {backoff.until - now:.3g} s more"
+            return "backoff", f"level {backoff.level}, for {seconds(backoff.until - now)} more"
         if backoff.is_on and rdy == 0:
             return "backoff", f"level {backoff.level}: another connection has the one message that is tried"
         if rdy > 0:
@@ -583,7 +583,7 @@ def _why_it_waits(producer: ProducerCore, publish: Publish) -> Finding:
     if nowhere is not None:
         return _why_nowhere(producer, publish), str(nowhere)
     if publish.last_error is not None:
-        return "backoff", f"it is tried again: {publish.last_error}"
+        return "backoff", f"it is tried again: {publish.failure}"
     if isinstance(queue, PartitionQueue) and queue.is_paused:
         return "backoff", f"an attempt to partition {queue.number} failed, and the next one comes later"
     return "awaiting_answers", "it waits for others of its topic, which were sent before"

@@ -380,17 +380,12 @@ class Composer:
         elif options.trace_id is not None:
             check_trace_id(options.trace_id)
 
-    def check_size(self, body: Any) -> None:
-        """Raise TypeError or BodyInvalid unless ``body`` can be a message of some topic."""
+    def check_body(self, topic: TopicRoute | None, body: Any) -> None:
+        """Raise TypeError or BodyInvalid unless ``body`` can be a message of ``topic``; None: of some topic."""
         size = size_of(body)
-        if size > self._max_msg_size:
-            raise BodyInvalid(f"body of {size} bytes is above max_msg_size={self._max_msg_size}")
-
-    def check_body(self, topic: TopicRoute, body: Any) -> None:
-        """Raise TypeError or BodyInvalid unless ``body`` can be a message of ``topic``."""
-        size = size_of(body)
-        if size > topic.max_msg_size:
-            raise BodyInvalid(f"body of {size} bytes is above {topic.limit_text}")
+        if size > (self._max_msg_size if topic is None else topic.max_msg_size):
+            limit = f"max_msg_size={self._max_msg_size}" if topic is None else topic.limit_text
+            raise BodyInvalid(f"body of {size} bytes is above {limit}")
 
     # Batches
 
@@ -566,9 +561,7 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError unless it is one of a publish: a number of seconds, or None."""
-    if timeout is None:
-        return
+    """Raise ConfigError unless it is one of a publish: a number of seconds. None, which is one too, is not asked."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0, or None")
 

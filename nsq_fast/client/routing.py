@@ -840,6 +840,12 @@ class Pool:
         """Those with an open connection, the stalled ones among them."""
         return [link for link in self if link.conn is not None]
 
+    def let_go(self) -> None:
+        """The loop is closed: drop every connection."""
+        for link in self:
+            link.let_go()
+        self._links.clear()
+
     async def close(self, timeout: float) -> None:
         """Close every connection after flushing what was written to it, or when time is up."""
         end = monotonic() + timeout + AFTER_TIMEOUT
@@ -1047,6 +1053,10 @@ class Routing:
             self._asking.pop(route, None)
         if not route.is_partitioned:
             others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
+            if not named and self.lookup.is_blank and route.addresses:
+                # Nsqlookupds that have just begun: nsqds register after up to 15 s (nsqio/nsq: nsqd/lookup.go,
+                # lookupLoop). Those that are connected are there all the same.
+                others = route.addresses & {link.address for link in self._pool.connected}
             self._set_addresses(route, named | others)
             topology = self.lookup.topology(route.name)
             if not (named or others):

@@ -34,6 +34,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ from nsq_fast.errors import (
     counted,
 )
 from nsq_fast.log_events import (
+    CLOSE_WAITS,
     CONNECT_FAILED,
     CONNECTED,
     CONNECTION_LOST,
@@ -78,7 +80,7 @@ from nsq_fast.protocol.publishing import (
 )
 from nsq_fast.protocol.rdy import ReconnectDelay
 
-from .connection import CLOSE_TIMEOUT, Connection, ConnectionOwner
+from .connection import CLOSE_TIMEOUT, TELL_AFTER, Connection, ConnectionOwner
 from .loop import Event
 from .publishes import PendingLimit, Publish
 from .routing import Pool, Queue, Routing
@@ -264,6 +266,13 @@ class ProducerConnection(ConnectionOwner[Connection]):
     async def ended(self, timeout: float) -> bool:
         """Wait until what ``stop`` has begun is over; whether it is."""
         return await self._ended.wait(timeout)
+
+    def let_go(self) -> None:
+        """The loop is closed: so is the connection, and those that are being made."""
+        for conn in (self.conn, *self._tries):
+            if conn is not None:
+                conn.let_go(())
+        self.conn = None
 
     def hurry(self) -> None:
         """Publishes wait: cut a long pause short."""
@@ -737,8 +746,24 @@ class Sender(SendPath):
         self._is_draining = True
         for publish in [each for each in self.pending.publishes if each.is_abandoned]:
             self.abandon(publish)
+        if timeout is None or timeout > TELL_AFTER:
+            if await self.pending.wait_for_none(TELL_AFTER):
+                return
+            timeout = None if timeout is None else timeout - TELL_AFTER
+            self._tell_drain(timeout)
         if not await self.pending.wait_for_none(timeout):
             self.end_all()
+
+    def _tell_drain(self, left: float | None) -> None:
+        pending = list(self.pending.publishes)
+        longest = max(publish.deadline for publish in pending) - monotonic()
+        text = f"closing waits for nsqds to confirm {counted(sum(publish.weight for publish in pending), 'message')}"
+        logger.warning(
+            "%s; at most %.1f s more",
+            self.nowhere(NoNsqd, text, pending[0].topic),
+            longest if left is None else min(left, longest),
+            extra=CLOSE_WAITS,
+        )
 
     def end_all(self) -> None:
         """The producer closes: fail what is pending."""
@@ -752,6 +777,12 @@ class Sender(SendPath):
         self.routing.stop()
         self.forget()
         await self.pool.close(timeout)
+
+    def let_go(self) -> None:
+        """The loop is closed: drop the connections. What is queued is sent as far as the system takes it at once."""
+        with suppress(RuntimeError):  # nothing can be cancelled any more
+            self.routing.stop()
+        self.pool.let_go()
 
     def tell_unordered(self, topic: str) -> None:
         """Log, once, that keys give no order in the original NSQ."""
@@ -773,7 +804,7 @@ class Sender(SendPath):
         reasons = []
         if publish.last_error is not None:
             times = counted(publish.attempts, "attempt")
-            reasons.append(f"its time was over after {times}, the last failure: {publish.last_error}")
+            reasons.append(f"its time was over after {times}, the last failure: {publish.failure}")
         if publish.attempt is not None:
             conn = publish.attempt.conn
             reasons.append(f"no reply before its deadline{f', from {conn.address}' if conn else ''}")
@@ -871,14 +902,14 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
     """
     if isinstance(error, ConfigError):
         return ConfigError(*error.args)
-    note = ""
+    why = publish.failure
     if len(publish.ended_servers) >= MOST_SERVERS_LOST:
         ended = " and ".join(map(str, publish.ended_servers))
-        note = (
+        why += (
             f"; {ended} ended the connection while working on it, so it may be what ended them:"
             " it is sent to no other server"
         )
-    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, note)
+    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, why)
 
 
 def _encode_many(command: Command, dialect: Dialect) -> tuple[str, bytes]:

@@ -100,10 +100,13 @@ def tell_beyond(log: logging.Logger, place: object, channel: str, position: str,
     if kind == "virtual_queue":
         name, end = "offset", row.get("backend_depth")
     elif kind == "msgcount":
-        name, end = "count", row.get("message_count", -1) + 1  # messages are counted from 1
+        name, end = "count", row.get("message_count")
     elif kind == "timestamp":
         name, end = kind, int(time() + CLOCKS)
-    if end is not None and asked > end:
+    if not isinstance(end, int):
+        return  # the server does not say it
+    end += kind == "msgcount"  # messages are counted from 1
+    if asked > end:
         log.warning(
             "%s: channel %s was to begin at %s:%d, beyond the end of the log, %s:%d, and begins there",
             place, channel, name, asked, name, end, extra=START_POSITION_BEYOND,

@@ -76,7 +76,7 @@ from .subscription import ConnectionStats, Counters, Subscription
 if TYPE_CHECKING:
     from .consumer import AnyConsumer
     from .lookup import LookupPoller, TopicWatch
-    from .loop import Loop, Supervisor, Task
+    from .loop import Task
     from .workers import Pool, Pools
 
 
@@ -849,7 +849,7 @@ def backoff_of(config: ConsumerConfig) -> Backoff:
     return Backoff(config.max_backoff_duration, random=random.random, strategy=config.backoff_strategy)
 
 
-class Flow:
+class Flow(Repeated):
     """Keeps the sum of max(RDY, in flight) over its members at or below ``max_in_flight``.
 
     Attributes:
@@ -864,6 +864,7 @@ class Flow:
     """
 
     def __init__(self, config: ConsumerConfig, pools: Pools, name: str, log: logging.Logger) -> None:
+        super().__init__(f"{name} flow", self.update)
         self.max_in_flight: int | None = config.max_in_flight
         # With one message a connection, most of the handlers that were asked for would never run.
         self._handlers = config.handlers or 1
@@ -877,14 +878,7 @@ class Flow:
         self._log = log
         self._has_warned_of_turns = False
         self._has_warned_of_handlers = False
-        self._looks = Repeated(f"{name} flow", self.update)
-        self.changed: Callable[[], None] = self._looks.ask  # recompute soon
-
-    def start(self, loop: Loop, supervisor: Supervisor) -> None:
-        self._looks.start(loop, supervisor)
-
-    def stop(self) -> None:
-        self._looks.stop()
+        self.changed: Callable[[], None] = self.ask  # recompute soon
 
     def expect(self, count: int) -> None:
         """Keep room for ``count`` more connections (or fewer) that are being made for the first time.

@@ -48,7 +48,12 @@ _U64 = Annotated[int, msgspec.Meta(ge=0)]
 _encode = msgspec.json.Encoder().encode
 
 
-class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="publish"):
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    def __str__(self) -> str:
+        return _encode(self).decode()
+
+
+class PublishRecord(_Record, frozen=True, kw_only=True, tag_field="event", tag="publish"):
     """One message was stored.
 
     Attributes:
@@ -67,11 +72,8 @@ class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
     offset: int | None
     size: int | None
 
-    def __str__(self) -> str:
-        return _encode(self).decode()
 
-
-class _DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
+class _DeliveryRecord(_Record, frozen=True, kw_only=True):
     """What both records of a delivery have; the attributes are those of ConsumeRecord."""
 
     time: int
@@ -86,9 +88,6 @@ class _DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None
     timestamp: int
     attempts: int
-
-    def __str__(self) -> str:
-        return _encode(self).decode()
 
 
 class ReceiveRecord(_DeliveryRecord, frozen=True, kw_only=True, tag_field="event", tag="receive"):

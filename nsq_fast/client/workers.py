@@ -322,12 +322,16 @@ class Worker(Caller):
                 self.current = None
                 self._pool.leave(inbound)
 
+    def _sampled(self) -> Sample | None:
+        """It begins to handle messages now. A sample of them, where one is wanted."""
+        began, timing = monotonic(), self._acknowledger.timing
+        self.began = began
+        return timing.sample(began) if timing is not None and began >= timing.due else None
+
     def _handle(self, inbound: InboundQueue) -> None:
-        began = self.began = monotonic()
-        if began >= inbound.ledger.next_deadline:
-            inbound.expire(began)
-        timing = self._acknowledger.timing
-        sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        sample = self._sampled()
+        if self.began >= inbound.ledger.next_deadline:
+            inbound.expire(self.began)
         try:
             if inbound.lock is not None:
                 self._handle_ordered(inbound, sample)
@@ -441,16 +445,14 @@ class Cursor(Worker):
 
     def begin(self, inbound: InboundQueue) -> None:
         """Go on with messages of this queue, until it is empty or the time slice is over."""
-        pool, acknowledger = self._pool, self._acknowledger
-        began = self.began = monotonic()
+        pool = self._pool
+        self._sample = self._sampled()
         self._inbound = inbound
         self.is_over = False
-        acknowledger.slice_of(inbound)
+        self._acknowledger.slice_of(inbound)
         # With prompt FINs, the one of each message leaves when its round is over.
         turns = pool.turns
-        inbound.slice.end = 0.0 if pool.prompt.left else began + SLICE if turns is None else turns.due_at
-        timing = acknowledger.timing
-        self._sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        inbound.slice.end = 0.0 if pool.prompt.left else self.began + SLICE if turns is None else turns.due_at
 
     def next(self) -> Message | None:
         """The program is done with the message before; take the next one. None: it is another queue's turn."""

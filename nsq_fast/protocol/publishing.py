@@ -552,12 +552,13 @@ def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float],
 
 
 def publish_failed(
-    topic: str, error: BaseException, attempts: int, possibly_stored: bool, note: str = ""
+    topic: str, error: BaseException, attempts: int, possibly_stored: bool, why: str = ""
 ) -> PublishFailed:
-    """The error that the caller of a publish gets; ``error`` becomes its cause. ``note``: what else is to be said."""
+    """The error that the caller of a publish gets; ``error`` becomes its cause. ``why``: what to say of it."""
     stored = "; it may have been stored all the same" if possibly_stored else ""
+    times = counted(attempts, "attempt")
     failed = publish_failed_class(error)(
-        f"publish to {topic!r} failed after {counted(attempts, 'attempt')}: {str(error) or repr(error)}{note}{stored}",
+        f"publish to {topic!r} failed after {times}: {why or str(error) or repr(error)}{stored}",
         attempts=attempts,
         possibly_stored=possibly_stored,
     )
@@ -593,7 +594,7 @@ class PublishState(PublishFields):
         misses: those of them that have not come to the publish itself, see ``is_miss``.
         ended_servers: the servers that were working on it when they ended the connection.
         possibly_stored: an attempt that ended may have been stored.
-        last_error: what the last attempt failed with.
+        last_error: what the last attempt failed with, at ``last_server``; ``failure``: both as text.
         is_alone: it shares its command with nobody.
         weight: how many messages it is.
     """
@@ -606,6 +607,7 @@ class PublishState(PublishFields):
     ended_servers: tuple[object, ...] = ()
     possibly_stored: bool = False
     last_error: BaseException | None = None
+    last_server: object = None
 
     def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
         super().__init__(body, form, weight)
@@ -641,11 +643,16 @@ class PublishState(PublishFields):
             self.is_alone = True
             verdict = msgspec.structs.replace(verdict, retry=True)
         self.attempt: Any = None
-        self.last_error = error
+        self.last_error, self.last_server = error, server
         self.possibly_stored |= verdict.possibly_stored
         self.failed_attempts += verdict.counts
         self.misses += verdict.counts and is_miss(verdict, error, policy, is_again)
         return verdict
+
+    @property
+    def failure(self) -> str:
+        said, where = str(self.last_error) or repr(self.last_error), str(self.last_server or "")
+        return said if where in said else f"{said}, at {where}"
 
     def end(self, error: BaseException | None) -> None:
         """It is over, well when ``error`` is None. The first end counts."""

@@ -32,6 +32,7 @@ from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError, printable
 from nsq_fast.log_events import (
     CONSUMER_FAILED,
+    METRICS_FAILED,
     WORKER_CONSUMER_CLOSED,
     WORKER_DRAINING,
     WORKER_OPTIONS_UNUSED,
@@ -486,7 +487,19 @@ def _collected(running: Sequence[Running]) -> Callable[[], str]:
     for each in running:
         with suppress(ConfigError):  # the program has added it
             collector.add_consumer(each.name, each.consumer)
-    return lambda: generate_latest(REGISTRY).decode()
+    text, has_failed = "", False
+
+    def shown() -> str:
+        nonlocal text, has_failed
+        try:
+            text, has_failed = generate_latest(REGISTRY).decode(), False
+        except Exception as error:  # of a collector of the program: it would keep the process from reporting at all
+            if not has_failed:
+                logger.warning("the figures stay as they are until they can be read: %r", error, extra=METRICS_FAILED)
+            has_failed = True
+        return text
+
+    return shown
 
 
 def _check(task: Task) -> int:

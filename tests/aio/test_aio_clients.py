@@ -236,6 +236,40 @@ def test_a_loop_that_is_closed_with_one_on_its_way_ends_the_producer() -> None:
         asyncio.run(producer.close())
 
 
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("way", ["left in its loop", "closed", "a with block"])
+def test_the_end_of_the_loop_ends_the_connections_of_a_producer_that_nobody_closed(
+    new_loop: NewLoop, way: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As with one loop for each test of a program, and a producer of its module. Another loop may start it again."""
+    with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+        producer = Producer(nsqd.address)
+
+        async def main() -> None:
+            if way == "a with block":
+                async with producer:
+                    await producer.publish("t", b"x")
+                return
+            await producer.start()
+            await producer.publish("t", b"x")
+            if way == "closed":
+                await producer.close()
+
+        gc.collect()
+        gc.disable()  # which would close sockets that nobody knows
+        try:
+            for count in range(1, 4 if way == "left in its loop" else 2):
+                run(main(), new_loop)
+                until(lambda count=count: nsqd.over == count)  # type: ignore[misc]
+                assert not producer.is_running
+                assert not producer.is_connected
+        finally:
+            gc.enable()
+        gc.collect()
+    told = {str(each.message).partition(" <")[0] for each in recwarn if each.category is ResourceWarning}
+    assert told == ({"unclosed producer"} if way == "left in its loop" else set())
+
+
 def test_the_interpreter_ends_without_a_word(filled: str) -> None:
     program = f"""
 import asyncio

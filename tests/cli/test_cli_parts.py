@@ -346,6 +346,7 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["bench", "compare", __file__, __file__, "--threshold", "nan"], "'nan' is not a share: a number, 0 or more"),
         (["bench", "suite", "--only", "consume", "--only", "publsh"], "'publsh' is not one of"),
         (["demo", "--messages", "0"], "--messages"),
+        (["demo", "--trace-html", "/dev/null/x.html", "--messages", "9"], "/dev/null/x.html cannot be written"),
         (["demo", "--nsqd", "h", "--lookupd", "h"], "not both"),
         (["broker", "--nsqds", "0", "--no-lookupd"], "nothing to run"),
         (["broker", "--max-rdy-count", "0"], "max_rdy_count"),

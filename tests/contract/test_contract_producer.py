@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.contract import Face, Joined, joined
 from support.held_publishes import OK, PublishNsqd, error_frame
+from support.http_server import Question, scripted_http
 from support.waiting import WAIT
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
@@ -94,6 +95,19 @@ async def test_max_pending_blocks_those_who_wait_and_refuses_the_others(face: Fa
     await bodies_until(face, nsqd_process.address, lambda found: len(found) == count)
 
 
+async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: int, caplog: Any) -> None:
+    producer = face.package.Producer(f"127.0.0.1:{closed_port}", publish_timeout=WAIT)
+    await face(producer.start())
+    promise = producer.publish_nowait("t", b"x")
+    await face(producer.close(timeout=1.3))
+    with pytest.raises(PublishFailed, match="closed"):
+        await face.result(promise)
+    (told,) = [each for each in caplog.records if getattr(each, "event", "") == "close_waits"]
+    assert "closing waits for nsqds to confirm 1 message " in told.getMessage()
+    assert f"127.0.0.1:{closed_port}: cannot connect" in told.getMessage()
+    assert "at most 0.3 s more" in told.getMessage()
+
+
 async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:
     async with face.client("Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
         await face(producer.publish("t", b"begin"))
@@ -110,6 +124,35 @@ async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process:
             await join()
     several = {b"%d-%d" % pair for pair in itertools.product(range(4), range(10))}
     await bodies_until(face, nsqd_process.address, lambda found: several | {b"begin"} <= set(found))
+
+
+async def test_an_nsqd_that_is_connected_stays_in_use_while_lookup_names_none_at_all(
+    face: Face, nsqd_process: Any
+) -> None:
+    """As an nsqlookupd does that has just begun, until nsqds register with it: after up to 15 s."""
+    host, port = nsqd_process.address.split(":")
+    named = [{"broadcast_address": host, "hostname": "one", "tcp_port": int(port), "http_port": 1, "version": "1.3.0"}]
+
+    def answer(question: Question) -> None:
+        if named or not question.target.startswith("/lookup"):
+            question.answer({"producers": named})
+        else:
+            question.answer({"message": "TOPIC_NOT_FOUND"}, "404 Not Found")
+
+    with scripted_http(answer) as (lookupd,):
+        options = {"lookupd_http_addresses": str(lookupd.address), "lookupd_refresh_interval": 0.01}
+        async with face.client("Producer", lookupd_poll_interval=0.02, **options) as producer:
+            await face(producer.publish("t", b"x"))
+            named.clear()
+            asked = lookupd.count("/nodes")
+            await face.until(lambda: lookupd.count("/nodes") >= asked + 2)
+            for _ in range(10):
+                assert await face(producer.publish("t", b"x", timeout=WAIT)) == b"OK"
+            await face.do(nsqd_process.stop)
+            await face.until(lambda: not producer.stats()["connected"])
+            await face.until(lambda: not producer.stats()["disconnected"])  # nothing leads there any more
+            with pytest.raises(PublishFailed, match="lookup does not know the topic"):
+                await face(producer.publish("t", b"x", timeout=0.05))
 
 
 @pytest.mark.kill

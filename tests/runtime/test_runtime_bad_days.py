@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from socket import SO_SNDBUF, SOL_SOCKET
@@ -33,7 +34,7 @@ from support.waiting import PROMPT, WAIT, until
 
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
-from nsq_fast.errors import ConnectionLost, HttpError, NoNsqd, NsqError, RemoteProtocolError
+from nsq_fast.errors import ConnectionLost, HttpError, NoNsqd, NsqError, PublishRefused, RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
@@ -103,6 +104,62 @@ def test_certificates_that_do_not_match_are_told_and_nothing_is_sent(with_tls: N
             with pytest.raises(NoNsqd, match="CERTIFICATE_VERIFY_FAILED"):
                 producer.publish("t", b"secret", timeout=0.3)
         assert not nsqd.nsqd.topics
+
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "reason", "advice"),
+    [
+        (["127.0.0.1"], {"cafile": None}, "verify failed", "cafile in tls_options"),
+        (["127.0.0.1"], {"certfile": None}, "certificate required", "name it in tls_options, as certfile"),
+        (["127.0.0.1"], {"certfile": "stranger"}, "unknown ca", "of the client certificate, certfile"),
+        (["127.0.0.1"], {"certfile": "old"}, "certificate expired", "of the client certificate, certfile"),
+        (["elsewhere.example"], {}, "IP address mismatch", "server_hostname in tls_options"),
+        (["old", "127.0.0.1"], {}, "certificate has expired", "it is the server's certificate"),
+    ],
+)
+def test_an_error_of_tls_says_whose_certificate_it_means_and_what_to_do(
+    names: list[str], options: dict[str, Any], reason: str, advice: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    issued = {
+        "server": authority.issue_cert(*names, not_after=LONG_AGO if "old" in names else None),
+        "client": authority.issue_cert("client"),
+        "stranger": trustme.CA().issue_cert("client"),
+        "old": authority.issue_cert("client", not_after=LONG_AGO),
+    }
+    paths = {name: str(tmp_path / f"{name}.pem") for name in (*issued, "ca")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    for name, each in issued.items():
+        each.private_key_and_cert_chain_pem.write_to_path(paths[name])
+    chosen = {"cafile": "ca", "certfile": "client", **options}
+    tls_options = {option: paths[name] for option, name in chosen.items() if name}
+    server = NsqdOptions(
+        tls_cert=paths["server"],
+        tls_key=paths["server"],
+        tls_root_ca_file=paths["ca"],
+        tls_client_auth_policy="require-verify",
+    )
+    with NsqdServer(server) as nsqd, Producer([nsqd.tcp_address], tls_v1=True, tls_options=tls_options) as producer:
+
+        def said() -> str | None:
+            with pytest.raises(NoNsqd) as caught:
+                producer.publish("t", b"x", timeout=0.1)
+            return str(caught.value) if "SSL" in str(caught.value) else None
+
+        text = until(said)
+        assert reason in text
+        assert advice in text
+        assert str(nsqd.tcp_address) in text
+
+
+def test_a_refusal_says_which_nsqd_it_comes_from_and_what_to_do(tls_files: dict[str, str]) -> None:
+    options = NsqdOptions(tls_cert=tls_files["cert"], tls_key=tls_files["key"], tls_required="true")
+    with NsqdServer(options) as nsqd, Producer([nsqd.tcp_address]) as producer:
+        with pytest.raises(PublishRefused, match=r"TLS required.*set tls_v1=True") as caught:
+            producer.publish("t", b"x", timeout=WAIT)
+        assert f", at {nsqd.tcp_address}" in str(caught.value)
 
 
 def naming(nsqd: Address) -> Callable[[Question], object]:

@@ -16,6 +16,7 @@ import gevent
 import pytest
 import snappy
 import trustme
+from cryptography.hazmat.primitives import serialization
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 from support.peers import PeerServer, message
@@ -140,6 +141,17 @@ def test_what_a_server_refuses_is_its_error(connect_to, secret, reply, error):
         peer.read_all()
 
     assert isinstance(cause(lambda: connect_to(script, auth_secret=secret or None)), error)
+
+
+def test_a_refused_secret_is_told_with_where_to_look(connect_to):
+    def script(peer):
+        peer.handshake(auth_required=True)
+        peer.read_line()
+        peer.frame(1, b"E_AUTH_FAILED AUTH failed")
+        peer.read_all()
+
+    with pytest.raises(ConnectFailed, match=r"auth server refuses auth_secret.*log of nsqd"):
+        connect_to(script, auth_secret="wrong")
 
 
 def test_killed_connect_closes_its_socket():
@@ -295,6 +307,35 @@ def test_client_certificate(connect_to, tls, tls_files, authority: trustme.CA, t
 @pytest.mark.parametrize("make", [ssl.create_default_context, create_default_context], ids=["ssl", "gevent"])
 def test_ready_made_context(connect_to, tls, tls_files, make):
     assert connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=make(cafile=tls_files["ca"]))
+
+
+def test_a_key_that_cannot_be_used_is_told_and_nobody_is_asked_for_a_passphrase(tls_files, tmp_path):
+    pem = Path(tls_files["key"]).read_bytes()
+    locked = serialization.load_pem_private_key(pem, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"passphrase"),
+    )
+    (tmp_path / "locked.pem").write_bytes(locked)
+    for keyfile, said in (
+        (str(tmp_path / "locked.pem"), "the key is encrypted: decrypt it"),
+        (None, "with its key in the same file"),
+    ):
+        options = {"certfile": tls_files["cert"]} | ({"keyfile": keyfile} if keyfile else {})
+        with pytest.raises(ConfigError, match=said):
+            Producer("127.0.0.1:1", tls_v1=True, tls_options=options)
+
+
+@pytest.mark.parametrize("verify", ["no", "false", 0, None])
+def test_verification_is_switched_off_by_nothing_but_false(verify):
+    with pytest.raises(ConfigError, match=r"verify=.*: must be True or False"):
+        Producer("127.0.0.1:1", tls_v1=True, tls_options={"verify": verify})
+
+
+@pytest.mark.parametrize("secret", ["", b""])
+def test_an_empty_secret_is_refused_where_it_is_given(secret):
+    with pytest.raises(ConfigError, match="auth_secret: it is empty"):
+        Producer("127.0.0.1:1", auth_secret=secret)
 
 
 @pytest.mark.parametrize("options", [{"ca_file": "x"}, 7])

@@ -23,7 +23,7 @@ from support.waiting import until
 
 from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.sink.task import TaskWriter
+from nsq_fast.spark.sink import TaskWriter
 
 PARTITIONS = 3
 KEYS = 100

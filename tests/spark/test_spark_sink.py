@@ -37,9 +37,9 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.schema import spark_schema
+from nsq_fast.spark.sink import ArrowWriter, stream_writer
 from nsq_fast.spark.sink.plan import COLUMNS, column_names
-from nsq_fast.spark.sink.writer import ArrowWriter, stream_writer
+from nsq_fast.spark.source import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

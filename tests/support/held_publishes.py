@@ -22,11 +22,13 @@ class PublishNsqd:
     Attributes:
         commands: the socket and the bodies of each PUB and MPUB, in order.
         react: called with each of them as it comes, once it is set.
+        over: how many connections have ended.
     """
 
     def __init__(self, react: Callable[[socket.socket, list[bytes]], object] | None = None) -> None:
         self.commands: list[tuple[socket.socket, list[bytes]]] = []
         self.react = react
+        self.over = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listener.getsockname())
         self._sockets: list[socket.socket] = []
@@ -73,6 +75,7 @@ class PublishNsqd:
             stream.read(4)
             while line := stream.readline():
                 self._command(sock, line.split()[0], stream)
+        self.over += 1
 
     def _command(self, sock: socket.socket, name: bytes, stream: BinaryIO) -> None:
         if name == b"IDENTIFY":

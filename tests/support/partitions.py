@@ -133,6 +133,10 @@ class ScriptedLookup:
     def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
         return self.listed_nodes
 
+    @property
+    def is_blank(self) -> bool:
+        return not self.listed_nodes
+
     def failure(self) -> str:
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import re
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from prometheus_client import CollectorRegistry, Info, generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Info, generate_latest
 from support.browser import Browser
 
+from nsq_fast import Consumer
 from nsq_fast.cli import main
-from nsq_fast.config import WorkerConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.worker import subscribe
 from nsq_fast.worker.health import (
@@ -31,7 +34,7 @@ from nsq_fast.worker.health import (
     liveness,
     readiness,
 )
-from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, declared
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, WorkerConfig, declared
 from nsq_fast.worker.status_page import StatusPage
 from nsq_fast.worker.supervisor import GOOD_AFTER, Slot
 
@@ -255,6 +258,15 @@ def test_what_a_program_says_of_itself_is_said_once_however_many_processes_there
     assert [(each.name, each.labels, each.value) for each in found.samples] == [("app_info", {"version": "3"}, 1.0)]
 
 
+@given(st.text(), st.text(), st.floats(0, 1e9))
+def test_figures_of_a_program_arrive_as_they_are(label: str, help: str, value: float) -> None:
+    registry = CollectorRegistry()
+    Counter("n", help, ["a"], registry=registry).labels(label).inc(value)
+    (found,) = Totals().now([generate_latest(registry).decode()])
+    assert found.documentation.strip() == help.strip()
+    assert [(each.labels, each.value) for each in found.samples] == [({"a": label}, value)]
+
+
 def consumed(at: float, *processes: tuple[int, int]) -> Snapshot:
     """Of processes of which each has finished so many messages of one consumer."""
     reports = {
@@ -365,6 +377,30 @@ def test_what_becomes_of_old_messages_may_be_said_from_outside(tmp_path: Path) -
     assert (options["max_age"], options["max_age_policy"]) == (60, "finish")
     overriding = read(tmp_path, text, {"NSQ_FAST_MAX_AGE_POLICY": "give_up"}).options_of(subscription)
     assert overriding["max_age_policy"] == "give_up"
+
+
+@pytest.mark.parametrize("source", ["file", "environment", "flag", "both"])
+def test_tls_may_be_configured_from_outside(tmp_path: Path, tls_files: dict[str, str], source: str) -> None:
+    """Its options are refused without ``tls_v1``, which may stand before them, behind them, or in another source."""
+    file = f"[consumer]\ntls_options = {{cafile = {tls_files['ca']!r}}}\ntls_v1 = true\n"
+    variables = {"NSQ_FAST_TLS_V1": "true"}
+    as_text = json.dumps({"cafile": tls_files["ca"]})
+    found = {
+        "file": lambda: read(tmp_path, file),
+        "environment": lambda: read(tmp_path, "", variables | {"NSQ_FAST_TLS_OPTIONS": as_text}),
+        "flag": lambda: read(tmp_path, "", variables, [Given("tls_options", as_text, "--consumer-opt")]),
+        "both": lambda: read(tmp_path, file.replace("tls_v1 = true", ""), variables),
+    }[source]()
+    options = found.options_of(Subscription("orders", "billing", print))
+    consumer = Consumer("orders", "billing", "127.0.0.1", message_handler=print, **options)
+    assert consumer.connection_config.tls_v1
+    assert consumer.connection_config.tls_options == {"cafile": tls_files["ca"]}
+
+
+def test_a_mapping_that_is_no_json_is_refused_and_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"NSQ_FAST_TLS_OPTIONS: tls_options: must be an object of JSON") as caught:
+        read(tmp_path, "", {"NSQ_FAST_TLS_V1": "1", "NSQ_FAST_TLS_OPTIONS": "cafile=s3cret.pem"})
+    assert "s3cret" not in str(caught.value)
 
 
 def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def session(folder):
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
     import nsq_fast.spark
-    from nsq_fast.spark.trace.session import local_session
+    from nsq_fast.spark.trace import local_session
 
     spark = local_session(f"local[{PARTITIONS}]", settings={"spark.local.dir": folder})
     nsq_fast.spark.register(spark)

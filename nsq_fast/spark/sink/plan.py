@@ -26,7 +26,7 @@ from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, RowInvalid, c
 from nsq_fast.names import check_topic, is_valid_name
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, key_partitioner
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.schema import BODY
+from nsq_fast.spark.source import BODY
 
 _PARTITIONED_ONLY = ("partition", "key", "trace_id", "headers", "tag")
 
