@@ -3,13 +3,15 @@
 They are put together of what stands in ``data/steps.jsonl``. A line of it is what one connection sends, or what is
 asked over HTTP beside connections: the kind of sequence, the name of the connection ("requests" for HTTP), the topic
 that it is about, and the steps. Most do as clients do; in others names, numbers, sizes, bodies, arguments, methods or
-the order of commands are wrong in some way that a server has an answer to.
+the order of commands are wrong in some way that a server has an answer to. A number that is no delay is another one now
+and then.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,13 @@ from .transcripts import Step
 
 STEPS = Path(__file__).parents[1] / "data" / "steps.jsonl"
 REQUESTS = "requests"
+NUMBERS = (
+    "0", "1", "-1", "2", "5", "254", "255", "256", "2500", "2501", "4000", "60000", "2147483648", "9223372036854775807",
+    "9223372036854775808", "18446744073709551615", "18446744073709551616", "-9223372036854775809",
+    "99999999999999999999999", "", "x", "+1", "01", "1.0", "0x1", "1_0", " 1",
+)  # fmt: skip
+_NUMBER = re.compile(r"\A((?!DPUB|REQ)[^\n]*) \d+(?=\n)")
+"""No delay: what comes back soon, and what is new, race."""
 Scripts = dict[str, dict[str, list[list[Any]]]]  # of a connection, or requests -> topic -> those to choose from
 
 
@@ -49,7 +58,10 @@ def sequence(kind: str, seed: int) -> list[Step]:
         # One only on the topic whose channel all would share: who of them gets a message is nobody's to say.
         if topic in scripts[name] and (topic not in topics or topic != "n{slot}" or name == REQUESTS):
             topics.add(topic)
-            chosen[name] = _steps(name, _mixed(chance, scripts[name][topic]))
+            script = _mixed(chance, scripts[name][topic])
+            if name != REQUESTS and topic != "n{slot}":  # Nothing is delivered of the channel that all would share.
+                script = [_with_another_number(chance, data) for data in script]
+            chosen[name] = _steps(name, script)
     steps = []
     while left := [script for script in chosen.values() if script]:
         steps.append(chance.choice(left).pop(0))
@@ -60,6 +72,12 @@ def _mixed(chance: random.Random, found: list[list[Any]]) -> list[Any]:
     """The beginning of one script, and the end of another behind what opens it."""
     first, second = chance.choice(found), chance.choice(found)
     return first[: chance.randint(min(2, len(first)), len(first))] + second[chance.randint(2, max(2, len(second))) :]
+
+
+def _with_another_number(chance: random.Random, data: str | None) -> str | None:
+    if data is None or chance.random() > 0.05:
+        return data
+    return _NUMBER.sub(lambda found: f"{found[1]} {chance.choice(NUMBERS)}", data)
 
 
 def _steps(name: str, script: list[Any]) -> list[Step]:
