@@ -1,6 +1,6 @@
 """Build of the compiled modules, some of them twice, and the version (version.py).
 
-Everything else stands in pyproject.toml. Why some are built twice: nsq_fast/_per_interpreter.
+Everything else stands in pyproject.toml. Why some are built twice: nsq_fast/_lazy.py.
 
 NSQ_FAST_DEBUG=1      line tracing, annotated HTML, no optimisation
 NSQ_FAST_SANITIZE=1   address and undefined-behaviour sanitizers

@@ -94,9 +94,9 @@ def consume(port: int, count: int, kind: str) -> None:
 
     options = {}
     if (every := KINDS[kind]) is not None:
-        from nsq_fast.client import handlers
+        from nsq_fast.client import workers
 
-        handlers.EVERY = every
+        workers.SAMPLE_EVERY = every
         options["histograms"] = True
     left = count
 

@@ -21,8 +21,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from nsq_fast.spark.trace import TraceSettings, read_logs, read_table, write_report, write_tables
-from nsq_fast.spark.trace.session import local_session
+from nsq_fast.spark.trace import TraceSettings, local_session, read_logs, read_table, write_report, write_tables
 
 logger = logging.getLogger("spark_trace")
 START = 1_790_000_000_000_000_000

@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 
 from nsq_fast import config as options
 from nsq_fast.cli import main
+from nsq_fast.worker.settings import WorkerConfig
 
 ROOT = Path(__file__).parent.parent
 KINDS = "added", "changed", "removed", "fixed"
@@ -22,7 +23,7 @@ CONFIGS = {
     options.ProducerConfig: "Producer",
     options.ConnectionConfig: "Connections (consumers and producers)",
     options.LookupConfig: "Lookup (consumers and producers)",
-    options.WorkerConfig: "The worker (nsq-fast run)",
+    WorkerConfig: "The worker (nsq-fast run)",
 }
 
 

@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["nsq_fast"]):
     from nsq_fast.errors import HttpError, RemoteProtocolError
     from nsq_fast.names import Address
     from nsq_fast.protocol import CommandFailed, ConnectionConfig, Disconnected, MessageSkipped, Ready, Session
-    from nsq_fast.protocol.events import Event
+    from nsq_fast.protocol.session import Event
     from nsq_fast.protocol.topology import error_text, parse_listlookup, parse_lookup, parse_nodes
 
 # Bits of the first byte of a session's input.

@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._lazy import lazy_names
-from ._per_interpreter import search_path
-from ._version import __version__
+from ._lazy import lazy_names, search_path
+
+try:
+    from ._built import VERSION as __version__  # the build wrote it down (version.py)
+except ImportError:
+    __version__ = "0+unknown"  # sources that were not built do not know theirs
 
 __path__ = search_path(__path__)
 
@@ -24,8 +27,8 @@ _HOME = {
     "ColumnSubscription": "columns",
     "NsqdHTTPClient": "client.admin",
     "LookupdHTTPClient": "client.admin",
-    "ConfigDocument": "config_source",
-    "ConfigSource": "config_source",
+    "ConfigDocument": "client.dynamic",
+    "ConfigSource": "client.dynamic",
     "DynamicConfig": "client.dynamic",
     "FileConfigSource": "client.dynamic",
     "HttpConfigSource": "client.dynamic",

@@ -4,10 +4,11 @@ from . import config as config
 from . import errors as errors
 from . import names as names
 from ._codec import Message as Message
-from ._version import __version__ as __version__
 from .client.admin import ClusterAdmin as ClusterAdmin
 from .client.admin import LookupdHTTPClient as LookupdHTTPClient
 from .client.admin import NsqdHTTPClient as NsqdHTTPClient
+from .client.dynamic import ConfigDocument as ConfigDocument
+from .client.dynamic import ConfigSource as ConfigSource
 from .client.dynamic import DynamicConfig as DynamicConfig
 from .client.dynamic import FileConfigSource as FileConfigSource
 from .client.dynamic import HttpConfigSource as HttpConfigSource
@@ -24,8 +25,6 @@ from .config import ConnectionConfig as ConnectionConfig
 from .config import ConsumerConfig as ConsumerConfig
 from .config import LookupConfig as LookupConfig
 from .config import ProducerConfig as ProducerConfig
-from .config_source import ConfigDocument as ConfigDocument
-from .config_source import ConfigSource as ConfigSource
 from .consumer import Consumer as Consumer
 from .errors import NsqError as NsqError
 from .errors import RequeueMessage as RequeueMessage
@@ -48,3 +47,5 @@ from .producer import Producer as Producer
 from .protocol.publishing import Receipt as Receipt
 from .protocol.rdy import BackoffStrategy as BackoffStrategy
 from .protocol.rdy import ExponentialBackoff as ExponentialBackoff
+
+__version__: str

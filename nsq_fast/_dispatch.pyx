@@ -1,7 +1,7 @@
 # cython: nonecheck=True
 # What was not set, by mistake, is an AttributeError then, and does not end the process.
 
-"""What a worker does, compiled: which messages are next, handlers called for them, and when FINs leave and others go on.
+"""What a worker does, compiled: which messages are next, handlers called, and when FINs leave and others go on.
 
 A worker goes through ``Dispatcher`` once for each read of its socket, which brings some hundred messages, or one, and
 through ``TimeSlice`` for each message. It stands below ``nsq_fast.client.workers``.
@@ -90,9 +90,9 @@ cdef class TimeSlice:
         Args:
             caller: its ``current`` is each message in turn.
             inbound: its ``waiting``, a deque, holds the messages.
-            acknowledger: says who the ``consumer`` is; ``give_up`` gets messages of more attempts than ``max_tries``, and
-                those that are too old, ``check_result`` whatever a handler returns but None, ``failed`` those whose
-                handler or result raises.
+            acknowledger: says who the ``consumer`` is; ``give_up`` gets messages of more attempts than ``max_tries``,
+                and those that are too old, ``check_result`` whatever a handler returns but None, ``failed`` those
+                whose handler or result raises.
 
         Returns whether the slice is over. What the acknowledger raises ends it, the message is ``caller.current``.
         """

@@ -1,13 +1,38 @@
-"""Names of a package that are imported when they are first used, so that importing the package stays cheap."""
+"""Where names come from: those of a package that are imported when they are first used, the build of the core that an
+interpreter can use, and what a program may have patched.
+
+``nsq_fast._codec`` and ``_frame``, the compiled modules that ``nsq_fast.protocol`` needs, are built twice from the same
+sources. The build beside the sources keeps its types and constants in variables of C: reading them costs nothing, and
+all interpreters of a process share them. So it is the main interpreter's. The build in ``_per_interpreter`` keeps them
+in the state of the module, of which each interpreter has one, and looks them up: a message takes a fifth more
+instructions to decode. So each interpreter may have a lock of its own (PEP 684). More is in docs/internals.md.
+"""
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._per_interpreter import require_main_interpreter
+_is_main: Callable[[], bool] = getattr(_thread, "_is_main_interpreter", lambda: True)  # CPython has it from 3.12 on
+
+
+def search_path(path: list[str]) -> list[str]:
+    """Where this interpreter looks for our modules: in ``_per_interpreter`` first, unless it is the main one."""
+    return path if _is_main() else [*(f"{folder}/_per_interpreter" for folder in path), *path]
+
+
+def require_main_interpreter() -> None:
+    """Raise ImportError, saying what to do, in an interpreter that is not the main one of its process."""
+    if not _is_main():
+        raise ImportError(
+            "the client of nsq_fast (Consumer, Producer, and all else that connects) runs in the main interpreter of a"
+            " process only, and this is another one. Use it in the main interpreter, or in a process of its own; here,"
+            " nsq_fast._codec, nsq_fast._frame and nsq_fast.protocol can be imported"
+        )
+
 
 _ANYWHERE = frozenset({"_codec", "config", "config_source", "errors", "names", "protocol"})
 """Modules of nsq_fast, and a package, that need no client and so may be imported in any interpreter of a process."""
@@ -31,3 +56,12 @@ def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
         return value
 
     return resolve
+
+
+def get_original(module: str, name: str) -> Any:
+    """The attribute of a module as it was before ``gevent.monkey`` patched it, if it did.
+
+    For what native threads need, where a program may run without gevent.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    return getattr(importlib.import_module(module), name) if monkey is None else monkey.get_original(module, name)

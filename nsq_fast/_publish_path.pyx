@@ -686,7 +686,7 @@ cdef class Latch:
 
 
 cdef class PlainPath:
-    """One body that a thread waits for, see ``threads.producer.PlainRequest``.
+    """One body that a thread waits for, see ``threads.PlainRequest``.
 
     Attributes:
         latch: open when it has ended, with ``error`` or well.

@@ -26,15 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gevent import Timeout
 from gevent.event import AsyncResult
-from gevent.socket import gethostname
 
 from nsq_fast._client import READ_SIZE
 from nsq_fast._codec import MESSAGE_ID_SIZE, Message, Records, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
-from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands
+from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands, with_hostname
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import OwnerThread, loop_turns
-from nsq_fast.client.publishes import PublishOptions
+from nsq_fast.client.publishes import Headers, PublishOptions
 from nsq_fast.client.routing import TopicRoute
 from nsq_fast.client.transport import Transport
 from nsq_fast.config import ConnectionConfig
@@ -54,7 +53,9 @@ from nsq_fast.errors import (
 from nsq_fast.log_events import CLOSE_FAILED, DISCONNECTED, MESSAGE_UNREADABLE, RESPONSE_FAILED, SERVER_ERROR
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
-from nsq_fast.protocol.events import (
+from nsq_fast.protocol.publishing import RowsForm
+from nsq_fast.protocol.publishing import StoredRows as StoredRows
+from nsq_fast.protocol.session import (
     AnswerFailed,
     CommandFailed,
     Heartbeat,
@@ -62,12 +63,10 @@ from nsq_fast.protocol.events import (
     Reply,
     ServerFailed,
     ServerInfo,
+    Session,
 )
-from nsq_fast.protocol.publishing import RowsForm
-from nsq_fast.protocol.publishing import StoredRows as StoredRows
-from nsq_fast.protocol.session import Session
 
-from .producer import Headers, Producer
+from .producer import Producer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -132,9 +131,7 @@ class ColumnSubscription:
         self.address = address
         self.topic = topic
         self.channel = channel
-        self.config: ConnectionConfig = (
-            config if config.hostname is not None else config.replace(hostname=gethostname())
-        )
+        self.config: ConnectionConfig = with_hostname(config)
         self.partition = partition
         self.local_address: Address | None = None
         self.session: Session = Session(self.config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
@@ -20,8 +20,8 @@ from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
 from nsq_fast.client.greenlets import (
     CopyEnded,
+    Loop,
     OwnerThread,
-    Supervisor,
     Waiters,
     check_can_wait,
     get_ident,
@@ -32,10 +32,9 @@ from nsq_fast.client.greenlets import (
     may_wait,
     tell_forks,
 )
-from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
 from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.signals import is_heard, receivers
-from nsq_fast.client.workers import Cursor, Pool, Worker
+from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Pool, Worker, check_handler
 from nsq_fast.errors import CallInvalid
 from nsq_fast.log_events import HANDLER_KILLED
 
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from nsq_fast.config import ConnectionConfig
     from nsq_fast.names import Address
 
-    from .handler_threads import OutsideHandlers
+    from .bridge import OutsideHandlers
 
 
 class Consumer(ConsumerCore[Handler, BatchHandler]):
@@ -261,7 +260,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         threads = self.config.handler_threads
         self._outside = self._new_outside()
         if threads and self._outside is None and not is_iterated:
-            from .handler_threads import HandlerThreads  # most handlers run in greenlets
+            from .bridge import HandlerThreads  # most handlers run in greenlets
 
             self._outside = HandlerThreads(min(threads, self.config.concurrency or threads), self._thread)
 
@@ -278,13 +277,12 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def new_worker(self, pool: Pool) -> Worker:
         if self._outside is None:
             return Worker(pool)
-        from .handler_threads import OutsideWorker
+        from .bridge import OutsideWorker
 
         return OutsideWorker(pool, self._outside)
 
     def start_worker(self, worker: Worker, name: str) -> None:
-        supervisor = cast(Supervisor, self.supervisor)
-        runner = worker.runs_in = supervisor.loop(name, worker.run)
+        runner = worker.runs_in = Loop(self.supervisor, name, worker.run)
         runner.runs_handlers = True
         runner.start()
 

@@ -1,14 +1,16 @@
-"""What the servers of a cluster say of themselves, for Prometheus: `nsq-fast exporter`. Needs the extra ``metrics``.
+"""What the servers of a cluster say of themselves: for `nsq-fast stat`, and for `exporter`, which needs the extra
+``metrics``.
 
-``Families`` makes metrics of the ``/stats`` of nsqds, of both dialects; ``Cluster`` asks all servers at once.
+``read_stats`` reads the ``/stats`` of nsqds, of both dialects; ``Families`` makes metrics of it for Prometheus;
+``Cluster`` asks all servers at once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gevent import joinall, spawn
 from gevent.lock import BoundedSemaphore
@@ -18,7 +20,6 @@ from nsq_fast.client.http import Endpoint
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import EXPORTER_NSQD_FAILED, EXPORTER_NSQD_RECOVERED, LOOKUP_UNANSWERED
-from nsq_fast.metrics import COUNTER, GAUGE, PREFIX, Figure
 from nsq_fast.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -26,48 +27,89 @@ if TYPE_CHECKING:
 
 _NANOSECONDS = 1e9
 
-Row = Mapping[str, Any]
 
+class Row(NamedTuple):
+    """What an nsqd says of a topic, or of a channel of it.
 
-def _field(name: str) -> Callable[[Row], float | None]:
-    return lambda row: row.get(name)
+    Attributes:
+        partition, channel: empty where it has none.
+        figures: by the names of ``TOPIC`` and ``CHANNEL``, and ``backend_depth`` and ``ready``, the sum of the RDYs of
+            its clients; without what this nsqd does not say.
+        said: all of it.
+    """
 
-
-def _clients(row: Row) -> float:
-    """Both dialects count them, by different names; old nsqds list them only."""
-    for name in ("client_count", "client_num"):
-        if row.get(name) is not None:
-            return float(row[name])
-    return len(row.get("clients") or ())
-
-
-def _oldest(row: Row) -> float | None:
-    """Redesigned servers only; 0 where nothing waits."""
-    return row["depth_ts_nano"] / _NANOSECONDS if row.get("depth_ts_nano") else None
-
-
-def _topic_depth(row: Row) -> float | None:
-    """Original servers only: of a partition it is all bytes ever written (youzan/nsq: nsqd/stats.go, NewTopicStats)."""
-    return None if "topic_partition" in row else row.get("depth")
+    topic: str
+    partition: str
+    channel: str
+    figures: dict[str, Any]
+    said: Mapping[str, Any]
 
 
 # nsqio/nsq: nsqd/stats.go, TopicStats, ChannelStats; youzan/nsq: nsqd/stats.go, the same.
-_TOPIC = (
-    Figure("depth", "Messages that wait in the topic, not in its channels.", _topic_depth),
-    Figure("messages", "Messages published since nsqd started.", _field("message_count"), COUNTER),
-    Figure("paused", "1 while the topic is paused.", _field("paused")),
-)
-_CHANNEL = (
-    Figure("depth", "Messages that wait for a consumer.", _field("depth")),
-    Figure("in_flight", "Messages that consumers hold.", _field("in_flight_count")),
-    Figure("deferred", "Messages that wait for their time.", _field("deferred_count")),
-    Figure("clients", "Consumers that are connected.", _clients),
-    Figure("paused", "1 while the channel is paused.", _field("paused")),
-    Figure("messages", "Messages that came into the channel since nsqd started.", _field("message_count"), COUNTER),
-    Figure("requeued", "Messages that consumers requeued since nsqd started.", _field("requeue_count"), COUNTER),
-    Figure("timed_out", "Messages not responded to in time since nsqd started.", _field("timeout_count"), COUNTER),
-    Figure("oldest_timestamp_seconds", "When the oldest message that waits was published.", _oldest),
-)
+_SAID = {
+    "depth": "depth",
+    "backend_depth": "backend_depth",
+    "in_flight": "in_flight_count",
+    "deferred": "deferred_count",
+    "paused": "paused",
+    "messages": "message_count",
+    "requeued": "requeue_count",
+    "timed_out": "timeout_count",
+}
+_OF_TOPIC_ONLY = "depth", "backend_depth"
+
+
+def read_stats(stats: Mapping[str, Any]) -> Iterator[Row]:
+    """The topics of an answer to ``/stats``, each followed by its channels.
+
+    Of a partition its leader counts: replicas would count it again.
+    """
+    for topic in stats.get("topics") or ():
+        if topic.get("is_leader") is False:
+            continue
+        place = str(topic["topic_name"]), str(topic.get("topic_partition") or "")
+        figures = _figures(topic)
+        if "topic_partition" in topic:  # there it is all bytes ever written (youzan/nsq: nsqd/stats.go, NewTopicStats)
+            figures = {name: value for name, value in figures.items() if name not in _OF_TOPIC_ONLY}
+        yield Row(*place, "", figures, topic)
+        for channel in topic.get("channels") or ():
+            yield Row(*place, str(channel["channel_name"]), {**_figures(channel), **_of_clients(channel)}, channel)
+
+
+def _figures(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {ours: said[theirs] for ours, theirs in _SAID.items() if said.get(theirs) is not None}
+
+
+def _of_clients(channel: Mapping[str, Any]) -> dict[str, Any]:
+    """Both dialects count them, by different names; old nsqds list them only. Of the oldest message redesigned nsqds
+    say when it came, 0 where nothing waits."""
+    listed = channel.get("clients") or ()
+    counts = [channel[name] for name in ("client_count", "client_num") if channel.get(name) is not None]
+    oldest = channel.get("depth_ts_nano")
+    return {
+        "clients": counts[0] if counts else len(listed),
+        "ready": sum(each.get("ready_count", 0) for each in listed),
+        **({"oldest_timestamp_seconds": oldest / _NANOSECONDS} if oldest else {}),
+    }
+
+
+TOPIC = {
+    "depth": "Messages that wait in the topic, not in its channels.",
+    "messages": "Messages published since nsqd started.",
+    "paused": "1 while the topic is paused.",
+}
+CHANNEL = {
+    "depth": "Messages that wait for a consumer.",
+    "in_flight": "Messages that consumers hold.",
+    "deferred": "Messages that wait for their time.",
+    "clients": "Consumers that are connected.",
+    "paused": "1 while the channel is paused.",
+    "messages": "Messages that came into the channel since nsqd started.",
+    "requeued": "Messages that consumers requeued since nsqd started.",
+    "timed_out": "Messages not responded to in time since nsqd started.",
+    "oldest_timestamp_seconds": "When the oldest message that waits was published.",
+}
+_COUNTED = "messages", "requeued", "timed_out"
 TOPIC_LABELS = ("nsqd", "topic", "partition")
 CHANNEL_LABELS = (*TOPIC_LABELS, "channel")
 _LATENCY = "Time from publish to FIN, as nsqd reckons it."
@@ -82,47 +124,44 @@ class Families:
     """
 
     def __init__(self, with_ephemeral: bool = False) -> None:
+        from nsq_fast.metrics import COUNTER, GAUGE, PREFIX
+
         self._with_ephemeral = with_ephemeral
         self._up = {
             kind: GAUGE(f"{PREFIX}_{kind}_up", f"1 if the {kind} answered this time.", labels=(kind,))
             for kind in ("nsqd", "nsqlookupd")
         }
-        self._figures: dict[str, list[tuple[Figure, Any]]] = {}
+        self._figures: dict[str, dict[str, Any]] = {}
         self._latency = {}
-        for kind, figures, labels in (("topic", _TOPIC, TOPIC_LABELS), ("channel", _CHANNEL, CHANNEL_LABELS)):
-            self._figures[kind] = [(each, each.family(f"{PREFIX}_{kind}", labels)) for each in figures]
+        for kind, figures, labels in (("topic", TOPIC, TOPIC_LABELS), ("channel", CHANNEL, CHANNEL_LABELS)):
+            self._figures[kind] = {
+                name: (COUNTER if name in _COUNTED else GAUGE)(f"{PREFIX}_{kind}_{name}", help, labels=labels)
+                for name, help in figures.items()
+            }
             self._latency[kind] = GAUGE(f"{PREFIX}_{kind}_e2e_latency_seconds", _LATENCY, labels=(*labels, "quantile"))
 
     def all(self) -> list[Metric]:
         """All of them."""
-        figures = [family for kind in self._figures.values() for _, family in kind]
+        figures = [family for kind in self._figures.values() for family in kind.values()]
         return [*self._up.values(), *figures, *self._latency.values()]
 
     def add_server(self, kind: str, address: str, is_up: bool) -> None:
         """Whether an ``nsqd`` or ``nsqlookupd`` has answered."""
         self._up[kind].add_metric((address,), float(is_up))
 
-    def add_stats(self, nsqd: str, stats: Row) -> None:
-        """What an nsqd answered. Of a partition only its leader is shown: replicas would count it twice."""
-        for topic in stats.get("topics") or ():
-            if topic.get("is_leader") is False or not self._is_shown(topic["topic_name"]):
+    def add_stats(self, nsqd: str, stats: Mapping[str, Any]) -> None:
+        """What an nsqd answered."""
+        for topic, partition, channel, figures, said in read_stats(stats):
+            if not self._with_ephemeral and (is_ephemeral(topic) or is_ephemeral(channel)):
                 continue
-            labels = nsqd, str(topic["topic_name"]), str(topic.get("topic_partition") or "")
-            self._add("topic", labels, topic)
-            for channel in topic.get("channels") or ():
-                if self._is_shown(channel["channel_name"]):
-                    self._add("channel", (*labels, str(channel["channel_name"])), channel)
-
-    def _is_shown(self, name: str) -> bool:
-        return self._with_ephemeral or not is_ephemeral(name)
-
-    def _add(self, kind: str, labels: tuple[str, ...], row: Row) -> None:
-        for figure, family in self._figures[kind]:
-            value = figure.read(row)
-            if value is not None:
-                family.add_metric(labels, float(value))
-        for each in (row.get("e2e_processing_latency") or {}).get("percentiles") or ():
-            self._latency[kind].add_metric((*labels, f"{each['quantile']:g}"), each["value"] / _NANOSECONDS)
+            kind, labels = (
+                ("channel", (nsqd, topic, partition, channel)) if channel else ("topic", (nsqd, topic, partition))
+            )
+            for name, family in self._figures[kind].items():
+                if name in figures:
+                    family.add_metric(labels, float(figures[name]))
+            for each in (said.get("e2e_processing_latency") or {}).get("percentiles") or ():
+                self._latency[kind].add_metric((*labels, f"{each['quantile']:g}"), each["value"] / _NANOSECONDS)
 
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -112,7 +112,7 @@ PRIORITY_IGNORED = _event("priority_ignored", "a task of Celery has a priority, 
 HUB_THREAD_FAILED = _event("hub_thread_failed", "the hub thread of nsq_fast.threads has ended; another one is made")
 PUBLISHES_UNCONFIRMED = _event("publishes_unconfirmed", "the program ended before publishes were confirmed")
 INTERNAL_ERROR = _event("internal_error", "a defect of nsq_fast; what was at work begins again")
-METRICS_FAILED = _event("metrics_failed", "the figures of a client cannot be read")
+METRICS_FAILED = _event("metrics_failed", "the figures of a client, or of a program, cannot be read")
 
 # The worker
 

@@ -20,9 +20,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from ._native import get_original
-from .errors import ConfigError
-from .printable import printable
+from ._lazy import get_original
+from .errors import ConfigError, printable
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(event)s: %(message)s"
 NO_EVENT = "-"

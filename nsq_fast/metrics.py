@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ._native import get_original
+from ._lazy import get_original
 from .errors import ConfigError
 from .log_events import METRICS_FAILED
 
@@ -38,8 +38,9 @@ except ImportError as _error:
     raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from _error
 
 if TYPE_CHECKING:
+    from nsq_fast._record import HistogramStats
+
     from .client.consumer import ConsumerStats
-    from .client.histogram import HistogramStats
 
 logger: logging.Logger = logging.getLogger(__name__)
 

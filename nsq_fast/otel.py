@@ -41,8 +41,8 @@ try:
 except ImportError as _error:
     raise ImportError("nsq_fast.otel needs opentelemetry-api: pip install 'nsq-fast[otel]'") from _error
 
+from nsq_fast import __version__
 from nsq_fast._codec import Message
-from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, NsqError, RequeueMessage
 
 __all__ = ["Telemetry"]
@@ -252,9 +252,11 @@ class Telemetry:
         return producer
 
     def _around_publish(self, method: Callable[..., Any], is_batch: bool) -> Callable[..., Any]:
+        bind = inspect.signature(method).bind
+
         @functools.wraps(method)
-        def publish(topic: str, body: Any, *arguments: Any, **options: Any) -> Any:
-            ended, call = self._begin_publish(method, topic, body, arguments, options, is_batch)
+        def publish(*arguments: Any, **options: Any) -> Any:
+            ended, call = self._begin_publish(method, bind(*arguments, **options).arguments, is_batch)
             try:
                 result = call()
             except BaseException as error:
@@ -269,8 +271,8 @@ class Telemetry:
             return result
 
         @functools.wraps(method)
-        async def publish_and_wait(topic: str, body: Any, *arguments: Any, **options: Any) -> Any:
-            ended, call = self._begin_publish(method, topic, body, arguments, options, is_batch)
+        async def publish_and_wait(*arguments: Any, **options: Any) -> Any:
+            ended, call = self._begin_publish(method, bind(*arguments, **options).arguments, is_batch)
             try:
                 result = await call()
             except BaseException as error:
@@ -282,27 +284,27 @@ class Telemetry:
         return publish_and_wait if inspect.iscoroutinefunction(method) else publish
 
     def _begin_publish(
-        self,
-        method: Callable[..., Any],
-        topic: str,
-        body: Any,
-        arguments: tuple[Any, ...],
-        options: dict[str, Any],
-        is_batch: bool,
+        self, method: Callable[..., Any], given: dict[str, Any], is_batch: bool
     ) -> tuple[Callable[[BaseException | None], None], Callable[[], Any]]:
-        """Begin a span. Returns what ends it, and the call that it is about, which may give an awaitable."""
+        """Begin a span. Returns what ends it, and the call that it is about, which may give an awaitable.
+
+        Args:
+            given: the arguments by their names; first come the topic, and the body or the bodies.
+        """
+        (_, topic), (name, body), *_ = given.items()
         if is_batch:
             body = of_batch(body)
         count = len(body) if is_batch and isinstance(body, list) else 1
-        span, began = self._publish_span(str(topic), body, count if is_batch else None, options), monotonic()
+        span, began = self._publish_span(str(topic), body, count if is_batch else None, given), monotonic()
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, set_span_in_context(span))
+        headers = given.get("headers")
         if carrier:
-            wrapped, headers = self._wrapping.wrap(body, options.get("headers"), carrier)
-            body, options = wrapped, options if headers is None else {**options, "headers": headers}
+            body, headers = self._wrapping.wrap(body, headers, carrier)
+        given = {**given, name: body, **({} if headers is None else {"headers": headers})}
         trace_id = span.get_span_context().trace_id & LARGEST_ID
-        if self._gives_trace_id and trace_id and options.get("trace_id") is None:
-            options = {**options, "trace_id": trace_id}
+        if self._gives_trace_id and trace_id and given.get("trace_id") is None:
+            given["trace_id"] = trace_id
 
         def ended(error: BaseException | None) -> None:
             common = described("publish", str(topic))
@@ -314,7 +316,7 @@ class Telemetry:
             self._sent.add(count, common)
             self._published.record(monotonic() - began, common)
 
-        return ended, functools.partial(method, topic, body, *arguments, **options)
+        return ended, functools.partial(method, **given)
 
     def _publish_span(self, topic: str, body: Any, count: int | None, options: dict[str, Any]) -> Span:
         attributes: dict[str, Any] = {}

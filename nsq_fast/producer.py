@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from gevent import get_hub, getcurrent
 from gevent.event import AsyncResult
@@ -14,20 +14,16 @@ from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import check_can_wait, is_interrupting, keep, may_wait, tell_forks
 from nsq_fast.client.loop import check_end_timeout
 from nsq_fast.client.producer import ProducerCore
-from nsq_fast.client.publishes import Body, Group, Publish, options_of
+from nsq_fast.client.publishes import AllStored, Body, Group, Headers, Publish, Stored, options_of
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.errors import NotRunning
-from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.publishing import Receipt
+from nsq_fast.protocol.publishing import Key, Receipt
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from nsq_fast.keywords import MultipublishKeywords, PublishKeywords
 
-Headers: TypeAlias = Mapping[str, Any]
-Stored: TypeAlias = bytes | Receipt
-AllStored: TypeAlias = bytes | list[Receipt]
 FutureT = TypeVar("FutureT")
 AllFutureT = TypeVar("AllFutureT")
 

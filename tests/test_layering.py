@@ -29,41 +29,34 @@ PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 DATA = {
-    "errors", "config", "config_source", "header_patterns", "keywords", "names", "log_events", "printable", "_lazy",
-    "_native", "_per_interpreter", "_record", "_version", "_built",
+    "errors", "config", "header_patterns", "keywords", "names", "log_events", "_lazy", "_record", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame", "_publish"}
 COMPILED_FOR_CLIENT = set(NAMES) - CORE
 CLIENT = DATA | CORE | COMPILED_FOR_CLIENT | {"protocol", "client"}
-GEVENT_FACE = {"bridge", "columns", "consumer", "handler_threads", "producer"}
+GEVENT_FACE = {"bridge", "columns", "consumer", "producer"}
 ON_CLIENT = DATA | CORE | GEVENT_FACE | {"protocol", "client"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,
     "__main__": {"cli"},
-    "errors": {"printable"},
-    "printable": set(),
-    "_lazy": {"_per_interpreter"},
-    "_native": set(),
+    "errors": set(),
+    "_lazy": set(),
     "_record": set(),
-    "_per_interpreter": set(),
-    "_version": {"_built"},
     "_built": set(),
     "names": DATA,
     "config": DATA,
     "header_patterns": set(),
     "log_events": set(),
     "logs": DATA,
-    "config_source": set(),
     "protocol": DATA | CORE,
     "client": CLIENT,
     "bridge": CLIENT,
-    "handler_threads": CLIENT,
     "producer": CLIENT,
-    "consumer": CLIENT | {"handler_threads", "producer"},
+    "consumer": CLIENT | {"bridge", "producer"},
     "columns": CLIENT | {"producer"},
     "aio": CLIENT,
-    "threads": CLIENT | {"bridge", "consumer", "handler_threads", "producer"},
+    "threads": CLIENT | {"bridge", "consumer", "producer"},
     "broker": ON_CLIENT,
     "gnsq": ON_CLIENT | {"__init__"},
     "integrations": DATA | CORE | {"aio", "threads", "__init__"},
@@ -74,7 +67,7 @@ ALLOWED = {
     "testing": ON_CLIENT | {"broker", "__init__"},
     "bench": ON_CLIENT | {"aio", "threads", "broker", "page", "__init__"},
     "exporter": DATA | {"metrics", "client"},
-    "worker": ON_CLIENT | {"aio", "threads", "logs", "metrics", "__init__"},
+    "worker": ON_CLIENT | {"aio", "threads", "logs", "metrics", "page", "__init__"},
     "cli": ON_CLIENT | {"broker", "bench", "exporter", "worker", "__init__"},
 }
 # The one way up: commands that are Spark's, and import it when they run.
@@ -148,7 +141,7 @@ def layers_imported(item: Import) -> set[str]:
     if len(parts) > 1:
         return {parts[1]}
     inner = {path.stem for path in PACKAGE.iterdir()}
-    return {name if name in inner else "__init__" for name in item.names} or {"__init__"}
+    return {name if name in inner else "__init__" for name in item.names if name != "__version__"}
 
 
 def allowed(path: Path) -> set[str]:
@@ -215,7 +208,7 @@ def test_only_the_sides_of_the_port_know_a_loop() -> None:
     assert wrong(knows) == []
 
 
-@pytest.mark.parametrize("package", ["aio", "broker", "spark", "threads", "worker"])
+@pytest.mark.parametrize("package", ["broker", "spark", "worker"])
 def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
     path = PACKAGE / package / "__init__.py"
     typed = {
@@ -286,14 +279,14 @@ def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -
     assert loaded_after(f"import {module}") & heavy == set()
 
 
-@pytest.mark.parametrize("name", ["aio.consumer", "aio.producer", "logs", "metrics", "otel"])
+@pytest.mark.parametrize("name", ["aio", "logs", "metrics", "otel"])
 def test_what_programs_of_asyncio_use_needs_no_gevent(name: str) -> None:
     assert loaded_after(f"import nsq_fast.{name}") & {"gevent", "greenlet"} == set()
 
 
 def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:
     ours = {name for name in modules_after("import nsq_fast") if name.startswith("nsq_fast")}
-    always = {"nsq_fast", "nsq_fast._lazy", "nsq_fast._per_interpreter", "nsq_fast._version"}
+    always = {"nsq_fast", "nsq_fast._lazy"}
     assert always <= ours <= always | {"nsq_fast._built"}
 
 
@@ -304,9 +297,8 @@ LOADED_WHEN_USED = {
     "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11", "hashlib",
     "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks", "nsq_fast.client.admin",
     "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers", "nsq_fast.client.lookup",
-    "nsq_fast.config_source", "nsq_fast.header_patterns", "nsq_fast.bridge",
-    "nsq_fast.handler_threads", "nsq_fast.otel", "opentelemetry", "secrets", "snappy", "ssl", "urllib.parse",
-    "urllib.request",
+    "nsq_fast.header_patterns", "nsq_fast.bridge", "nsq_fast.otel", "opentelemetry", "secrets", "snappy", "ssl",
+    "urllib.parse", "urllib.request",
 }  # fmt: skip
 
 

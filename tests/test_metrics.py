@@ -568,6 +568,17 @@ def test_a_batch_is_one_span_with_links(exported: Exported, nsqd: NsqdServer) ->
     assert sorted(seen) == [b"a", b"b", b"c"]
 
 
+def test_an_instrumented_producer_takes_its_arguments_by_their_names(exported: Exported, nsqd: NsqdServer) -> None:
+    with exported.telemetry("envelope").instrument(Producer(str(nsqd.tcp_address))) as producer:
+        assert producer.publish(topic="orders", body=b"a", defer=None) == b"OK"
+        assert producer.multipublish(topic="orders", bodies=[b"b", b"c"]) == b"OK"
+        with pytest.raises(TypeError, match="topic"):
+            producer.publish(body=b"d")  # type: ignore[call-arg]
+    one, two = exported.spans("publish orders")
+    assert (one.attributes or {})["messaging.message.body.size"] == 1
+    assert (two.attributes or {})["messaging.batch.message_count"] == 2
+
+
 def test_what_a_handler_raises_is_on_its_span(exported: Exported, nsqd: NsqdServer) -> None:
     telemetry = exported.telemetry()
 

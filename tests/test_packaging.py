@@ -362,6 +362,7 @@ def test_type_checkers_find_mistakes_in_a_program(
 def test_type_checkers_see_every_public_name() -> None:
     tree = ast.parse((ROOT / "nsq_fast" / "__init__.pyi").read_text())
     typed = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    typed |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
     assert typed == {*nsq_fast.__all__, *nsq_fast._MODULES}
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer, errors
+from nsq_fast._record import HistogramStats
 from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
 from nsq_fast.client.admin import LookupPoller
 from nsq_fast.client.give_up import PublishTo, WriteToFolder
-from nsq_fast.client.histogram import HistogramStats
 from nsq_fast.client.subscription import ConnectionStats, Counters
 from nsq_fast.config import (
     Config,
@@ -34,6 +34,7 @@ from nsq_fast.config import (
 )
 from nsq_fast.errors import (
     ERROR_CODES,
+    MAX_LENGTH,
     ConfigError,
     ConnectFailed,
     NameInvalid,
@@ -41,6 +42,8 @@ from nsq_fast.errors import (
     NSQRequeueMessage,
     RequeueMessage,
     ServerError,
+    counted,
+    printable,
     publish_failed_class,
     server_error,
 )
@@ -53,7 +56,6 @@ from nsq_fast.names import (
     parse_address,
     parse_addresses,
 )
-from nsq_fast.printable import MAX_LENGTH, counted, printable
 from nsq_fast.protocol import ExponentialBackoff
 
 # Names and addresses

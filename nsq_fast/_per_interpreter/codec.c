@@ -1,4 +1,4 @@
-/* The C code of _codec.pyx, compiled so that each interpreter of a process has a state of its own: see __init__.py. */
+/* The C code of _codec.pyx, compiled so that each interpreter of a process has a state of its own: see _lazy.py. */
 #define CYTHON_USE_MODULE_STATE 1
 #define CYTHON_USE_TYPE_SPECS 1
 #include "../_codec.c"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 
 from .results import SPARK_MODES, Settings
 
@@ -96,7 +96,7 @@ _CLIENTS = (
     ("floor: ready bytes", "here", "floor_core", "ready bytes", _PUBLISH, "batch", ""),
     ("floor: pipelined", "here", "floor_core", "pipelined", _PUBLISH, "concurrent", ""),
     ("floor: ordered", "here", "floor_core", "ordered", frozenset({"ordered"}), _ALL, "partitions"),
-    ("floor: Python", "here", "floor_socket", "Python", _CONSUME, _ALL, ""),
+    ("floor: Python", "here", "floor_core", "Python", _CONSUME, _ALL, ""),
     (SPARK, "spark", "use_spark", "Spark", frozenset({"spark"}), " ".join(SPARK_MODES), ""),
     (SPARK_FLOOR, "spark", "use_spark", "ready rows", frozenset({"spark"}), " ".join(SPARK_MODES), ""),
 )  # fmt: skip

@@ -13,9 +13,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, counted, printable
 from nsq_fast.page import COLOURS, DASHES, STYLE, duration, variables
-from nsq_fast.printable import counted, printable
 
 from .clients import CORE_FLOOR, OURS
 from .results import (
@@ -32,6 +31,7 @@ from .results import (
     shown,
     value_of,
 )
+from .scale import explained
 from .suite import figure_in, floor_of, judge, titles
 
 _CLOSED = (
@@ -213,7 +213,7 @@ def html(run: Run) -> str:
         raise ConfigError("the report is made by Jinja2: pip install 'nsq-fast[report]'") from error
     template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.jinja")
     measured = [row for row in goals(run) if row[-1] != "not measured"]
-    said = list(conclusion(run)) or ["nsq_fast was not measured."]
+    said = list(conclusion(run))
     if measured:
         said.append(f"{sum(row[-1] == 'met' for row in measured)} of {len(measured)} goals are met.")
     page: str = template.render(
@@ -249,6 +249,11 @@ def conclusion(run: Run) -> Iterator[str]:
         yield f"{what[0].upper()}{what[1:]}: {shown(ours, metric)}{_unit(metric)}" + (
             f"; better by {beside}." if beside else "."
         )
+    of_many = [each for each in run.scenarios if any(it.processes > 1 for found in each.clients for it in found.rounds)]
+    for each in of_many:
+        yield f"{each.name}: {next(explained(each, run.about.cores))}"
+    if not (of_many or any(each.client(OURS) for each in run.scenarios)):
+        yield f"{OURS} was not measured."
 
 
 def _unit(metric: str) -> str:

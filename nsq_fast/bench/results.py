@@ -18,11 +18,11 @@ import timeit
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
+from nsq_fast.config import Config, option
 from nsq_fast.errors import ConfigError
 
 KINDS = ("consume", "publish", "roundtrip", "ordered", "idle", "start", "spark")
@@ -41,57 +41,50 @@ SPARK_PATIENCE = 600.0
 _MODES = {"publish": MODES, "spark": SPARK_MODES}
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """One scenario, the same for every client.
+class Settings(Config, frozen=True, kw_only=True):
+    """One scenario, the same for every client."""
 
-    Attributes:
-        count: messages a round; 0: as many as the client handles in ``duration``, found by a round before the others.
-        mode: of publishing: one at a time, from ``concurrency`` greenlets (goroutines, tasks), or MPUB of ``batch``;
-            of Spark: micro-batches, a table, the first table of a session, or a write.
-        rate: messages/s of an open loop; 0: a closed loop, as fast as it goes.
-        rate_share: an open loop at this share of the largest rate that each of the clients manages in a closed loop of
-            ``PEAK_CONCURRENCY`` messages; it is measured before the rounds.
-        unbuffered: nsqd sends each message at once (``output_buffer_size`` -1). Otherwise the messages of a slow topic
-            wait in its output buffer, up to a quarter of a second, and latency is that of the buffer.
-        concurrency: callers of a publish, handlers of a consumer, messages on their way in a roundtrip.
-    """
-
-    kind: str
-    mode: str = ""
-    size: int = 200
-    count: int = 0
-    duration: float = 2.0
-    rounds: int = 3
-    max_in_flight: int = 2500
-    connections: int = 1
-    partitions: int = 1
-    concurrency: int = 1
-    batch: int = 200
-    compression: str = ""
-    tls: bool = False
-    rate: float = 0.0
-    rate_share: float = 0.0
-    unbuffered: bool = False
-    handler_sleep: float = 0.0
-    linger: float = 0.001
-    settle: float = 0.5
+    kind: str = option("consume", "what is measured", choices=KINDS)
+    mode: str = option(
+        "",
+        "of publishing: one at a time, from `concurrency` callers, or MPUBs of `batch`; of Spark: micro-batches, a"
+        " table, the first table of a session, or a write",
+    )
+    size: int = option(200, "bytes in a message", minimum=1)
+    count: int = option(0, "messages a round; 0: as many as a client handles in --duration", minimum=0)
+    duration: float = option(2.0, "how long a client works in a round", unit="s", minimum=0.0)
+    rounds: int = option(3, "how many rounds", minimum=1)
+    max_in_flight: int = option(2500, "messages a consumer holds", minimum=1)
+    connections: int = option(1, "connections of a consumer, to several loopback addresses of the nsqd", minimum=1)
+    partitions: int = option(1, "partitions of the topic", minimum=1)
+    concurrency: int = option(
+        1, "callers that publish at once, handlers, or messages on their way in a roundtrip", minimum=1
+    )
+    batch: int = option(200, "messages in an MPUB", minimum=1)
+    compression: str = option("", "compress the connections", choices=COMPRESSIONS)
+    tls: bool = option(False, "connections are upgraded to TLS")
+    rate: float = option(
+        0.0, "open loop: publish so many messages/s, however fast they are handled; 0: as fast as it goes", minimum=0.0
+    )
+    rate_share: float = option(
+        0.0,
+        "an open loop at this share of the largest rate that each of the clients manages in a closed loop of"
+        " PEAK_CONCURRENCY messages, measured before the rounds",
+        minimum=0.0,
+    )
+    # Without it the messages of a slow topic wait in nsqd's output buffer, up to a quarter of a second, and latency is
+    # that of the buffer.
+    unbuffered: bool = option(False, "whether nsqd sends each message at once, or gathers them in its output buffer")
+    handler_sleep: float = option(0.0, "how long each handler sleeps", unit="s", minimum=0.0)
+    linger: float = option(0.001, "how long the client with linger waits for more publishes", unit="s", minimum=0.0)
+    settle: float = option(
+        0.5, "time to settle before an open loop begins, or before an idle client is measured", unit="s", minimum=0.0
+    )
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("kind", self.kind, KINDS),
-            ("mode", self.mode, _MODES.get(self.kind, ("",))),
-            ("compression", self.compression, COMPRESSIONS),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
-        for name in ("size", "rounds", "max_in_flight", "connections", "partitions", "concurrency", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-
-    @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        fields = msgspec.structs.fields(cls)
-        return {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
+        super().__post_init__()
+        if self.mode not in (modes := _MODES.get(self.kind, ("",))):
+            raise ConfigError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, modes))}")
 
     @property
     def needs_cluster(self) -> bool:
@@ -157,6 +150,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         server_cpu_seconds: None where the server is not of this machine's harness.
         package_ms: CPU time that the import of the package alone took; import_ms: with what the client uses of it.
         first_ms: time from its start to the first message. All three are None where that was not measured.
+        processes, nsqds: how many worked together, see ``scale``.
+        together: the share of the time in which all of them were at work.
     """
 
     messages: int
@@ -168,6 +163,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     package_ms: float | None = None
     import_ms: float | None = None
     first_ms: float | None = None
+    processes: int = 1
+    nsqds: int = 1
+    together: float = 1.0
 
 
 class ClientResult(msgspec.Struct, kw_only=True):
@@ -301,7 +299,6 @@ def _field(path: str, name: str) -> str:
 # Figures
 
 BUSY = 0.9
-ONE_THREAD = 1.0
 INSTRUCTIONS, SYSCALLS = COUNTED = ("instructions", "system calls")
 
 
@@ -414,21 +411,23 @@ def shown(value: Figure | float | None, metric: str) -> str:
 def limit_of(result: ClientResult, cores: int) -> str:
     """What limited a client: ``client``, ``server``, ``machine``, ``waiting``, or ``unknown``.
 
-    ``client``: it used a core or more. ``machine``: client and server together used all cores. ``server``: the server
-    used a core or more while the client had time left. ``waiting``: neither, they waited for each other.
+    ``client``: it used a core or more, or each of its processes did. ``machine``: client and server together used all
+    cores. ``server``: the server used a core or more while the client had time left. ``waiting``: neither, they waited
+    for each other.
     """
     if not result.rounds:
         return "unknown"
+    processes, nsqds = result.rounds[0].processes, result.rounds[0].nsqds
     client = statistics.median(each.cpu_seconds / each.seconds for each in result.rounds)
     servers = [each.server_cpu_seconds / each.seconds for each in result.rounds if each.server_cpu_seconds is not None]
     if not servers:
-        return "client" if client >= BUSY else "unknown"
+        return "client" if client >= BUSY * processes else "unknown"
     server = statistics.median(servers)
     if client + server >= BUSY * cores:
         return "machine"
-    if client >= BUSY * ONE_THREAD:
+    if client >= BUSY * processes:
         return "client"
-    return "server" if server >= BUSY * ONE_THREAD else "waiting"
+    return "server" if server >= BUSY * nsqds else "waiting"
 
 
 THRESHOLD = 0.05
@@ -450,24 +449,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.after.over(self.before)
 
 
-def compare(
-    before: Run,
-    after: Run,
-    *,
-    clients: Sequence[str] = (),
-    figures: Sequence[str] = (),
-    relative_to: str = "",
-    threshold: float = THRESHOLD,
-) -> Iterator[Change]:
-    """Every figure that both runs have; of all clients when none are named, and the same of figures."""
+def compare(before: Run, after: Run, relative_to: str = "", threshold: float = THRESHOLD) -> Iterator[Change]:
+    """Every figure that both runs have."""
     later = dict(_figures(after, relative_to))
-    for (scenario, client, metric), old in _figures(before, relative_to):
-        new = later.get((scenario, client, metric))
-        is_wanted = not clients or client in clients
-        if new is None or not is_wanted or (figures and metric not in figures):
-            continue
-        verdict = verdict_on(old, new, metric == "rate", threshold)
-        yield Change(scenario=scenario, client=client, metric=metric, before=old, after=new, verdict=verdict)
+    for key, old in _figures(before, relative_to):
+        if new := later.get(key):
+            scenario, client, metric = key
+            verdict = verdict_on(old, new, metric == "rate", threshold)
+            yield Change(scenario=scenario, client=client, metric=metric, before=old, after=new, verdict=verdict)
 
 
 def _figures(run: Run, relative_to: str) -> Iterator[tuple[tuple[str, str, str], Figure]]:

@@ -1,8 +1,8 @@
 """Many processes on many nsqds: what each further process brings, and what ends that.
 
-All processes of a point run at the same time, each on a topic of its own, over all nsqds. A process counts its
-messages from the end of its warm-up; the rate of a point is all of them over the time from the first such moment to
-the last end.
+It makes a scenario whose clients are so many processes each, with one round: what all of them did together. They run
+at the same time, each on a topic of its own, over all nsqds. A process counts its messages from the end of its warm-up;
+the rate is all of them over the time from the first such moment to the last end.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
-import msgspec
+from nsq_fast.errors import counted
 
 from .clients import Client
-from .results import BUSY, About, Settings, quantile
+from .results import ClientResult, Round, Scenario, Settings, limit_of, value_of
 from .runner import Progress, Turns
 from .servers import Server, Source
 
@@ -28,57 +28,7 @@ TOGETHER = 0.7
 """Below this share of the time in which all processes are at work, their rate is said to be understated."""
 
 BOTH_CONCURRENCY = 100
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """What so many processes did together.
-
-    Attributes:
-        cpu_seconds: of all clients; server_cpu_seconds: of all servers, None where they are not ours to see.
-        together: the share of the time in which all of them were at work.
-        p99_us: the largest of the processes; None where no latency is measured.
-    """
-
-    processes: int
-    messages: int
-    seconds: float
-    cpu_seconds: float
-    server_cpu_seconds: float | None = None
-    p99_us: float | None = None
-    together: float = 1.0
-
-    @property
-    def rate(self) -> float:
-        """Messages a second."""
-        return self.messages / self.seconds
-
-    @property
-    def cpu_us(self) -> float:
-        """CPU of the clients, microseconds a message."""
-        return self.cpu_seconds / self.messages * 1e6
-
-    @property
-    def server_cpu_us(self) -> float | None:
-        """CPU of the servers, microseconds a message."""
-        return None if self.server_cpu_seconds is None else self.server_cpu_seconds / self.messages * 1e6
-
-
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """The points of one kind of work, by the number of processes."""
-
-    kind: str
-    nsqds: int
-    connections: int
-    size: int
-    server: str
-    points: list[Point]
-
-
-class ScaleRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The curves of a run, and what it was made on."""
-
-    about: About
-    curves: list[Curve]
+_TITLES = {"consume": "Consume", "publish": "Publish one at a time", "both": "Publish and consume"}
 
 
 def settings_of(kind: str, connections: int, size: int, duration: float) -> Settings:
@@ -91,28 +41,25 @@ def settings_of(kind: str, connections: int, size: int, duration: float) -> Sett
 
 def measure(
     kind: str, settings: Settings, processes: Sequence[int], nsqds: int, client: Client, source: Source, say: Progress
-) -> Curve:
+) -> Scenario:
     """Measure one kind of work with each number of processes. Raises ClientFailed, ConfigError.
 
     Args:
         settings: its connections are those of a process to each nsqd.
     """
+    results = []
     with ExitStack() as stack:
         server = _united([stack.enter_context(source(settings)) for _ in range(nsqds)])
         say(f"{kind}: how many messages keep one process busy")
         count = Turns(settings, server).calibrate(client)
-        points = []
         for many in processes:
-            say(f"{kind}: {many} process{'' if many == 1 else 'es'}")
-            points.append(_point(settings, many, count, client, server))
-    return Curve(
-        kind=kind,
-        nsqds=nsqds,
-        connections=len(server.nsqds),
-        size=settings.size,
-        server=server.name,
-        points=points,
-    )
+            name = counted(many, "process", "processes")
+            say(f"{kind}: {name}")
+            together = _round(settings, many, count, client, server)
+            results.append(ClientResult(client=name, rounds=[Round(**together, nsqds=nsqds)]))
+    connections = counted(len(server.nsqds), "connection")
+    title = f"{_TITLES[kind]}: {counted(nsqds, 'nsqd')}, {connections} a process, {settings.size:,} bytes"
+    return Scenario(name=title, settings=settings, server=server.name, clients=results)
 
 
 def _united(servers: Sequence[Server]) -> Server:
@@ -125,26 +72,26 @@ def _united(servers: Sequence[Server]) -> Server:
     )
 
 
-def _point(settings: Settings, processes: int, count: int, client: Client, server: Server) -> Point:
+def _round(settings: Settings, processes: int, count: int, client: Client, server: Server) -> dict[str, Any]:
+    """What so many processes did: CPU is that of all, memory and latency those of the worst."""
     turns = [Turns(settings, _beginning_at(server, number), f"p{number}") for number in range(processes)]
     with ExitStack() as stack:
         runs = [stack.enter_context(each.prepared(client, count)) for each in turns]
         with ThreadPoolExecutor(processes) as pool:
             futures = [pool.submit(run) for run in runs]
             rounds = [future.result() for future in futures]
-    latencies = [value for each in rounds if (value := quantile(99)(each, 0)) is not None]
-    messages = sum(each.messages for each in rounds)
     busy = [each.server_cpu_seconds / each.seconds for each in rounds if each.server_cpu_seconds is not None]
     seconds = max(each.ended for each in turns) - min(each.began for each in turns)
-    return Point(
-        processes=processes,
-        messages=messages,
-        seconds=seconds,
-        cpu_seconds=sum(each.cpu_seconds for each in rounds),
-        server_cpu_seconds=sum(busy) / len(busy) * seconds if busy else None,
-        p99_us=max(latencies) if latencies else None,
-        together=max(0.0, min(each.ended for each in turns) - max(each.began for each in turns)) / seconds,
-    )
+    return {
+        "messages": sum(each.messages for each in rounds),
+        "seconds": seconds,
+        "cpu_seconds": sum(each.cpu_seconds for each in rounds),
+        "server_cpu_seconds": sum(busy) / len(busy) * seconds if busy else None,
+        "peak_kib": max(each.peak_kib for each in rounds),
+        "latency_us": [max(quantiles) for quantiles in zip(*(each.latency_us for each in rounds), strict=True)],
+        "processes": processes,
+        "together": max(0.0, min(each.ended for each in turns) - max(each.began for each in turns)) / seconds,
+    }
 
 
 def _beginning_at(server: Server, number: int) -> Server:
@@ -153,76 +100,48 @@ def _beginning_at(server: Server, number: int) -> Server:
     return dataclasses.replace(server, nsqds=server.nsqds[first:] + server.nsqds[:first])
 
 
-def knee_of(curve: Curve) -> Point:
-    """The point from which on further processes bring little."""
-    best = max(point.rate for point in curve.points)
-    return next(point for point in curve.points if point.rate >= KNEE * best)
+def knee_of(scenario: Scenario) -> ClientResult:
+    """So many processes that further ones bring little."""
+    rates = [figure.median if (figure := value_of(each, "rate")) else 0.0 for each in scenario.clients]
+    return next(each for each, rate in zip(scenario.clients, rates, strict=True) if rate >= KNEE * max(rates))
 
 
-def limit_of(curve: Curve) -> float | None:
-    """Messages a second that the nsqds could give with a core each, by what a message costs them at the knee."""
-    cost = knee_of(curve).server_cpu_us
-    return curve.nsqds * 1e6 / cost if cost else None
-
-
-def explained(curve: Curve, cores: int) -> Iterator[str]:
-    """What the curve says, in sentences."""
-    knee, last = knee_of(curve), curve.points[-1]
-    handle = "1 process handles" if knee.processes == 1 else f"{knee.processes} processes handle"
-    more = "and no more were measured" if last is knee else f"and up to {last.processes}, more bring less than a tenth"
-    yield f"{handle} {knee.rate:,.0f} messages/s, {more}."
-    yield _reason(knee, cores)
-    for point in curve.points:
-        if point.together < TOGETHER:
+def explained(scenario: Scenario, cores: int) -> Iterator[str]:
+    """What the scenario says, in sentences."""
+    knee = knee_of(scenario)
+    (work,), (last,) = knee.rounds, scenario.clients[-1].rounds
+    is_last = knee is scenario.clients[-1]
+    more = "and no more were measured" if is_last else f"and up to {last.processes}, more bring less than a tenth"
+    handle = "handles" if work.processes == 1 else "handle"
+    yield f"{knee.client} {handle} {work.messages / work.seconds:,.0f} messages/s, {more}."
+    yield _reason(work, limit_of(knee, cores), cores)
+    for each in (each for result in scenario.clients for each in result.rounds):
+        if each.together < TOGETHER:
             yield (
-                f"The {point.processes} processes were all at work for {point.together:.0%} of the time only, so that"
+                f"The {each.processes} processes were all at work for {each.together:.0%} of the time only, so that"
                 " their rate is understated: give a longer --duration, or a machine that does nothing else."
             )
-    limit, cost = limit_of(curve), knee.server_cpu_us
-    if limit and cost:
-        cores_of = "a core of the nsqd" if curve.nsqds == 1 else f"a core of each of the {curve.nsqds} nsqds"
+    cost = value_of(knee, "server_cpu")
+    if cost and cost.median:
+        cores_of = "a core of the nsqd" if work.nsqds == 1 else f"a core of each of the {work.nsqds} nsqds"
         yield (
-            f"nsqd spends {cost:.2f} µs of CPU on a message, so that {cores_of} gives {limit:,.0f} messages/s; "
+            f"nsqd spends {cost.median:.2f} µs of CPU on a message, so that {cores_of} gives"
+            f" {work.nsqds * 1e6 / cost.median:,.0f} messages/s; "
             "with several topics at once an nsqd uses more than one core, where there are more."
         )
 
 
-def _reason(point: Point, cores: int) -> str:
-    clients = point.cpu_seconds / point.seconds
-    if point.server_cpu_seconds is None:
+_REASONS = {
+    "machine": "the machine is the limit",
+    "client": "each process has a core of its own to the full, so that more processes need more cores",
+    "server": "each nsqd has a core to the full",
+    "waiting": "they wait for each other, or for a machine that does something else, too",
+}
+
+
+def _reason(work: Round, limit: str, cores: int) -> str:
+    clients = work.cpu_seconds / work.seconds
+    if work.server_cpu_seconds is None:
         return f"There the clients use {clients:.1f} of {cores} cores; what the servers use cannot be seen from here."
-    servers = point.server_cpu_seconds / point.seconds
-    used = f"There the clients use {clients:.1f} cores, and the servers {servers:.1f}, of {cores}"
-    if clients + servers >= BUSY * cores:
-        return f"{used}: the machine is the limit."
-    if clients >= BUSY * point.processes:
-        return f"{used}: each process has a core of its own to the full, so that more processes need more cores."
-    return f"{used}: they wait for each other, or for a machine that does something else, too."
-
-
-HEADER = ["processes", "messages/s", "client CPU, µs", "server CPU, µs", "p99, µs"]
-_TITLES = {"consume": "Consume", "publish": "Publish one at a time", "both": "Publish and consume"}
-
-
-def title_of(curve: Curve) -> str:
-    """What was measured, in words."""
-    nsqds = "1 nsqd" if curve.nsqds == 1 else f"{curve.nsqds} nsqds"
-    each = "1 connection" if curve.connections == 1 else f"{curve.connections} connections"
-    return f"{_TITLES[curve.kind]}: {nsqds}, {each} a process, {curve.size:,} bytes"
-
-
-def rows(curve: Curve) -> Iterator[list[str]]:
-    """A row for each number of processes; CPU is of one message."""
-    for point in curve.points:
-        mark = " (knee)" if point is knee_of(curve) else ""
-        yield [
-            f"{point.processes}{mark}",
-            f"{point.rate:,.0f}",
-            f"{point.cpu_us:.3f}",
-            _or_dash(point.server_cpu_us, 3),
-            _or_dash(point.p99_us, 0),
-        ]
-
-
-def _or_dash(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    servers = work.server_cpu_seconds / work.seconds
+    return f"There the clients use {clients:.1f} cores, and the servers {servers:.1f}, of {cores}: {_REASONS[limit]}."

@@ -69,9 +69,9 @@ def plans(duration: float, rounds: int) -> list[Plan]:
     """The suite, each client busy for ``duration`` seconds a round."""
 
     def plan(
-        name: str, title: str, clients: tuple[str, ...] = (), short: bool = False, group: str = "", **settings: object
+        name: str, title: str, clients: tuple[str, ...] = (), short: bool = False, group: str = "", **settings: Any
     ) -> Plan:
-        made = msgspec.convert({"duration": duration, "rounds": rounds, **settings}, Settings)
+        made = Settings(**{"duration": duration, "rounds": rounds, **settings})
         return Plan(name, title, made, clients, short, made.needs_cluster, group)
 
     def growing(group: str, amount: int, title: str, **settings: Any) -> Plan:

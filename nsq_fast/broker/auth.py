@@ -17,10 +17,9 @@ from nsq_fast.broker.connection import Connection
 from nsq_fast.broker.go import decode_json
 from nsq_fast.broker.http import ACCEPT_V1
 from nsq_fast.broker.message import FatalError
-from nsq_fast.errors import AuthFailed, HttpError, NsqError
+from nsq_fast.errors import AuthFailed, HttpError, NsqError, printable
 from nsq_fast.log_events import BROKER_AUTH_FAILED
 from nsq_fast.names import parse_address
-from nsq_fast.printable import printable
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.auth")
 

@@ -18,6 +18,7 @@ from nsq_fast.broker.connection import (
     STATE_SUBSCRIBED,
     Connection,
     Dropped,
+    KnownPub,
     frame,
 )
 from nsq_fast.broker.go import decode_json, quote, text
@@ -72,13 +73,7 @@ class CommandSet:
         """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
         at, end = 0, len(data)
         conn.needed = 0
-        while at < end:
-            if data.startswith(b"FIN ", at) and conn.channel is not None:
-                ids, stop = _fin_run(data, at, has_binary_ids=self.has_binary_ids)
-                if ids:
-                    finish(conn, ids)
-                    at = stop
-                    continue
+        while (at := self.execute_known(conn, data, at)) < end:
             has_id = data.startswith(self._with_id, at)
             line_end = _line_end_behind_id(data, at) if has_id else data.find(b"\n", at)
             if (end if line_end < 0 else line_end) - at >= self._max_line:
@@ -102,6 +97,25 @@ class CommandSet:
                 conn.needed = max(0, conn.needed - at)
                 break
             at = after
+        return at
+
+    def execute_known(self, conn: Connection, data: bytes, at: int = 0, *, may_wait: bool = True) -> int:
+        """Execute commands whose words need no look, FINs and the last PUB again, from ``at`` on; where they end.
+
+        ``may_wait=False`` leaves those that may wait for something.
+        """
+        end = len(data)
+        while at < end:
+            begin, known = at, conn.known
+            if known is not None and data.startswith(known.line, at):
+                at = _publish_again(conn, known, data, at, may_wait=may_wait)
+            elif data.startswith(b"FIN ", at) and conn.channel is not None:
+                ids, stop = _fin_run(data, at, has_binary_ids=self.has_binary_ids)
+                if ids:
+                    finish(conn, ids)
+                    at = stop
+            if at == begin:
+                break
         return at
 
     def _handler(self, conn: Connection, params: list[bytes]) -> Handler:
@@ -227,7 +241,8 @@ def finish(conn: Connection, ids: list[bytes]) -> None:
     conn.finish_count += len(ids) - len(missing)
     for id in missing:
         conn.refuse("FIN", id, "refused by the switch fail_fin" if is_refused else channel.not_owner(id))
-    conn.wake()
+    if conn.is_full:
+        conn.wake()
 
 
 def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
@@ -359,7 +374,6 @@ def _name(name: bytes, code: str, what: str) -> str:
 
 
 def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """PUB <topic>, a body; with those to the same topic that follow it."""
     if len(params) < 2:
         raise FatalError("E_INVALID", "PUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "PUB topic")
@@ -367,20 +381,28 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if end == INCOMPLETE:
         return INCOMPLETE
     require_permission(conn, "PUB", topic_name, "")
-    bodies = [data[at + 4 : end]]
-    if end < len(data):
-        end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
     topic = conn.nsqd.get_topic(topic_name)
-    _publish(conn, "PUB", topic, topic.put_many, bodies)
-    conn.send(OK if len(bodies) == 1 else OK * len(bodies))
+    _publish(conn, "PUB", topic, topic.put_many, [data[at + 4 : end]])
+    conn.send(OK)
+    conn.known = KnownPub(b" ".join(params) + b"\n", topic, conn.nsqd.options)
     return end
 
 
-def _add_run(data: bytes, at: int, line: bytes, bodies: list[bytes], largest: int) -> int:
-    """Add the bodies of the whole and faultless commands of this line that follow; where they end.
+def _publish_again(conn: Connection, known: KnownPub, data: bytes, begin: int, *, may_wait: bool) -> int:
+    """Whole and faultless PUBs that follow each other, and have the line of one before; where they end.
 
     A client that does not wait for each reply sends them in long runs.
     """
+    line, topic, options = known
+    if topic.is_exiting or options is not conn.nsqd.options:
+        conn.known = None
+        return begin
+    if options.auth_http_addresses:
+        if not may_wait:
+            return begin
+        require_permission(conn, "PUB", topic.name, "")
+    at, largest = begin, options.max_msg_size
+    bodies: list[bytes] = []
     while data.startswith(line, at):
         body_at = at + len(line) + 4
         size = int.from_bytes(data[body_at - 4 : body_at], "big")
@@ -388,6 +410,11 @@ def _add_run(data: bytes, at: int, line: bytes, bodies: list[bytes], largest: in
             break
         at = body_at + size
         bodies.append(data[body_at:at])
+    if not may_wait and topic.is_durable and conn.nsqd.waits_for_disk(topic, len(bodies)):
+        return begin
+    if bodies:
+        _publish(conn, "PUB", topic, topic.put_many, bodies)
+        conn.send(OK if len(bodies) == 1 else OK * len(bodies))
     return at
 
 
@@ -495,8 +522,9 @@ def _publish(
         if conn.server.faults.tcp.refuse_publishes:
             raise Exiting("refused by the switch refuse_publishes")
         put(bodies)
-    except OSError as error:
-        conn.nsqd.error = error
+    except (Exiting, OSError) as error:
+        if isinstance(error, OSError):
+            conn.nsqd.error = error
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
     conn.nsqd.error = None
     conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + len(bodies)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gevent import get_hub, sleep, socket, spawn
 from gevent.event import Event
@@ -21,13 +22,14 @@ from nsq_fast.broker.identify import (
 from nsq_fast.broker.message import FatalError
 from nsq_fast.broker.net import linger, reset_on_close, shown_peer
 from nsq_fast.broker.queue import BaseChannel, InFlight
-from nsq_fast.errors import ServerError
+from nsq_fast.errors import ServerError, printable
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
-from nsq_fast.printable import printable
 
 if TYPE_CHECKING:
     from nsq_fast.broker.nsqd import Nsqd
+    from nsq_fast.broker.options import NsqdOptions
     from nsq_fast.broker.servers import NsqdServer
+    from nsq_fast.broker.topic import Topic
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.connection")
 
@@ -155,6 +157,18 @@ class Output:
             if self.is_awaited:
                 self._on_idle()
 
+    def flush_in_hub(self) -> bool:
+        """As ``flush``, without waiting; whether all was written. Raises OSError."""
+        frames = self.frames
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
+        frames.clear()
+        self.buffered = 0
+        sent = self.stream.send_some(data)
+        self.is_urgent = sent < len(data)
+        if self.is_urgent:
+            frames.append(data[sent:])
+        return not self.is_urgent
+
     def wait_for_room(self) -> None:
         """Block while a client that sends commands does not read the replies."""
         while len(self.frames) > _MAX_PENDING and self.is_writing:
@@ -183,20 +197,33 @@ _GRACE = 0.01
 """Lets the second heartbeat out before the client that answered none is dropped."""
 
 
+class KnownPub(NamedTuple):
+    """A PUB whose line was looked at: another one with this line, under the same options, needs no look."""
+
+    line: bytes
+    topic: Topic
+    options: NsqdOptions
+
+
 class Connection:
     """One client of an nsqd over TCP: a greenlet that reads commands, and one that delivers, the pump.
 
-    nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump. The reader parses all that a read has brought in one go, and
-    sends the replies together. The pump waits until the client may have messages and there are some (or a heartbeat is
-    due), and takes as many as it can at once. They wait in the output buffer until it is full, the client may have no
-    more, or the time for it has passed. Whoever finds the connection not being written to writes.
+    nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump. What needs no waiting is done in the hub (``_take``,
+    ``_turn``): to switch to a greenlet and back takes half of the CPU of a PUB. The greenlets do the rest.
+
+    The reader parses all that a read has brought in one go, and sends the replies together. The pump waits until the
+    client may have messages and there are some (or a heartbeat is due), and takes as many as it can at once. They wait
+    in the output buffer until it is full, the client may have no more, or the time for it has passed. Whoever finds the
+    connection not being written to writes.
 
     Attributes:
         rdy: how many messages it said it would have in flight.
         max_in_flight: how many it may have.
+        known: the last PUB.
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
         delays_messages: whether messages wait in the output buffer, as the client asked for.
+        is_full: whether it had as many messages in flight as it may have, when it was last looked.
         capitalizes: whether what AUTH is refused with begins with a capital.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
     """
@@ -216,10 +243,12 @@ class Connection:
         self.channel: BaseChannel[Any] | None = None
         self.rdy: int = 0
         self.max_in_flight: int = 0
+        self.is_full: bool = True
         self.in_flight: InFlight[Any] = InFlight(self, self.profile.msg_timeout)
         self.pub_counts: dict[str, int] = {}
         self.upgrades: Upgrades = Upgrades()
         self.needed = 0
+        self.known: KnownPub | None = None
         self.auth: Any = None
         self.auth_secret = ""
         self.auth_expires_at: float = 0.0
@@ -229,11 +258,15 @@ class Connection:
         self.connected_at: float = time.time()
         self.common_name: str = ""
         self.tls_socket: Any = None
-        self._wake = Event()
+        self._pump_is_due = Event()
+        self._is_woken = False
+        self._is_patient = False
+        self._run_callback = get_hub().loop.run_callback
         self._faults = server.faults.tcp
         self._stream = stream
-        self.output: Output = Output(stream, self._wake.set)
+        self.output: Output = Output(stream, self._pump_is_due.set)
         self._batch = _FIRST_BATCH
+        self._is_plain = True
         self._is_closed = False
         self._heartbeat_is_due = False
         self._timer: Any = None
@@ -264,7 +297,10 @@ class Connection:
         buffer = b""
         unyielded = 0
         while True:
-            data = self._read(len(buffer))
+            if buffer or not self._is_plain:
+                data = self._read(len(buffer))
+            else:
+                data = self._stream.recv_untaken(READ_SIZE, self._take)
             if not data:
                 return
             buffer = buffer + data if buffer else data
@@ -295,6 +331,17 @@ class Connection:
             need -= len(data)
         return b"".join(chunks)
 
+    def _take(self, data: bytes) -> bytes | None:
+        """Execute, in the hub, the commands that need no waiting; the bytes that are left, None if there are none."""
+        self._heard_at = time.monotonic()
+        output = self.output
+        if self._faults.active or output.is_writing:
+            return data
+        used = self.server.dialect.commands.execute_known(self, data, may_wait=False)
+        if output.is_urgent:
+            self._flush_in_hub()
+        return data[used:] if used < len(data) else None
+
     def _recv(self) -> bytes:
         if self.tls_socket is not None:
             # A write inside TLS goes by this timeout, too, and has to end some time.
@@ -322,15 +369,49 @@ class Connection:
 
     def wake(self) -> None:
         """There may be something to do for the pump."""
-        self._wake.set()
+        if not self._is_woken:
+            self._is_woken = True
+            self._run_callback(self._turn)
+
+    def _turn(self) -> None:
+        """Do in the hub what the pump has to do, as far as that needs no waiting."""
+        self._is_woken = False
+        output = self.output
+        if self._is_closed or not self._is_plain or self._faults.active or output.is_writing:
+            self._pump_is_due.set()
+            return
+        delivered = self._deliver()
+        if not output.frames or not (output.is_urgent or output.is_due()):
+            if delivered:
+                self.wake()
+            elif output.frames and not self._is_patient:
+                self._pump_is_due.set()
+        elif self._flush_in_hub():
+            self.wake()
+
+    def _flush_in_hub(self) -> bool:
+        """Write without waiting; the pump goes on where that is not all."""
+        try:
+            is_all = self.output.flush_in_hub()
+        except OSError as error:
+            self._write_failed(error)
+            return False
+        if not is_all:
+            self._pump_is_due.set()
+        return is_all
+
+    def _write_failed(self, error: OSError) -> None:
+        logger.debug("%s: write failed: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
+        self.close()
 
     def _pump(self) -> None:
-        output = self.output
+        """Do what needs waiting: for a write, for more messages that may go out with those in the buffer."""
+        output, is_due = self.output, self._pump_is_due
         try:
             while not self._is_closed:
                 output.is_awaited = output.is_writing
                 if output.is_awaited:
-                    _wait(self._wake)
+                    _wait(is_due)
                     continue
                 delivered = self._deliver()
                 if output.frames and (output.is_urgent or output.is_due()):
@@ -339,10 +420,11 @@ class Connection:
                 elif delivered:
                     sleep(0)
                 else:
-                    _wait(self._wake, output.patience() if output.frames else None)
+                    self._is_patient = bool(output.frames)
+                    _wait(is_due, output.patience() if output.frames else None)
+                    self._is_patient = False
         except OSError as error:
-            logger.debug("%s: write failed: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
-            self.close()
+            self._write_failed(error)
 
     def _deliver(self) -> bool:
         """Take what the client may have and there is; whether there was anything.
@@ -357,6 +439,7 @@ class Connection:
         if channel is None:
             return False
         count = self.max_in_flight - len(self.in_flight)
+        self.is_full = count <= 0
         if channel.is_paused or count <= 0 or self._faults.hold_messages:
             if self.output.buffered:
                 self.output.is_urgent = True
@@ -385,7 +468,7 @@ class Connection:
 
     def set_rdy(self, count: int) -> None:
         self.rdy = self.max_in_flight = count
-        self._wake.set()
+        self.wake()
 
     # --- heartbeat, upgrade ------------------------------------------------------------------------------------------
 
@@ -428,13 +511,14 @@ class Connection:
 
     def _on_heartbeat(self) -> None:
         self._heartbeat_is_due = True
-        self._wake.set()
+        self.wake()
 
     def upgrade(self, upgrades: Upgrades, leftover: bytes) -> None:
         """Put the layers on, each confirmed with an OK inside it. Raises FatalError; Upgraded when it is done."""
         output = self.output
         output.flush()
         self.upgrades = upgrades
+        self._is_plain = False
         try:
             if upgrades.tls:
                 output.is_writing = True  # no heartbeat may come between
@@ -463,11 +547,9 @@ class Connection:
 
     def close(self) -> None:
         self._is_closed = True
-        self._wake.set()
-        try:
+        self._pump_is_due.set()
+        with suppress(OSError):  # the peer has ended it, which the reader sees
             self._stream.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            self._stream.close()
 
     def reset_on_close(self) -> None:
         """Let the peer see a reset, not an end of stream, when the connection is closed."""
@@ -477,7 +559,7 @@ class Connection:
         self._is_closed = True
         self._stop_timers()
         _leave_channel(self)
-        self._wake.set()
+        self._pump_is_due.set()
         self._stream.close()
 
     def stats(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec.toml
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 from nsq_fast.broker.options import SINGULAR, LookupdOptions, NsqdOptions
 from nsq_fast.broker.servers import LookupdServer, NsqdServer, serve
 from nsq_fast.config import Option

@@ -19,7 +19,7 @@ from gevent.ssl import SSLContext
 
 from nsq_fast.broker.go import parse_integer
 from nsq_fast.broker.message import ClusterError, Exiting, NotFound
-from nsq_fast.broker.net import Faults, Listener, linger, shown_peer
+from nsq_fast.broker.net import Faults, FaultySocket, Listener, linger, shown_peer
 from nsq_fast.errors import HttpError, ServerError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
@@ -76,11 +76,11 @@ class Malformed(Exception):
 
 
 class Stream:
-    """What a client sends on one connection."""
+    """What a client sends on one connection, of which ``data`` has come."""
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, data: bytes = b"") -> None:
         self._sock = sock
-        self._data = b""
+        self._data = data
 
     def more(self) -> bool:
         """Read what there is; False at the end."""
@@ -99,6 +99,10 @@ class Stream:
             if not self.more():
                 return b""
         return self.take(end + 4)
+
+    def has(self, size: int) -> bool:
+        """Whether so many bytes have come, and no more."""
+        return len(self._data) == size
 
     def line(self) -> bytes:
         while (end := self._data.find(b"\n")) < 0:
@@ -289,6 +293,11 @@ class Request:
         """Whether its connection has to end: also when the body will not come now, or is too much to read."""
         return self.is_last or self.is_awaited or self._length is None or self._length > _MAX_UNREAD
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its body has come, and nothing that follows it."""
+        return self._length is not None and self._stream.has(self._length)
+
     def skip_body(self) -> None:
         if self._length:
             self._stream.read(self._length)
@@ -352,9 +361,13 @@ class Router:
 
     As the original's router (julienschmidt/httprouter) it answers 404 and 405 in the server's style, lists
     the allowed methods, and redirects where only the case or a slash at the end differs.
+
+    Args:
+        is_quick: whether the answer to a request, which has come whole, waits for nothing.
     """
 
-    def __init__(self, *tables: Table) -> None:
+    def __init__(self, *tables: Table, is_quick: Callable[[Request], bool] = lambda request: False) -> None:
+        self.is_quick = is_quick
         self._routes: dict[str, dict[str, _Route]] = {}
         for style, rows in tables:
             for method, path, handler in rows:
@@ -438,25 +451,61 @@ class HttpFace(Listener):
         faults: Faults,
         ssl_context: SSLContext | None = None,
     ) -> None:
-        super().__init__(name, sock, self._serve_http, faults, ssl_context)
+        super().__init__(name, sock, self._serve_http, faults, ssl_context, lies=False)
         self._application = application
+        self._is_quick = application.is_quick if isinstance(application, Router) else None
 
-    def _serve_http(self, sock: Any, address: Any) -> None:
-        guarded = self._faults.guard(sock, lies=False)
-        stream = Stream(guarded)
+    def _begin(self, sock: FaultySocket, address: Any) -> None:
+        """Answer what is quick in the hub: a greenlet costs as much as the rest. It is for what is left."""
+        if self._is_quick is None or self._faults.active:
+            super()._begin(sock, address)
+            return
+        unsent = b""
+        try:
+            data = sock.recv_some(_READ_SIZE)
+            reply = self._quick_reply(data, address) if data else None
+            if reply is not None:
+                unsent = reply[sock.send_some(reply) :]
+        except OSError:
+            data = b""
+        if data is None or (data and reply is not None and not unsent):
+            return
+        self._hear(sock)
+        if not data:
+            sock.close()
+            return
+        if reply is None:
+            sock.put_back(data)
+        self._connections.spawn(self._serve, sock, address, unsent)
+
+    def _quick_reply(self, data: bytes, address: Any) -> bytes | None:
+        """The reply to one whole request; None where that is not quick, or no request."""
+        end = data.find(b"\r\n\r\n") + 4
+        try:
+            request = Request(data[:end], Stream(None, data[end:]), address)
+            if self._is_quick is None or request.must_be_last() or not request.is_whole or not self._is_quick(request):
+                return None
+        except (Malformed, HttpError):
+            return None
+        return _encode(self._application(request), is_last=False)
+
+    def _serve_http(self, sock: FaultySocket, address: Any) -> None:
+        stream = Stream(sock)
         try:
             while head := stream.head():
                 request = Request(head, stream, address)
                 reply = self._answer(request)
                 is_last = request.must_be_last()
-                guarded.sendall(_encode(reply, is_last=is_last, has_body=request.method != "HEAD"))
+                sock.sendall(_encode(reply, is_last=is_last, has_body=request.method != "HEAD"))
                 if is_last:
                     break
                 request.skip_body()
+            else:
+                return  # the client has ended it
         except Malformed as error:
             status = HTTPStatus(error.status)
             body = f"{error.status} {status.phrase}".encode()
-            guarded.sendall(_encode(Reply(error.status, [_TEXT_TYPE], body), is_last=True))
+            sock.sendall(_encode(Reply(error.status, [_TEXT_TYPE], body), is_last=True))
         linger(sock)
 
     def _answer(self, request: Request) -> Reply:

@@ -18,10 +18,18 @@ from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.go import Int64, decode_json
 from nsq_fast.broker.http import Request, Router, style_text, style_v1
 from nsq_fast.broker.net import FaultySocket, read_exactly
-from nsq_fast.errors import BadBody, BadChannel, BadTopic, HttpError, Invalid, RemoteProtocolError, ServerError
+from nsq_fast.errors import (
+    BadBody,
+    BadChannel,
+    BadTopic,
+    HttpError,
+    Invalid,
+    RemoteProtocolError,
+    ServerError,
+    printable,
+)
 from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED, BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
 from nsq_fast.names import Address, is_ephemeral, is_valid_name, parse_address
-from nsq_fast.printable import printable
 
 logger: logging.Logger = logging.getLogger("nsq_fast.broker.lookupd")
 

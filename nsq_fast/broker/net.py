@@ -17,6 +17,7 @@ from typing import Any
 
 from gevent import Greenlet, Timeout, get_hub, joinall, sleep, socket, spawn
 from gevent.event import Event
+from gevent.hub import Waiter
 from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
@@ -132,44 +133,88 @@ class Faults:
         self._cleared.rawlink(lambda _: callback())
 
 
-_PATIENT_READS = 16
+class _Reader:
+    """Waits for bytes that ``take`` leaves. gevent calls ``throw`` of what the callback of a watcher is bound to."""
+
+    def __init__(self, stream: FaultySocket, size: int, take: Callable[[bytes], bytes | None]) -> None:
+        self._stream = stream
+        self._size = size
+        self._take = take
+        self._waiter: Any = Waiter()
+        self.wait: Any = self._waiter.get
+        self.throw: Any = self._waiter.throw
+
+    def on_readable(self) -> None:
+        try:
+            data = self._stream.recv_some(self._size)
+            left = self._take(data) if data else data
+        except Exception as error:
+            self.throw(error)
+            return
+        if left is not None:
+            self._waiter.switch(left)
 
 
 class FaultySocket:
-    """A connected socket whose writes follow a ``Faults``; everything else is the socket's own, but for ``recv``.
+    """A connected socket whose writes follow a ``Faults``; everything else is the socket's own."""
 
-    gevent's reads and writes try first, and wait when that was in vain; each such read costs as much as the wait. So
-    after one in vain those that follow wait first: a client that has its reply in hand sends its next command later.
-    """
-
-    __slots__ = ("_faults", "_lies", "_read", "_waits", "_write", "_written", "recv", "sock")
+    __slots__ = ("_faults", "_lies", "_read", "_unread", "_write", "_written", "sock")
 
     def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
         self.sock: Any = sock
         self._faults = faults
         self._lies = lies
         self._written = 0
-        self._waits = 0
+        self._unread = b""
         is_plain = type(sock) is socket.socket  # inside TLS there may be more to read than the socket shows
         self._read: Any = sock._sock.recv if is_plain else None
         self._write: Any = sock._sock.send if is_plain else None
-        self.recv: Any = self._recv if is_plain else sock.recv
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
-    def _recv(self, size: int) -> bytes:
-        while True:
-            if self._waits:
-                self._waits -= 1
-                sock = self.sock
-                if sock._read_event is not None:  # it is not closed
-                    sock._wait(sock._read_event)
-            try:
-                data: bytes = self._read(size)
-                return data
-            except BlockingIOError:
-                self._waits = _PATIENT_READS
+    def put_back(self, data: bytes) -> None:
+        """Have the next ``recv`` return what was read already."""
+        self._unread = data
+
+    def recv(self, size: int) -> bytes:
+        data, self._unread = self._unread, b""
+        return data or self.sock.recv(size)
+
+    def recv_untaken(self, size: int, take: Callable[[bytes], bytes | None]) -> bytes:
+        """The next bytes that ``take`` leaves; not inside TLS.
+
+        ``take`` gets what comes, and returns what is not for it, None if all was. It runs in the hub and must not
+        block: to switch to a greenlet and back costs more than all else that there is to do for a small command. What
+        it raises is raised here.
+        """
+        event = self.sock._read_event
+        if event is None:
+            raise OSError(errno.EBADF, "the connection was closed")
+        reader = _Reader(self, size, take)
+        event.start(reader.on_readable)
+        try:
+            data: bytes = reader.wait()
+            return data
+        finally:
+            event.stop()
+
+    def recv_some(self, size: int) -> bytes | None:
+        """What can be read at once; None if there is nothing. Not inside TLS."""
+        try:
+            data: bytes = self._read(size)
+        except BlockingIOError:
+            return None
+        return data
+
+    def send_some(self, data: bytes) -> int:
+        """Write what can be written at once; how much that was. Faults are not applied, and it is not inside TLS."""
+        try:
+            sent: int = self._write(data)
+        except BlockingIOError:
+            return 0
+        self._written += sent
+        return sent
 
     def sendall(self, data: Any, timeout: float | None = None) -> None:
         """Write all of ``data``, or what the faults make of it; raises OSError when they close the connection.
@@ -178,14 +223,9 @@ class FaultySocket:
         """
         if self._faults.active:
             data = self._distort(data)
-        self._written += len(data)
-        sent = 0
-        if self._write is not None:
-            try:  # noqa: SIM105  suppress takes as long as the rest
-                sent = self._write(data)  # nearly always all of it, at half of what sendall costs
-            except BlockingIOError:
-                pass
+        sent = 0 if self._write is None else self.send_some(data)  # nearly always all, at half of what sendall costs
         if sent < len(data):
+            self._written += len(data) - sent
             with Timeout(timeout, TimeoutError("timed out")):
                 self.sock.sendall(memoryview(data)[sent:])
 
@@ -495,11 +535,11 @@ _READABLE = 1
 
 
 class Listener:
-    """Listen on a bound socket, accept connections and run ``handle(sock, address)`` for each in a greenlet.
+    """Listen on a bound socket, accept connections and run ``handle(sock, address)`` for each in a greenlet; guarded.
 
     In all that is spoken here the client speaks first, so the greenlet begins when the peer has sent something or has
     closed: a connection that is only open costs a socket. With TLS it begins at once, as the handshake is timed.
-    It applies the switch ``refuse_connections`` of ``faults``; ``handle`` applies the others.
+    It applies the switches of ``faults``, but for those that it takes a protocol to apply.
     The socket is closed when ``handle`` returns; an OSError that ends ``handle`` is only logged:
     peers come and go.
     """
@@ -511,13 +551,20 @@ class Listener:
         handle: Callable[[Any, Any], None],
         faults: Faults,
         ssl_context: SSLContext | None = None,
+        *,
+        lies: bool = True,
     ) -> None:
         self.address: Address = address_of(sock)
         with closed_on_error(sock, self.address):
+            if sock.family != socket.AF_UNIX:
+                # Connections inherit it. Without it each reply on a kept one waits for the peer's delayed ACK, 40 ms:
+                # test_replies_on_a_kept_connection_do_not_wait.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.listen(BACKLOG)
         self._name = name
         self._handle = handle
         self._faults = faults
+        self._lies = lies
         self._ssl_context = ssl_context
         self._silent: dict[Any, Any] = {}
         self._connections = Pool(greenlet_class=Greenlet)
@@ -543,10 +590,12 @@ class Listener:
         if self._ssl_context is not None:
             self._connections.spawn(self._serve, sock, address)
             return
-        watcher = self._silent[sock] = get_hub().loop.io(sock.fileno(), _READABLE)
-        watcher.start(self._begin, sock, address)
+        guarded = self._faults.guard(sock, lies=self._lies)
+        watcher = self._silent[guarded] = get_hub().loop.io(sock.fileno(), _READABLE)
+        watcher.start(self._begin, guarded, address)
 
-    def _begin(self, sock: Any, address: Any) -> None:
+    def _begin(self, sock: FaultySocket, address: Any) -> None:
+        """A connection that has no greenlet can be read."""
         self._hear(sock)
         self._connections.spawn(self._serve, sock, address)
 
@@ -555,15 +604,14 @@ class Listener:
         watcher.stop()
         watcher.close()
 
-    def _serve(self, sock: Any, address: Any) -> None:
+    def _serve(self, sock: Any, address: Any, unsent: bytes = b"") -> None:
         try:
-            # Without it each reply on a kept connection waits for the peer's delayed ACK, 40 ms:
-            # test_replies_on_a_kept_connection_do_not_wait.
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if unsent:
+                sock.sendall(unsent)
             if self._ssl_context is not None:
                 with Timeout(HANDSHAKE_TIMEOUT, TimeoutError("TLS handshake timed out")):
-                    sock = self._ssl_context.wrap_socket(sock, server_side=True)
+                    wrapped = self._ssl_context.wrap_socket(sock, server_side=True)
+                sock = self._faults.guard(wrapped, lies=self._lies)
             self._handle(sock, address)
         except OSError as error:
             logger.debug(

@@ -275,6 +275,10 @@ class Nsqd(Host):
             self.error = None
             self._writing.succeeded()
 
+    def waits_for_disk(self, topic: Topic, count: int) -> bool:
+        """Whether it may take some time to publish so many messages to a topic."""
+        return topic.is_durable and topic.log.unsynced + count >= self.options.sync_every
+
     def _logged(self, log: Journal) -> None:
         if log.unsynced >= self.options.sync_every:
             _sync_in_thread(log)

@@ -148,7 +148,12 @@ class NsqdRoutes(HostRoutes):
             ("GET", "/config/*", self.get_config),
             ("PUT", "/config/*", self.put_config),
         )
-        return Router((style_text, [("GET", "/ping", self.ping)]), (style_v1, rows))
+        return Router((style_text, [("GET", "/ping", self.ping)]), (style_v1, rows), is_quick=self._is_quick)
+
+    def _is_quick(self, request: Request) -> bool:
+        topic = self._nsqd.topics.get(request.get("topic") or "")
+        is_publish = request.path == "/pub" and request.method == "POST"
+        return is_publish and topic is not None and not self._nsqd.waits_for_disk(topic, 1)
 
     def _stats(self, request: Request) -> Any:
         topic, channel = request.get("topic") or "", request.get("channel") or ""

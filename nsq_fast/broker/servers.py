@@ -267,11 +267,10 @@ class NsqdServer(Server):
     def _serve_client(self, sock: Any, address: Any) -> None:
         """Serve one connection, which begins with the magic of V2, until it ends (nsqio/nsq: nsqd/tcp.go, Handle)."""
         magic = read_exactly(sock, len(MAGIC_V2))  # before there is anything else: a connection may stay silent
-        stream = self.faults.tcp.guard(sock)
         if magic != MAGIC_V2:
-            stream.sendall(BAD_PROTOCOL)
+            sock.sendall(BAD_PROTOCOL)
             return
-        connection = self.dialect.connection(self, next(self._ids), stream, address)
+        connection = self.dialect.connection(self, next(self._ids), sock, address)
         clients = self.nsqd.clients
         clients.add(connection)
         try:
@@ -374,7 +373,7 @@ class LookupdServer(Server):
     kill = stop
 
     def _serve_nsqd(self, sock: Any, address: Any) -> None:
-        LookupdConnection(self.db, self._identity, self.faults.tcp.guard(sock), address).serve()
+        LookupdConnection(self.db, self._identity, sock, address).serve()
 
     def _make_router(self) -> Router:
         return LookupdRoutes(self.db, self.options.version).router()

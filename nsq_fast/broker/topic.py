@@ -7,11 +7,12 @@ message; otherwise only those that some channel has no room for in memory.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from nsq_fast.broker.channel import Channel
-from nsq_fast.broker.journal import Journal, Position, read_all
+from nsq_fast.broker.channel import Channel, have_room, put_in_memory
+from nsq_fast.broker.journal import Journal, read_all
 from nsq_fast.broker.message import Exiting, Message, NotFound, SnowflakeIds, encode_frames
 from nsq_fast.broker.queue import LatencyWindow
 from nsq_fast.names import is_ephemeral
@@ -109,28 +110,29 @@ class Topic:
         frames = encode_frames(ids, bodies, time.time_ns())
         if self.log.held_at is not None:
             self._hold_back(frames)
-        elif self.is_durable or not self._have_room(count):
-            start = self.log.append(frames)
-            self._fan_out(list(map(Message, ids, frames, range(start.sequence, start.sequence + count))), start)
         else:
-            self._fan_out(list(map(Message, ids, frames)), None)
+            self._fan_out(ids, frames)
         self.message_count += count
         self.message_bytes += sum(map(len, bodies))
         if self.is_durable:
             self._on_logged(self.log)
 
-    def _have_room(self, count: int) -> bool:
-        for channel in self.channels.values():  # noqa: SIM110  a generator takes as long as the rest
-            if not (channel.is_ephemeral or channel.has_room(count)):
-                return False
-        return True
-
-    def _fan_out(self, messages: list[Message], start: Position | None) -> None:
-        if len(self.channels) > 1:
+    def _fan_out(self, ids: list[bytes], frames: list[bytes]) -> None:
+        channels = self.channels.values()
+        numbers: Iterator[int] = itertools.repeat(-1)
+        has_room = have_room(channels, len(ids), are_logged=self.is_durable)
+        if self.is_durable or not has_room:
+            start = self.log.append(frames)
+            numbers = itertools.count(start.sequence)
+        messages = list(map(Message, ids, frames, numbers))
+        if len(channels) > 1:
             for message in messages:
                 message.is_shared = True
-        for channel in self.channels.values():
-            channel.put(messages, start)
+        if has_room:
+            put_in_memory(channels, messages)
+        else:
+            for channel in channels:
+                channel.put(messages, start)
 
     def _put_deferred(self, body: bytes, due: float) -> None:
         if self.is_exiting:

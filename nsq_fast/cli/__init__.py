@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 from nsq_fast.errors import ConfigError, NameInvalid, NsqError
 
 COMMANDS = {

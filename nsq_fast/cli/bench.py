@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,37 +16,21 @@ from nsq_fast.bench.clients import OURS, Client, available, chosen, names, neede
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
 from nsq_fast.bench.suite import Plan, in_turns, plans
-from nsq_fast.errors import ConfigError, NsqError
-from nsq_fast.printable import counted
+from nsq_fast.errors import ConfigError, NsqError, counted
 
 from . import console, options
 from .console import say
 from .options import NSQD_TCP, Servers, argument, flag, number, option, several
 
-_ONE = click.IntRange(1)
-_SETTINGS: dict[str, tuple[Any, str]] = {
-    "size": (_ONE, "Bytes in a message."),
-    "count": (click.IntRange(0), "Messages a round; 0: as many as a client handles in --duration."),
-    "duration": (options.some_time, "How long a client works in a round."),
-    "rounds": (_ONE, "How many rounds."),
-    "max_in_flight": (_ONE, "Messages a consumer holds."),
-    "connections": (_ONE, "Connections of a consumer, to several loopback addresses of the nsqd."),
-    "partitions": (_ONE, "Partitions of the topic."),
-    "concurrency": (
-        _ONE,
-        "Callers that publish at once, handlers, or messages on their way in a roundtrip.",
-    ),
-    "batch": (_ONE, "Messages in an MPUB."),
-    "handler_sleep": (options.duration, "How long each handler sleeps."),
-    "linger": (options.duration, "How long the client with linger waits for more publishes."),
-    "settle": (options.duration, "Time to settle before an open loop begins, or before an idle client is measured."),
-    "mode": (click.Choice(results.MODES), "One publish at a time, many callers at once, or batches."),
-    "rate": (options.rate, "Open loop: publish so many messages/s, however fast they are handled."),
-    "compression": (click.Choice(results.COMPRESSIONS[1:]), "Compress the connections."),
+_TYPES = {
+    "duration": options.some_time,
+    "rate": options.rate,
+    "mode": click.Choice(results.MODES),
+    "compression": click.Choice(results.COMPRESSIONS[1:]),
 }
-"""Option of a scenario -> its type and help."""
+"""Of options of a scenario whose range here is not that of all scenarios."""
 
-_DEFAULTS = {**results.Settings.defaults(), "partitions": 4, "mode": "single", "compression": None}
+_DEFAULTS = {"partitions": 4, "mode": "single", "compression": None}
 _SOME = ("size", "count", "duration", "rounds", "concurrency", "rate", "compression")
 _TAKEN = {
     "consume": (*_SOME, "unbuffered", "max_in_flight", "connections", "handler_sleep", "settle"),
@@ -79,11 +63,12 @@ _subcommand = partial(options.command, group=command)
 
 
 def _setting(kind: str, name: str) -> Any:
-    if name == "unbuffered":
-        text = "Whether nsqd sends each message at once, or gathers them in its output buffer."
-        return option("--unbuffered/--buffered", default=kind == "roundtrip", show_default=True, help=text)
-    type, text = _SETTINGS[name]
-    return option(type=type, default=_DEFAULTS[name], help=text)
+    declared = results.Settings.OPTIONS[name]
+    if declared.kind is bool:
+        return options.of_config(declared, "--unbuffered/--buffered", default=kind == "roundtrip", show_default=True)
+    of_all = options.duration if declared.unit else click.IntRange(int(declared.minimum or 0))
+    default = _DEFAULTS.get(name, declared.default)
+    return options.of_config(declared, f"--{name.replace('_', '-')}", type=_TYPES.get(name, of_all), default=default)
 
 
 _OWN_SERVERS = "needs servers of its own: --embedded or --servers"
@@ -215,7 +200,7 @@ def _measuring(kind: str) -> None:
         servers = measurement.servers
         if kind == "ordered" and servers.is_tls and not servers.are_named:
             raise click.UsageError("--tls: the embedded cluster has none; name another with --lookupd")
-        settings = msgspec.convert({"kind": kind, "tls": servers.is_tls, **given}, results.Settings)
+        settings = results.Settings(kind=kind, tls=servers.is_tls, **given)
         measurement.run([Plan(kind, kind, settings)])
 
 
@@ -241,9 +226,10 @@ def _counted_by(counter: runner.Counter | None, needed: str) -> list[runner.Coun
     return [counter]
 
 
-def _show(scenario: results.Scenario, title: str, cores: int) -> None:
+def _show(scenario: results.Scenario, title: str, cores: int, marks: Mapping[str, str] = {}) -> None:
+    """Print the table of a scenario; ``marks``: what stands behind the names of some clients."""
     rounds = counted(scenario.settings.rounds, "round")
-    head, *body = report.table(scenario, cores)
+    head, *body = ([name + marks.get(name, ""), *cells] for name, *cells in report.table(scenario, cores))
     console.show(head, body, title=f"{title}: {scenario.server}, {rounds}")
     for result in scenario.clients:
         if result.failure:
@@ -252,6 +238,9 @@ def _show(scenario: results.Scenario, title: str, cores: int) -> None:
 
 for _kind in _TAKEN:
     _measuring(_kind)
+
+
+_SCENARIOS = [plan.name for plan in plans(1, 1)]
 
 
 @_subcommand("suite", "Run the whole comparison.")
@@ -265,12 +254,12 @@ def _suite(
         help="Time for more rounds of a scenario, while a ratio of the goals is uncertain.",
     ),
     short: bool = flag(help="Run only the most important scenarios."),
-    only: Sequence[str] = several(metavar="NAME", help="Run only this scenario (repeatable)."),
+    only: Sequence[str] = several(
+        type=click.Choice(_SCENARIOS), metavar="NAME", help="Run only this scenario (repeatable)."
+    ),
 ) -> None:
     """Run all scenarios, and compare the result with the goals of the project."""
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
-    if not todo:
-        raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
     todo = measurement.as_the_servers(todo)
     run = measurement.run(todo, patience)
     console.show(report.GOALS_HEAD, [row for row in report.goals(run) if row[-1] != "not measured"], title="Goals")
@@ -300,18 +289,18 @@ def scale_command(
 ) -> None:
     """Measure nsq_fast in several processes at once, each on a topic of its own, over all nsqds.
 
-    Against nsqds of --servers, or of the embedded broker. The last column is the largest p99 of the processes: of one
-    publish, or from publish to handler.
+    Against nsqds of --servers, or of the embedded broker. CPU is that of all processes for one message; memory and
+    latency, of one publish or from publish to handler, are those of the worst process.
     """
     source = from_folder(folder) if folder else embedded_source
     (client,) = chosen(available(), [OURS])
-    run = scale.ScaleRun(about=results.about({}), curves=[])
+    run = results.Run(about=results.about({}))
     for kind in kinds or _KINDS:
         settings = scale.settings_of(kind, connections, size, duration)
-        run.curves.append(scale.measure(kind, settings, sorted(set(processes)), nsqds, client, source, say))
-    for curve in run.curves:
-        console.show(scale.HEADER, list(scale.rows(curve)), title=f"{scale.title_of(curve)}: {curve.server}")
-        for line in scale.explained(curve, run.about.cores):
+        scenario = scale.measure(kind, settings, sorted(set(processes)), nsqds, client, source, say)
+        run.scenarios.append(scenario)
+        _show(scenario, scenario.name, run.about.cores, {scale.knee_of(scenario).client: " (knee)"})
+        for line in scale.explained(scenario, run.about.cores):
             click.echo(line)
     if target:
         console.write_file(target, results.as_json(run))
@@ -337,9 +326,14 @@ def compare_command(
     old, new = results.load(before), results.load(after)
     for difference in results.differences(old, new):
         say(f"warning: {difference}")
-    changes = list(
-        results.compare(old, new, clients=clients, figures=figures, relative_to=relative_to, threshold=threshold)
-    )
+    changes = list(results.compare(old, new, relative_to, threshold))
+    measured = {each.client for each in changes}
+    _refuse_unknown("--relative-to", filter(None, [relative_to]), measured)
+    _refuse_unknown("--client", clients, measured)
+    _refuse_unknown("--figure", figures, {each.metric for each in changes})
+    changes = [
+        each for each in changes if each.client in (clients or measured) and each.metric in (figures or [each.metric])
+    ]
     if not changes:
         raise click.UsageError("the two runs have no figure in common")
     if as_json:
@@ -348,6 +342,14 @@ def compare_command(
         title = counted(len(changes), "figure") + " compared" + (f", relative to {relative_to}" if relative_to else "")
         _show_changes([each for each in changes if everything or each.verdict != "same"], relative_to, title)
     raise SystemExit(any(each.verdict == "worse" for each in changes))
+
+
+def _refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """What is misspelt must not pass as if it had not become worse."""
+    for name in given:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise click.UsageError(f"{option} {name!r}: what both runs have is {there}")
 
 
 def _show_changes(changes: Sequence[results.Change], relative_to: str, title: str) -> None:

@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsq_fast.printable import printable
+from nsq_fast.errors import printable
 
 _PIPE_WIDTH = 240
 

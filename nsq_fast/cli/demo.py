@@ -23,7 +23,7 @@ from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nsq_fast.printable import counted
+from nsq_fast.errors import counted
 
 from . import console, options
 from .admin import Lookup
@@ -64,7 +64,7 @@ _NOTES = {
     "traces_joined": "of these, found again in those of the consumer",
     "left_on_server": "waiting, in flight or deferred at the end",
     "discovery_seconds": "start to the first message of every topic",
-    "messages_per_second": "of the main job the first 95 %: the rest is late on purpose",
+    "messages_per_second": "",
     "latency_p50_ms": "publish to handler, first delivery",
     "latency_p99_ms": "",
 }
@@ -88,10 +88,8 @@ def command(
     ordered_messages: int | None = number(
         least=0, help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]"
     ),
-    trace_html: Path | None = option(
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Where the report on the traces goes.  [default: a new folder for temporary files]",
+    trace_html: Path | None = options.output_file(
+        "--trace-html", help="Where the report on the traces goes.  [default: a new folder for temporary files]"
     ),
     traces: bool = option(
         "--traces/--no-traces", default=True, help="Report on the traces of the ordered topic, where Spark runs."
@@ -138,7 +136,8 @@ def _run(job: Job, stop: Event, quiet: bool) -> tuple[Results, int]:
     with _progress(job.ledger.size, quiet) as progress:
         results = job.run(stop, progress)
     if not quiet:
-        _print_rows(f"{counted(job.ledger.size, 'message')} of {BODY_SIZE} bytes, {job.title}", results, _NOTES)
+        title = f"{counted(job.ledger.size, 'message')} of {BODY_SIZE} bytes, {job.title}"
+        _print_rows(title, results, {**_NOTES, "messages_per_second": job.rate})
     return results, INTERRUPTED if results["ended"] == "interrupted" else int(not job.is_good(results))
 
 

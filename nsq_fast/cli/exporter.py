@@ -10,7 +10,7 @@ import click
 from gevent.pywsgi import WSGIServer
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.names import parse_listen_address
+from nsq_fast.names import Address, parse_listen_address
 
 from . import options
 from .options import NSQD_HTTP, Servers, flag, option, stop_signals
@@ -70,8 +70,7 @@ def _serve(http: str, application: Callable[..., Iterable[bytes]]) -> None:
         server.start()
     except OSError as error:
         raise ConfigError(f"--http={http!r}: cannot listen there: {error.strerror or error}") from error
-    shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
-    click.echo(f"http://{shown}:{server.server_port}/metrics", err=True)
+    click.echo(f"http://{Address(host or '0.0.0.0', int(server.server_port or port))}/metrics", err=True)
     with stop_signals() as stop:
         stop.wait()
         server.stop(timeout=1)

@@ -30,8 +30,7 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.client.admin import AdminClient, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.client.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file, read_records
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.printable import counted
+from nsq_fast.errors import NsqError, RequeueMessage, counted
 from nsq_fast.producer import Producer
 
 from .admin import Lookup
@@ -241,9 +240,10 @@ class Ledger:
 
 
 class Job(ABC):
-    """What the jobs have in common. ``title`` says what it is."""
+    """What the jobs have in common. ``title`` says what it is, ``rate`` what its messages a second are."""
 
     title: str
+    rate: str
 
     def __init__(self, place: Place, messages: int) -> None:
         self.place = place
@@ -306,6 +306,8 @@ class DeliberateFailure(Exception):
 
 class MainJob(Job):
     """One run of the job. ``topics`` are fresh names, so that servers in use are not disturbed."""
+
+    rate = "the first 95 %: the rest is late on purpose"
 
     def __init__(self, place: Place, messages: int, topics: int) -> None:
         super().__init__(place, messages)
@@ -484,6 +486,8 @@ _PIPELINE = 20
 class OrderedJob(Job):
     """One run, on a topic that exists, with as many messages for each key. A message that comes again is a duplicate,
     not a violation of the order. ``trace_file`` is where the traces go."""
+
+    rate = "published and finished"
 
     def __init__(self, place: Place, messages: int, trace_file: Path, keys: int = 20) -> None:
         self._each = max(1, messages // keys)

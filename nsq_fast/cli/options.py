@@ -84,7 +84,7 @@ def several(*flags: str, help: str, **settings: Any) -> Any:
 def of_config(declared: Option, flag: str, help: str = "", **settings: Any) -> Any:
     """An option of a command that is declared as one of a config; ``help`` is said besides."""
     said = f"{declared.doc[0].upper()}{declared.doc[1:]}.{help}"
-    if declared.kind is bool:
+    if declared.kind is bool and "/" not in flag:
         flag = f"{flag}/--no-{flag[2:]}"
     return option(flag, help=said, **settings)
 

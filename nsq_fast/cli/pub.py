@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nsq_fast.config import ProducerConfig
-from nsq_fast.errors import BodyInvalid, NsqError
-from nsq_fast.printable import counted
+from nsq_fast.errors import BodyInvalid, NsqError, counted
 from nsq_fast.producer import Producer
 
 from . import options

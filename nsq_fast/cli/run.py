@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from nsq_fast.config import Option, WorkerConfig
+from nsq_fast.config import Option
 from nsq_fast.errors import ConfigError
-from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, write_logs
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, WorkerConfig, write_logs
 from nsq_fast.worker.supervisor import Supervisor, check
 
 from . import options

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.box import SIMPLE_HEAD
 
-from nsq_fast.errors import NsqError
-from nsq_fast.printable import counted
+from nsq_fast.errors import NsqError, counted
+from nsq_fast.exporter import CHANNEL, CHANNEL_LABELS
 
 from . import console, options
 from .console import text_or_base64
@@ -167,11 +167,8 @@ def _rows(orphan: Orphan) -> Iterator[tuple[bytes, dict[str, Any]]]:
 # Lag
 
 PREFIX = "nsq_fast_channel"
-_LABELS = ("nsqd", "topic", "partition", "channel")
 FIGURES = {
-    "depth": "Messages that wait for a consumer.",
-    "in_flight": "Messages that consumers hold.",
-    "deferred": "Messages that wait for their time.",
+    **{name: CHANNEL[name] for name in ("depth", "in_flight", "deferred")},
     "planned": "Messages of a batch of Spark that is planned and not committed.",
     "behind_bytes": "Bytes of the log behind what Spark has committed.",
 }
@@ -207,9 +204,9 @@ def lag(
         for each in found:
             click.echo(json.dumps(each._asdict()))
     else:
-        rows = [[_text(getattr(each, name)) for name in (*_LABELS, *FIGURES)] for each in found]
-        head = [name.replace("_", " ") for name in (*_LABELS, *FIGURES)]
-        console.show(head, rows, names=len(_LABELS), box=SIMPLE_HEAD)
+        rows = [[_text(getattr(each, name)) for name in (*CHANNEL_LABELS, *FIGURES)] for each in found]
+        head = [name.replace("_", " ") for name in (*CHANNEL_LABELS, *FIGURES)]
+        console.show(head, rows, names=len(CHANNEL_LABELS), box=SIMPLE_HEAD)
 
 
 def _metrics(found: Sequence[Lag]) -> Iterator[str]:
@@ -220,7 +217,7 @@ def _metrics(found: Sequence[Lag]) -> Iterator[str]:
             yield f"# HELP {PREFIX}_{name} {help}"
             yield f"# TYPE {PREFIX}_{name} gauge"
         for each in shown:
-            labels = ",".join(f'{label}="{_label(getattr(each, label))}"' for label in _LABELS)
+            labels = ",".join(f'{label}="{_label(getattr(each, label))}"' for label in CHANNEL_LABELS)
             yield f"{PREFIX}_{name}{{{labels}}} {getattr(each, name)}"
 
 

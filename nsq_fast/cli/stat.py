@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.text import Text
 
 from nsq_fast.client.admin import NsqdHTTPClient, placed
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, printable
+from nsq_fast.exporter import read_stats
 from nsq_fast.names import Address
-from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Topology
 
 from . import console, options
@@ -71,50 +71,13 @@ _COUNTS = [name for name in ChannelStats._fields if name not in {"topic", "chann
 
 def add_up(replies: Iterable[Mapping[str, Any]]) -> list[ChannelStats]:
     """Rows of nsqds' ``/stats`` replies: each topic, followed by its channels, in the order of their names."""
-    rows: dict[tuple[str, str], ChannelStats] = {}
-    for reply in replies:
-        for row in _rows(reply):
-            key = row[:2]
-            rows[key] = rows[key].plus(row) if key in rows else row
-    return [rows[key] for key in sorted(rows)]
-
-
-def _rows(reply: Mapping[str, Any]) -> Iterable[ChannelStats]:
-    """Of a partition its leader counts: replicas would count it again."""
-    for topic in reply.get("topics") or ():
-        if topic.get("is_leader") is False:
-            continue
-        name = topic["topic_name"]
-        # That of a partition is all bytes ever written: youzan/nsq: nsqd/stats.go, NewTopicStats.
-        depths = (0, 0) if "topic_partition" in topic else (topic["depth"], topic["backend_depth"])
-        yield ChannelStats(
-            name,
-            "",
-            depth=depths[0],
-            backend_depth=depths[1],
-            messages=topic["message_count"],
-            paused=topic.get("paused", False),  # topics of redesigned servers cannot be paused
-        )
-        for channel in topic["channels"] or ():
-            yield _channel_row(name, channel)
-
-
-def _channel_row(topic: str, channel: Mapping[str, Any]) -> ChannelStats:
-    clients = channel.get("client_count")
-    return ChannelStats(
-        topic,
-        channel["channel_name"],
-        depth=channel["depth"],
-        backend_depth=channel["backend_depth"],
-        in_flight=channel["in_flight_count"],
-        deferred=channel["deferred_count"],
-        requeued=channel["requeue_count"],
-        timed_out=channel["timeout_count"],
-        messages=channel["message_count"],
-        clients=len(channel.get("clients") or ()) if clients is None else clients,
-        ready=sum(each.get("ready_count", 0) for each in channel.get("clients") or ()),
-        paused=channel["paused"],
-    )
+    added: dict[tuple[str, str], ChannelStats] = {}
+    for row in (row for reply in replies for row in read_stats(reply)):
+        key = row.topic, row.channel
+        figures = {name: value for name, value in row.figures.items() if name in ChannelStats._fields}
+        stats = ChannelStats(*key, **figures)
+        added[key] = added[key].plus(stats) if key in added else stats
+    return [added[key] for key in sorted(added)]
 
 
 class Stalls:
@@ -174,7 +137,7 @@ def command(
         raise click.UsageError("--channel needs --topic")
     servers = servers.found(quiet=as_json)
     named = topic and (f"channel {channel} of {topic}" if channel else topic)
-    screen = _Screen(as_json, interval, f"no nsqd has {named}" if named else "")
+    screen = _Screen(as_json, f"no nsqd has {named}" if named else "")
     left = 1 if once else count or -1
     with stop_signals() as stop, screen.live:
         while not stop.is_set():
@@ -214,17 +177,18 @@ class _Screen:
         none: what stands in place of a table without rows; empty: its head.
     """
 
-    def __init__(self, as_json: bool, interval: float, none: str) -> None:
+    def __init__(self, as_json: bool, none: str) -> None:
         self._as_json = as_json
-        self._interval = interval
         self._none = none
         self._console = console.output()
         self._before: dict[tuple[str, str], int] = {}
+        self._seconds, self._shown_at = 0.0, monotonic()
         self._stalls = Stalls()
         self.live = Live(console=self._console, auto_refresh=False)
 
     def show(self, rows: Sequence[ChannelStats]) -> None:
-        now = monotonic()
+        now = monotonic()  # a server that answers late makes it longer than the interval
+        self._seconds, self._shown_at = now - self._shown_at, now
         stalled = [self._stalls.look(row, now) for row in rows]
         if self._as_json:
             shown = zip(rows, stalled, strict=True)
@@ -246,7 +210,7 @@ class _Screen:
 
     def _cells(self, row: ChannelStats) -> list[str]:
         before = self._before.get((row.topic, row.channel))
-        rate = "" if before is None else f"{max(0, row.messages - before) / self._interval:,.0f}"
+        rate = "" if before is None else f"{max(0, row.messages - before) / self._seconds:,.0f}"
         counts = (row.depth, row.memory_depth, row.backend_depth, row.in_flight, row.deferred, row.requeued)
         return [*(f"{n:,}" for n in (*counts, row.timed_out, row.messages)), rate, f"{row.clients:,}"]
 

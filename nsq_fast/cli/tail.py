@@ -19,9 +19,8 @@ from nsq_fast._codec import Message
 from nsq_fast.client.admin import NsqdHTTPClient, placed
 from nsq_fast.client.http import Endpoint
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage
+from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage, counted
 from nsq_fast.names import Address
-from nsq_fast.printable import counted
 
 from . import options
 from .console import say, text_or_base64, warnings_shown

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from nsq_fast.printable import counted
+from nsq_fast.errors import counted
 
 from . import console, options
 from .options import argument, flag, number, option, several
@@ -102,15 +102,15 @@ def command(
 
 def why_not() -> str | None:
     """Why Spark can make no report here, and what to do about it; None when it can."""
-    from nsq_fast.spark.trace.session import missing
+    from nsq_fast.spark.trace import missing
 
     return missing()
 
 
 @contextmanager
 def _session(logs: Sequence[str], master: str, memory: str, settings: dict[str, str]) -> Iterator[SparkSession]:
+    from nsq_fast.spark.trace import explained, local_session
     from nsq_fast.spark.trace.schema import expand
-    from nsq_fast.spark.trace.session import explained, local_session
 
     # About how many bytes of lines there are, as far as they are on this machine.
     files = [name for name in expand(logs) if os.path.exists(name)] if logs else []

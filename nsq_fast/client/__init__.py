@@ -1,5 +1,5 @@
 """The client on any loop: the port (``loop``) and what stands on it."""
 
-from nsq_fast._per_interpreter import require_main_interpreter
+from nsq_fast._lazy import require_main_interpreter
 
 require_main_interpreter()

@@ -1,4 +1,4 @@
-"""What follows a handler: FIN, REQ after a failure, giving up after too many attempts.
+"""What follows a handler: FIN, REQ after a failure, giving up after too many attempts; order; what takes too long.
 
 One object per consumer, used by its workers. The usual case, a handler that
 just returns, is the hot loop's in ``_dispatch.pyx``; everything else is here.
@@ -11,33 +11,51 @@ just returns, is the hot loop's in ``_dispatch.pyx``; everything else is here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import time_ns
-from typing import TYPE_CHECKING, Any, ClassVar
+from math import inf
+from time import monotonic, time_ns
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import TimeSlice
 from nsq_fast.client.signals import emit, is_heard, receivers
-from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, RequeueMessage
+from nsq_fast.errors import (
+    ConnectionLost,
+    HandlerDeferred,
+    NsqError,
+    OrderViolated,
+    PartitionBlocked,
+    RequeueMessage,
+    seconds,
+)
 from nsq_fast.log_events import (
     HANDLER_DEFERRED,
     HANDLER_FAILED,
+    HANDLER_SLOW,
     INTERNAL_ERROR,
     MESSAGE_FAILS_AGAIN,
     MESSAGE_UNREADABLE,
+    MESSAGES_EXPIRED,
+    ORDER_VIOLATED,
+    PARTITION_BLOCKED,
     RESPONSE_LOST,
 )
-from nsq_fast.protocol.delays import RequeueDelay
+from nsq_fast.protocol.rdy import RequeueDelay
+from nsq_fast.protocol.topology import Target
 
-from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, message_name, tell_outdated
-from .handlers import BatchHandler, Handler, HandlerTiming, refuse_deferred
+from .connection import Connection
+from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, is_worth_a_line, message_name, tell_outdated
+from .loop import Repeated
+from .workers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import InboundQueue
 
     from .consumer import AnyConsumer
-    from .ordered import Ordered
+    from .loop import Timer
+    from .subscription import Subscription
+    from .workers import Pool
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
@@ -143,8 +161,7 @@ class Acknowledger:
 
     def _warn_of_attempts(self, message: Message) -> None:
         """Warn of a message that fails again and again, where ``max_tries`` lets it do so for long."""
-        over = message.attempts - self._attempts_threshold
-        if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
+        if is_worth_a_line(message.attempts - self._attempts_threshold):
             end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
             self._log.warning(
                 "message %s has failed in attempt %d; %s",
@@ -295,3 +312,403 @@ def _requested_delay_ms(error: BaseException) -> int | None:
         return None
     # A delay beyond all reason must not keep the message from being requeued; nsqd clamps what it gets.
     return round(1000 * min(error.delay, MAX_DELAY))
+
+
+# Ordered partitions: one handler at a time, order verified, blocked messages never skipped by themselves.
+#
+# A redesigned server has one message of an ordered channel-partition in flight
+# and sends the next when that one is finished. It ignores the delay of a REQ, so
+# a failed message is held here and given back with REQ 0 when its delay is over,
+# or shortly before the server would take it back by itself.
+
+
+PAUSE: Final = "pause"
+RETRY: Final = "retry"
+STOP: Final = "stop"
+BLOCKED_POLICIES = (PAUSE, RETRY, STOP)
+BlockedPolicy = str | GiveUpPolicy
+
+# A message is held for so much of its timeout at most: a REQ that comes too late is an error.
+LONGEST_HOLD = 0.8
+
+
+class PartitionLock:
+    """The right to handle messages of one ordered partition: one worker has it, over all its connections."""
+
+    __slots__ = ("_holder", "_waiting")
+
+    def __init__(self) -> None:
+        self._holder: Pool | None = None
+        self._waiting: list[Pool] = []
+
+    def take(self, pool: Pool) -> bool:
+        """Take it for a worker of ``pool`` if it is free; if not, ``pool`` is woken when it is."""
+        if self._holder is None:
+            self._holder = pool
+            return True
+        if pool not in self._waiting:
+            self._waiting.append(pool)
+        return False
+
+    def give_back(self, pool: Pool) -> None:
+        """Let another worker have it, if one of ``pool`` has it now."""
+        if self._holder is not pool:
+            return
+        self._holder = None
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for pool in waiting:
+                pool.wake()
+
+
+class OrderLedger:
+    """How far each partition has come. It outlives connections: a new leader goes on where the old one was.
+
+    A redesigned server numbers the messages of a partition (internal id) and stores them one behind the other
+    (offset). Neither may go backwards from one delivery to the next. A position is the pair of both.
+
+    Attributes:
+        repeated: messages that were delivered again.
+        violations: messages that lay before the last one.
+    """
+
+    __slots__ = ("_before", "_last", "repeated", "violations")
+
+    def __init__(self) -> None:
+        self.repeated: int = 0
+        self.violations: int = 0
+        self._last: dict[str, tuple[int, int]] = {}
+        self._before: dict[str, tuple[int, int]] = {}
+
+    def moves_on(self, partition: str, internal_id: int, offset: int) -> bool:
+        """Move on to a message that lies behind the last one, as nearly all do; False leaves it to ``check``."""
+        last = self._last.get(partition)
+        if last is None or internal_id <= last[0] or offset <= last[1]:
+            return False
+        self._last[partition] = internal_id, offset
+        return True
+
+    def check(self, partition: str, seen: tuple[int, int]) -> tuple[int, int] | None:
+        """Move on to the next message of a partition; if it goes backwards, stay, and return where the last one was."""
+        last = self._last.get(partition)
+        before = self._before.pop(partition, None)
+        if before is not None and (seen[1] or seen == before):
+            last = before  # it may be the old log: only the very first message of another shows that it was made anew
+        if seen == last:
+            self.repeated += 1
+        elif last is not None and (seen[0] < last[0] or seen[1] < last[1]):
+            self.violations += 1
+            self._last[partition] = last
+            return last
+        self._last[partition] = seen
+        return None
+
+    def may_begin_anew(self, topic: str) -> None:
+        """Somebody who should know it says that there is no such topic: the next message may be the first of another
+        log, which has its own order."""
+        for partition in [each for each in self._last if each.startswith(f"{topic} ")]:
+            self._before[partition] = self._last.pop(partition)
+
+    def rewind(self, partition: str, position: tuple[int, int]) -> None:
+        """Go on from ``position``: a message that lay behind was delivered all the same.
+
+        What follows it is then in order: a partition set back by an administrator is one violation, not thousands.
+        """
+        self._last[partition] = position
+
+
+class Ordered:
+    """What a consumer knows and does about its ordered partitions.
+
+    Attributes:
+        ledger: the order of each partition, for as long as the consumer lives.
+        threshold: attempts from which on a message counts as blocked.
+        blocked: deliveries of messages with more attempts than the threshold.
+    """
+
+    def __init__(self, consumer: AnyConsumer, blocked_policy: BlockedPolicy) -> None:
+        self.ledger: OrderLedger = OrderLedger()
+        self.blocked: int = 0
+        self._consumer = consumer
+        self.threshold: int = consumer.config.attempts_threshold
+        self._order_policy = consumer.config.order_policy
+        self._blocked_policy = blocked_policy
+        self._locks: dict[str, PartitionLock] = {}
+        self._held: dict[Message, Timer] = {}
+        self._log: logging.Logger = consumer.logger
+
+    def lock_of(self, target: Target) -> PartitionLock:
+        """The one lock of a partition, whoever leads it."""
+        return self._locks.setdefault(_key(target), PartitionLock())
+
+    # Order, where messages are received
+
+    def check_of(self, target: Target) -> Callable[[list[Message]], list[Message]]:
+        """What verifies the order of messages of ``target``, and returns those that shall be handled."""
+        key, moves_on = _key(target), self.ledger.moves_on
+
+        def in_order(messages: list[Message]) -> list[Message]:
+            return [
+                message
+                for message in messages
+                if moves_on(key, message.internal_id, message.offset or 0) or self._may_follow(target, message)
+            ]
+
+        return in_order
+
+    def _may_follow(self, target: Target, message: Message) -> bool:
+        """Judge a message that is the first, comes again or goes backwards; whether it shall be handled."""
+        seen = message.internal_id, message.offset or 0
+        last = self.ledger.check(_key(target), seen)
+        if last is None:
+            return True
+        error = OrderViolated(target.partition, last, seen)
+        self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
+        emit(self._consumer, "on_order_violation", message=message, error=error)
+        if self._order_policy == "deliver":
+            self.ledger.rewind(_key(target), seen)
+            return True
+        if self._order_policy == "stop":
+            self._stop(message, error)
+        else:
+            # The server reads on from what is confirmed only (youzan/nsq: nsqd/channel.go, messagePump).
+            # Neither handled nor finished: finishing it might lose it. The partition stands still until the
+            # server is right again, or somebody looks into it.
+            self._consumer.acknowledger.requeue(message, None, False)
+        return False
+
+    def _stop(self, message: Message, error: NsqError) -> None:
+        self._consumer.fail(error)
+        self._consumer.acknowledger.requeue(message, 0, False)
+
+    # Blocked messages, in a worker
+
+    def judge(self, message: Message) -> GiveUpPolicy | bool:
+        """As ``Acknowledger.judge``; tells of a message that is blocked."""
+        if not self.is_blocked(message):
+            return True
+        self._tell_blocked(message)
+        policy = self._blocked_policy
+        if policy == STOP:
+            self._stop(message, PartitionBlocked(_blocked_text(message)))
+            return False
+        return policy if callable(policy) else True
+
+    def gives_up(self, message: Message) -> bool:
+        """Whether a policy, and not the handler, gets this message."""
+        return self.is_blocked(message) and callable(self._blocked_policy)
+
+    def is_blocked(self, message: Message) -> bool:
+        """Whether it has failed so often that it counts as blocked."""
+        return message.attempts > self.threshold
+
+    def _tell_blocked(self, message: Message) -> None:
+        self.blocked += 1
+        if is_worth_a_line(message.attempts - self.threshold):
+            self._log.error("%s", _blocked_text(message), extra=PARTITION_BLOCKED)
+        emit(self._consumer, "on_blocked", message=message)
+
+    def requeue_delay_ms(self, message: Message) -> int:
+        """How long a failed message is held when nobody says otherwise."""
+        if self._blocked_policy == RETRY and self.is_blocked(message):
+            return 0
+        return self._consumer.acknowledger.requeue_delay(message.attempts)
+
+    # Holding
+
+    def hold(self, connection: Connection, message: Message, delay_ms: int) -> None:
+        """REQ 0 after a delay, or before the message times out if that is sooner."""
+        left = message.received_at + LONGEST_HOLD * connection.info.msg_timeout - monotonic()
+        pause = max(0.0, min(delay_ms / 1000, left))
+        self._held[message] = self._consumer.loop.call_later(pause, self._give_back, message)
+
+    def holds(self, connection: Connection) -> bool:
+        """Whether a message of this connection failed, and waits here for its next attempt. In any thread."""
+        return any(message.responder is connection for message in list(self._held))
+
+    def release(self, connection: Connection) -> None:
+        """REQ 0 now for what is held of a connection."""
+        for message in [each for each in self._held if each.responder is connection]:
+            self._give_back(message)
+
+    def forked(self) -> None:
+        """In the child of a fork: what is held is the parent's."""
+        for timer in self._held.values():
+            timer.cancel()
+        self._held.clear()
+
+    def _give_back(self, message: Message) -> None:
+        timer = self._held.pop(message, None)
+        if timer is None:
+            return
+        timer.cancel()
+        with suppress(NsqError):  # a lost connection has given it back already
+            message.responder.requeue(message, 0, False)
+
+
+def _key(target: Target) -> str:
+    """Names a partition, whoever leads it; text, whose hash is computed once."""
+    return f"{target.topic} {target.address if target.partition is None else target.partition}"
+
+
+def _blocked_text(message: Message) -> str:
+    return (
+        f"topic {message.topic}: partition {message.partition} is blocked: message {message_name(message)}"
+        f" (internal id {message.internal_id}, offset {message.offset}) is delivered for the {message.attempts}th time"
+    )
+
+
+# The deadlines of messages: expiry, a warning before it, TOUCH where that is wanted, and the speed of handlers.
+#
+# One timer per consumer looks at all connections and workers, a few times in each message timeout and when a deadline
+# is over; nothing is done per message. What touching can gain ends at the server's max_msg_timeout.
+
+
+# Shares of the message timeout that have passed. A TOUCH at half leaves the other half for it to arrive; the warning
+# comes while there is time to look; after STUCK_AT a message counts as one that nsqd will send to somebody else.
+WARN_AT = 0.8
+STUCK_AT = 0.85
+TOUCH_AT = 0.5
+# How often all workers are looked at: often enough to be near each of the shares above, seldom enough to cost nothing.
+LOOKS_PER_TIMEOUT = 10
+LONGEST_PAUSE = 5.0
+SHORTEST_PAUSE = 0.01
+
+LOG_PAUSE = 10.0
+"""Seconds between two lines of the log about expired messages."""
+
+
+LEFT = ", as nobody iterates: a consumer is closed by close(), or at the end of its with block, not by leaving a loop"
+
+
+class Deadlines(Repeated):
+    """Watches the messages of one consumer.
+
+    Args:
+        subscriptions: gives the present ones.
+    """
+
+    def __init__(self, consumer: AnyConsumer, subscriptions: Callable[[], Iterable[Subscription]]) -> None:
+        super().__init__(f"{consumer.name} deadlines", self.look)
+        self._consumer = consumer
+        self._subscriptions = subscriptions
+        self._pools = consumer.pools
+        self._auto_touch = consumer.config.auto_touch
+        self._log: logging.Logger = consumer.logger
+        self._warned: set[Message] = set()
+        self._expired = 0
+        self._unstarted = 0
+        self._quiet_until = -inf
+
+    def expect(self, msg_timeout: float) -> None:
+        """Look often enough for messages that must be answered within ``msg_timeout`` seconds."""
+        self._pools.msg_timeout = min(self._pools.msg_timeout, msg_timeout)
+        self.ask()
+
+    def look(self, now: float) -> float:
+        """Expire what is over, touch or warn where it is time to, and measure the speed of the handlers.
+
+        Returns the seconds until there is something to see again.
+        """
+        for each in self._subscriptions():
+            each.expire(now)
+            if self._auto_touch:
+                self._touch_asynchronous(each.connection, now)
+        self._expire_orphans(now)
+        news = [self._has_news(pool, now) for pool in self._pools]
+        if any(news):
+            self._consumer.flow.changed()
+        self._warned = {message for message in self._warned if not message.has_responded()}
+        deadlines = [each.next_deadline for each in self._subscriptions()]
+        nearest = min([*deadlines, self._pools.next_deadline]) - monotonic()
+        return max(SHORTEST_PAUSE, min(LONGEST_PAUSE, self._pools.msg_timeout / LOOKS_PER_TIMEOUT, nearest))
+
+    # Messages that nsqd has taken back because nobody responded to them in time
+
+    def report(self, messages: list[Message], unstarted: int) -> None:
+        """``messages`` have expired, ``unstarted`` of them before a handler began with them."""
+        self._count(len(messages), unstarted, monotonic())
+        for message in messages:
+            emit(self._consumer, "on_expired", message=message)
+
+    def _expire_orphans(self, now: float) -> None:
+        messages = self._pools.expire_orphans(now)
+        if messages:  # they no longer count towards max_in_flight
+            self._consumer.past.expired += len(messages)
+            self.report(messages, 0)
+            self._consumer.flow.changed()
+
+    def _count(self, count: int, unstarted: int, now: float) -> None:
+        self._expired += count
+        self._unstarted += unstarted
+        # A consumer that is too slow loses messages all day: one line for all of them fills no disk.
+        if now < self._quiet_until:
+            return
+        self._quiet_until = now + LOG_PAUSE
+        self._log.warning(
+            "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
+            " no handler had begun with %d of them%s",
+            self._expired, self._unstarted, LEFT if self._consumer.is_left else "", extra=MESSAGES_EXPIRED,
+        )  # fmt: skip
+        self._expired = self._unstarted = 0
+
+    # Messages that are being handled
+
+    def _touch_asynchronous(self, connection: Connection, now: float) -> None:
+        """Touch what no worker handles any more, and somebody will respond to."""
+        for message in connection.session.ledger.pending():
+            if message.is_async():
+                self._check(message, connection, now)
+
+    def _has_news(self, pool: Pool, now: float) -> bool:
+        """Look at the workers of one pool; say whether there is any news of how busy they are."""
+        load = pool.load
+        load.stuck, load.kept = [], []
+        for worker in pool.workers:
+            messages = worker.in_hand()
+            stuck = self._stuck(messages, now)
+            if stuck is not None:
+                load.stuck.append(stuck)
+            elif messages and now - worker.began >= STUCK_AT * self._pools.msg_timeout:
+                load.kept.append(messages)
+        return load.measure() or load.is_long
+
+    def _stuck(self, messages: list[Message], now: float) -> Message | None:
+        """Look at what one worker handles now; one message of it if nsqd is about to take some back."""
+        stuck = None
+        for message in messages:
+            connection = message.responder
+            if (
+                isinstance(connection, Connection)
+                and not message.has_responded()
+                and self._check(message, connection, now)
+            ):
+                stuck = message
+        return stuck
+
+    def _check(self, message: Message, connection: Connection, now: float) -> bool:
+        """Touch or warn; say whether nsqd is about to take the message back."""
+        if message.has_expired():
+            return True
+        info = connection.info
+        deadline = connection.session.ledger.deadline(message)
+        spent = 1 - (deadline - now) / info.msg_timeout
+        # No TOUCH moves the deadline further than that: nsqio/nsq: nsqd/channel.go, TouchMessage.
+        is_last_chance = deadline >= message.received_at + info.max_msg_timeout
+        if self._auto_touch and spent >= TOUCH_AT and not is_last_chance and connection.is_open:
+            return not self._touch(message)
+        if spent >= WARN_AT and message not in self._warned:
+            self._warned.add(message)
+            self._log.warning(
+                "message %s is still being handled %s after it arrived; nsqd takes it back in %s",
+                message_name(message), seconds(now - message.received_at), seconds(max(0.0, deadline - now)),
+                extra=HANDLER_SLOW,
+            )  # fmt: skip
+        return spent >= STUCK_AT
+
+    def _touch(self, message: Message) -> bool:
+        try:
+            message.touch()
+        except NsqError:
+            return False  # answered or lost meanwhile
+        return True

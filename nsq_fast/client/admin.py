@@ -30,11 +30,12 @@ from nsq_fast.names import (
     listed,
     parse_address,
 )
+from nsq_fast.protocol.dialect import UNREADABLE
 from nsq_fast.protocol.topology import ACCEPT, Nsqd, Topology, merge, parse_lookup, unwrap
 
 from . import lookup
 from .gevent_loop import GeventLoop, run
-from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
+from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, check_seconds, parse_endpoint
 from .start_position import END as POSITION_END
 from .start_position import is_for_want_of_messages, parse_start, tell_beyond
 
@@ -75,8 +76,6 @@ class AdminClient:
     ) -> None:
         if scheme not in ("http", "https"):
             raise ConfigError(f"scheme={scheme!r}: must be http or https")
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0")
         if isinstance(host, str) and is_unix_address(host):
             address = parse_address(host, 0)
         elif not isinstance(host, str) or "/" in host:
@@ -89,7 +88,9 @@ class AdminClient:
         if user_agent is not None:
             headers["User-Agent"] = user_agent
         self._endpoint = Endpoint(scheme, address)
-        self._http = HttpClient(self._endpoint, timeout=timeout, headers=headers, tls_options=tls_options)
+        self._http = HttpClient(
+            self._endpoint, timeout=check_seconds("timeout", timeout), headers=headers, tls_options=tls_options
+        )
 
     @classmethod
     def from_url(cls: type[ClientT], url: str | tuple[str, int], **options: Any) -> ClientT:
@@ -130,7 +131,7 @@ class AdminClient:
         reply = self.call(method, path, **query)
         try:
             return msgspec.json.decode(reply) if reply else None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"{self.address}: the reply to {path} is not JSON: {error}") from error
 
     def ping(self) -> bytes:
@@ -378,6 +379,19 @@ class ClusterStats(NamedTuple):
     nodes: tuple[NodeLoad, ...]
 
 
+class _WireNode(msgspec.Struct):
+    broadcast_address: str = ""
+    http_port: int = 0
+    leader_load_factor: float = 0.0
+    node_load_factor: float = 0.0
+
+
+class _WireStats(msgspec.Struct):
+    # youzan/nsq: nsqlookupd/http.go, doClusterStats
+    stable: bool = False
+    node_stat_list: list[_WireNode] | None = None
+
+
 Place: TypeAlias = tuple[int | None, Nsqd]
 """An nsqd of a topic, and the partition that it leads there; None on an nsqd of the original."""
 
@@ -432,7 +446,8 @@ class ClusterAdmin:
             except HttpError as error:
                 refusal = error
             if chosen != POSITION_END:
-                with suppress(NsqError, LookupError):  # whether or not there is more to say of it
+                # Whether or not there is more to say of it, and whatever the server says.
+                with suppress(NsqError, LookupError, TypeError, ValueError, AttributeError):
                     (row,) = client.call_json("GET", "/stats", format="json", **place)["topics"]
                     if refusal is not None and is_for_want_of_messages(refusal, row):
                         refusal = None
@@ -497,24 +512,25 @@ class ClusterAdmin:
 
     def leader_id(self, topic: str, partition: int) -> str:
         """The ``distributed_id`` of the node that leads a partition. Raises NsqError when none does."""
-        peers = self._ask("lookup", check_topic(topic), access="r", metainfo=True).get("partitions") or {}
-        if str(partition) not in peers:
-            raise NsqError(f"{topic}: partition {partition} has no leader; there are leaders of {sorted(peers)}")
-        return str(peers[str(partition)].get("distributed_id") or "")
+        leaders = self._topology(topic).partitions
+        if partition not in leaders:
+            raise NsqError(f"{topic}: partition {partition} has no leader; there are leaders of {list(leaders)}")
+        return leaders[partition].distributed_id
 
     def stats(self) -> ClusterStats:
         """What the leading nsqlookupd says of the cluster. Raises HttpError."""
         with self._leading_lookupd() as lookupd:
             answer = lookupd.call_json("GET", "/cluster/stats") or {}
-        nodes = [
-            NodeLoad(
-                f"{row.get('broadcast_address')}:{row.get('http_port')}",
-                float(row.get("leader_load_factor") or 0),
-                float(row.get("node_load_factor") or 0),
-            )
-            for row in answer.get("node_stat_list") or ()
-        ]
-        return ClusterStats(bool(answer.get("stable")), tuple(nodes))
+            try:
+                found = msgspec.convert(answer, _WireStats)
+            except UNREADABLE as error:
+                raise RemoteProtocolError(f"{lookupd.address}: not the state of a cluster: {error}") from error
+        rows = found.node_stat_list or ()
+        loads = (
+            NodeLoad(f"{row.broadcast_address}:{row.http_port}", row.leader_load_factor, row.node_load_factor)
+            for row in rows
+        )
+        return ClusterStats(found.stable, tuple(loads))
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
@@ -615,5 +631,5 @@ def _config_path(option: str) -> str:
 def _config_value(reply: bytes) -> Any:
     try:
         return msgspec.json.decode(reply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return reply.decode("utf-8", "replace")

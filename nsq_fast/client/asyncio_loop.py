@@ -16,8 +16,7 @@ from weakref import WeakSet, finalize, ref
 
 from nsq_fast.errors import NsqError, WrongThread
 
-from .loop import FaultReporter, RestartPauses
-from .resolver import look_up
+from .loop import FaultReporter, RestartPauses, look_up
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger("nsq_fast.client")
@@ -221,7 +220,6 @@ class AsyncioLoop:
         self.call_later: Callable[..., asyncio.TimerHandle] = self._loop.call_later
         self.get_ident: Callable[[], int] = threading.get_ident
         self.reads_all: bool = type(self._loop).__module__.partition(".")[0] == "uvloop"
-        self._ident = threading.get_ident()
         self._supervisor = self.supervisor(logger)
 
     @property
@@ -233,15 +231,6 @@ class AsyncioLoop:
     def is_running_here(self) -> bool:
         """Whether it is the loop of the caller."""
         return asyncio.get_running_loop() is self._loop
-
-    @property
-    def is_this_thread(self) -> bool:
-        """Whether the caller is in its thread."""
-        return threading.get_ident() == self._ident
-
-    def call_from_outside(self, function: Callable[[], object]) -> None:
-        """Have the loop call ``function`` soon. In any thread."""
-        self._loop.call_soon_threadsafe(function)
 
     def tell_end(self, function: Callable[[], object]) -> Callable[[], None]:
         """Call ``function`` once the loop is closed, or what this returns is called."""

@@ -41,6 +41,7 @@ from nsq_fast.errors import (
     MessageTooLarge,
     NsqError,
     ServerError,
+    printable,
 )
 from nsq_fast.log_events import (
     CLOSE_FAILED,
@@ -51,8 +52,7 @@ from nsq_fast.log_events import (
     RESPONSE_LOST,
 )
 from nsq_fast.names import Address
-from nsq_fast.printable import printable
-from nsq_fast.protocol.events import (
+from nsq_fast.protocol.session import (
     AnswerFailed,
     AuthInfo,
     CommandFailed,
@@ -62,9 +62,10 @@ from nsq_fast.protocol.events import (
     Reply,
     ServerFailed,
     ServerInfo,
+    Session,
+    Stage,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import Session, Stage
 
 from .loop import Event
 from .transport import Transport, with_secret
@@ -167,9 +168,7 @@ class Connection(ConnectionPath):
     def __init__(
         self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection], loop: Loop
     ) -> None:
-        self.config: ConnectionConfig = (
-            config if config.hostname is not None else config.replace(hostname=gethostname())
-        )
+        self.config: ConnectionConfig = with_hostname(config)
         self.loop = loop
         self.address = address
         self.session: Session = Session(self.config, responder=self)
@@ -767,6 +766,11 @@ class Connection(ConnectionPath):
         self._spin = self._message_spin = None
         self._cancel_timers()
         self._reader = self._writer = None
+
+
+def with_hostname(config: ConnectionConfig) -> ConnectionConfig:
+    """The same; where it names no host, with that of the system."""
+    return config if config.hostname is not None else config.replace(hostname=gethostname())
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """What consumers are on every loop: their options, what they are made of, how they begin, what they tell, how they end.
 
-A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
-``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
-``workers`` (who calls handlers, and what they can take on), ``acknowledger`` (what follows a handler), ``ordered``
-(ordered partitions), ``deadlines`` (handlers that run long, messages that expire).
+A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio`` asyncio's loop. The parts:
+``subscriptions`` (topics, places, connections; RDY, backoff), ``subscription`` (one connection), ``workers`` (who calls
+handlers, and what they can take on), ``acknowledger`` (what follows a handler, ordered partitions, handlers that run
+long, messages that expire).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 import msgspec
 
 from nsq_fast._codec import Message
-from nsq_fast._record import Record
-from nsq_fast.client.histogram import HistogramStats
+from nsq_fast._record import HistogramStats, Record
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
@@ -33,24 +32,20 @@ from nsq_fast.log_events import (
     STARTED_ALREADY,
 )
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, Addresses, check_channel, listed, parse_addresses
-from nsq_fast.protocol.delays import RequeueDelay
 from nsq_fast.protocol.publishing import SeenKeys
-from nsq_fast.protocol.targets import TopicArgument, TopicChoice
+from nsq_fast.protocol.rdy import RequeueDelay
+from nsq_fast.protocol.topology import TopicArgument, TopicChoice
 
-from .acknowledger import Acknowledger
+from .acknowledger import BLOCKED_POLICIES, PAUSE, Acknowledger, BlockedPolicy, Deadlines, Ordered
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import TELL_AFTER, Connection
-from .deadlines import Deadlines
-from .flow import Flow
 from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
-from .handlers import check_handler
 from .loop import Event, check_end_timeout
-from .ordered import BLOCKED_POLICIES, PAUSE, BlockedPolicy, Ordered
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
-from .subscriptions import Subscriber, Subscriptions
+from .subscriptions import Flow, Subscriber, Subscriptions
 from .transport import check_files
-from .workers import Pool, Pools, Worker
+from .workers import Pool, Pools, Worker, check_handler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

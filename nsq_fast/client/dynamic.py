@@ -10,28 +10,60 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
 
-from nsq_fast.config_source import ConfigDocument, ConfigSource
-from nsq_fast.errors import ConfigError, HttpError, NameInvalid
+from nsq_fast.errors import ConfigError, HttpError, NameInvalid, printable
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
-from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic, parse_address
-from nsq_fast.printable import printable
-from nsq_fast.protocol.delays import grown
+from nsq_fast.names import check_topic
+from nsq_fast.protocol.rdy import grown
 
-from .http import HttpClient, parse_endpoint
-from .lookupds import parse_lookupds
+from .http import HttpClient, check_seconds, parse_endpoint
+from .lookup import parse_lookupds
 from .loop import Event
 
 if TYPE_CHECKING:
     from .lookup import LookupPoller
     from .loop import Loop, Supervisor, Task
     from .trace import TraceLog
+
+
+# Where the documents of dynamic configuration come from: the contract of a source, which programs may implement.
+
+
+class ConfigDocument(NamedTuple):
+    """One version of a document.
+
+    Attributes:
+        content: JSON or TOML as ``form`` says, or a mapping.
+        mark: differs from version to version: a time, an ETag, an index.
+    """
+
+    content: bytes | str | Mapping[str, Any]
+    mark: Hashable
+    form: str = "json"
+
+
+@runtime_checkable
+class ConfigSource(Protocol):
+    """Something that a document is read from, for the option ``config_source`` of Consumer and Producer.
+
+    ``str(source)`` is what logs and errors call it. Several clients may share one.
+    """
+
+    def next(self, last: ConfigDocument | None) -> ConfigDocument:
+        """Return the document, once there is one that is not ``last``: None stands for any.
+
+        Called in a greenlet of the client, which it may block, and nothing else; killed when the client closes. For a
+        client that runs on asyncio it may be ``async def``; if it is not, it is called in a thread of its own, and
+        left alone when the client closes. What it raises says why there is no document now: it is called again after a
+        pause.
+        """
+
 
 log: logging.Logger = logging.getLogger("nsq_fast.config")
 
@@ -52,8 +84,6 @@ ALL_TOPICS = "*"
 
 MAX_DOCUMENT_SIZE = 1024 * 1024
 """Bytes."""
-
-_SCHEMES = ("http://", "https://")
 
 
 class LookupdChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,8 +125,8 @@ def parse(content: bytes | str | Mapping[str, Any], form: str = "json") -> Dynam
         raise ConfigError(f"not a document of dynamic configuration: {error}") from error
     lookupds = found.lookupds
     _check("trace", (topic for topic in found.trace if topic != ALL_TOPICS), check_topic)
-    _check("lookupds.add", lookupds.add, _check_lookupd)
-    _check("lookupds.remove", lookupds.remove, _check_lookupd)
+    for field in ("add", "remove"):
+        _check(f"lookupds.{field}", getattr(lookupds, field), lambda each: parse_lookupds((each,)))
     for topic, share in found.trace.items():
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"trace.{topic}={share!r}: must be true, false, or a share of 0 to 1")
@@ -124,11 +154,6 @@ def _check(field: str, values: Iterable[str], check: Callable[[str], object]) ->
             check(value)
         except (ConfigError, NameInvalid) as error:  # noqa: PERF203
             raise ConfigError(f"{field}: {error}") from None
-
-
-def _check_lookupd(address: str) -> None:
-    rest = next((address.removeprefix(scheme) for scheme in _SCHEMES if address.startswith(scheme)), address)
-    parse_address(rest.removesuffix("/"), DEFAULT_LOOKUPD_HTTP_PORT)
 
 
 def changes(before: DynamicConfig, after: DynamicConfig) -> str:
@@ -322,7 +347,7 @@ class FileConfigSource:
 
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
         self._path = os.fspath(path)
-        self._interval = _positive("interval", interval)
+        self._interval = check_seconds("interval", interval)
         self._form = _form_of(self._path)
 
     def __str__(self) -> str:
@@ -371,14 +396,14 @@ class HttpConfigSource:
         parts = urlsplit(url)
         if parts.scheme not in _HTTP_PORTS or not parts.netloc or parts.fragment:
             raise ConfigError("url: must be http://host:port/path or https://host:port/path")
-        self._interval = _positive("interval", interval)
+        self._interval = check_seconds("interval", interval)
         self._target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         self._form = _form_of(parts.path)
         endpoint = parse_endpoint(f"{parts.scheme}://{parts.netloc}", _HTTP_PORTS[parts.scheme])
         self._shown = f"{endpoint}{parts.path}"
         self._http = HttpClient(
             endpoint,
-            timeout=_positive("timeout", timeout),
+            timeout=check_seconds("timeout", timeout),
             headers={} if authorization is None else {"Authorization": authorization},
             tls_options=tls_options,
             max_reply_size=MAX_DOCUMENT_SIZE,
@@ -418,12 +443,6 @@ class HttpConfigSource:
 
 def _form_of(name: str) -> str:
     return "toml" if name.endswith(".toml") else "json"
-
-
-def _positive(name: str, seconds: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise ConfigError(f"{name}={seconds!r}: must be a number of seconds above 0")
-    return float(seconds)
 
 
 def _block(sequence: Callable[..., Any], *arguments: Any) -> ConfigDocument:

@@ -19,14 +19,15 @@ from nsq_fast.client import signals
 from nsq_fast.errors import NsqError, WrongThread
 
 from .connection import Connection
-from .greenlets import IN_THE_HUB, LAST, OwnerThread, Supervisor, get_ident, known, loop_turns, tell_forks
-from .resolver import look_up
+from .greenlets import IN_THE_HUB, LAST, Job, OwnerThread, get_ident, known, loop_turns, tell_forks
+from .greenlets import Loop as GreenletLoop
+from .loop import FaultReporter, look_up
 from .transport import Transport
 
 T = TypeVar("T")
 READ, WRITE = 1, 2
 signals.caller = getcurrent
-_supervisor = Supervisor(logging.getLogger("nsq_fast.client"))
+_reporter = FaultReporter(logging.getLogger("nsq_fast.client"))
 
 
 def run(sequence: Coroutine[Any, Any, T]) -> T:
@@ -125,14 +126,14 @@ class HubTask:
         return self.ready()
 
 
-class HubSupervisor(Supervisor):
+class HubSupervisor(FaultReporter):
     """See ``loop.Supervisor``."""
 
-    def job(self, name: str, sequence: Callable[..., Any], *arguments: Any) -> HubTask:  # type: ignore[override]
-        return HubTask(super().job(name, lambda: run(sequence(*arguments))))
+    def job(self, name: str, sequence: Callable[..., Any], *arguments: Any) -> HubTask:
+        return HubTask(Job(self, name, lambda: run(sequence(*arguments))))
 
     def keep(self, name: str, sequence: Callable[[], Any]) -> HubTask:
-        return HubTask(super().loop(name, lambda: run(sequence())))
+        return HubTask(GreenletLoop(self, name, lambda: run(sequence())))
 
 
 class GeventLoop:
@@ -201,7 +202,7 @@ class GeventLoop:
         return HubSupervisor(log, on_fault)
 
     def report(self, name: str, fault: BaseException, consequence: str) -> None:
-        _supervisor.report(name, fault, consequence)
+        _reporter.report(name, fault, consequence)
 
     def owner(self) -> OwnerThread:
         return OwnerThread()

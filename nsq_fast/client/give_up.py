@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import Config
-from nsq_fast.errors import ConfigError, MessageTooLarge
+from nsq_fast.errors import ConfigError, MessageTooLarge, seconds
 from nsq_fast.log_events import MESSAGE_GIVEN_UP, MESSAGE_OUTDATED
 from nsq_fast.names import check_topic
-from nsq_fast.printable import seconds
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_HEADER
 
-from .handlers import check_handler, refuse_deferred
+from .workers import check_handler, refuse_deferred
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -187,14 +186,19 @@ def check_policy(name: str, policy: Any, words: tuple[str, ...], check: Callable
 
 
 def tell_outdated(consumer: AnyConsumer, message: Message) -> None:
-    """Log that a message is older than ``max_age``: the first, second, fourth..., since there may be a million."""
+    """Log that a message is older than ``max_age``."""
     count = consumer.outdated + 1
-    if count & (count - 1) == 0:
+    if is_worth_a_line(count):
         consumer.logger.warning(
             "message %s of %s/%s is %s old, max_age=%g; it is number %d",
             message_name(message), topic_of(consumer, message), consumer.channel,
             seconds(time() - 1e-9 * message.timestamp), consumer.config.max_age, count, extra=MESSAGE_OUTDATED,
         )  # fmt: skip
+
+
+def is_worth_a_line(count: int) -> bool:
+    """Of what may come a million times the first, second, fourth... is logged: no disk fills in a night."""
+    return count > 0 and count & (count - 1) == 0
 
 
 def topic_of(consumer: AnyConsumer, message: Message) -> str:

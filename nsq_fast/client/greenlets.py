@@ -8,7 +8,7 @@ Four things that gevent leaves to its users:
   it happens at the fork; messages and publishes are not checked for anything.
 - **Threads.** gevent's parts belong to the hub of the thread in which they were made. A call from another thread would
   do half of what it should: ``OwnerThread`` raises WrongThread before it has done anything.
-- **Faults.** Greenlets are made with ``Supervisor`` only, so none can die unseen.
+- **Faults.** Greenlets are made as ``Job`` or ``Loop`` only, so none can die unseen.
 - **Turns.** ``gevent.sleep(0)`` does not reach the loop: gevent runs the callbacks that are ready, looks at the clock
   after 50 of them only, and goes on to timers and sockets when 5 ms are over (gevent: src/gevent/libev/corecext.pyx,
   loop._run_callbacks). With handlers of 20 ms that is a second. So who has kept the thread for a time slice waits in
@@ -39,7 +39,7 @@ from greenlet import greenlet
 from nsq_fast._dispatch import TurnTimes
 from nsq_fast.errors import WrongThread
 
-from .loop import SLICE, FaultReporter, RestartPauses
+from .loop import SLICE, FaultReporter, RestartPauses, Supervisor
 from .signals import is_emitting
 
 T = TypeVar("T")
@@ -208,25 +208,12 @@ class OwnerThread:
 FAULTS = (Exception, Timeout)
 
 
-class Supervisor(FaultReporter):
-    """Makes the greenlets of one owner. An unexpected exception in one is logged and reported.
-
-    Expected failures (a lost connection, a refused command) are for the body to handle. What arrives here is a defect
-    of nsq_fast, whose effects are unknown: the body must leave its owner in a state from which it can begin again.
-    """
-
-    def loop(self, name: str, body: Callable[[], object]) -> Loop:
-        """A greenlet, not started yet, that calls ``body()`` until it returns: when it raises, again after a pause
-        that grows."""
-        return Loop(self, name, body)
-
-    def job(self, name: str, function: Callable[..., object], *args: Any) -> Job:
-        """A greenlet, not started yet, that calls ``function(*args)`` once; its ``value`` is None after a fault."""
-        return Job(self, name, function, *args)
-
-
 class Job(_AnyGreenlet):
-    """A supervised greenlet that does one thing and ends. Made by ``Supervisor.job``.
+    """A greenlet, not started yet, that calls ``function(*args)`` once; its ``value`` is None after a fault.
+
+    An unexpected exception in it is logged and reported. Expected failures (a lost connection, a refused command) are
+    for the function to handle. What arrives here is a defect of nsq_fast, whose effects are unknown: the function must
+    leave its owner in a state from which it can begin again.
 
     Attributes:
         runs_handlers: whether code of the program runs in it, which may wait for what it likes.
@@ -234,10 +221,12 @@ class Job(_AnyGreenlet):
 
     runs_handlers = False
 
-    def __init__(self, supervisor: Supervisor, name: str, function: Callable[..., object], *args: Any) -> None:
+    def __init__(
+        self, reporter: FaultReporter | Supervisor, name: str, function: Callable[..., object], *args: Any
+    ) -> None:
         super().__init__()
         self.name = name
-        self.supervisor = supervisor
+        self.reporter = reporter
         self.function = function
         self.arguments = args
 
@@ -245,12 +234,13 @@ class Job(_AnyGreenlet):
         try:
             return self.function(*self.arguments)
         except FAULTS as fault:
-            self.supervisor.report(self.name, fault, "it is not tried again")
+            self.reporter.report(self.name, fault, "it is not tried again")
             return None
 
 
 class Loop(Job):
-    """A supervised greenlet that runs for as long as its owner. Made by ``Supervisor.loop``."""
+    """A greenlet, not started yet, that calls its function until that returns: when it raises, again after a pause that
+    grows."""
 
     def _run(self) -> None:
         pauses = RestartPauses()
@@ -260,7 +250,7 @@ class Loop(Job):
                 self.function()
             except FAULTS as fault:
                 pause = pauses.after(monotonic() - began)
-                self.supervisor.report(self.name, fault, f"it begins again in {pause:.3g} s")
+                self.reporter.report(self.name, fault, f"it begins again in {pause:.3g} s")
             else:
                 return
             sleep(pause)

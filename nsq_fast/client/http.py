@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 import h11
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, HttpError, RemoteProtocolError
 from nsq_fast.names import Address, is_unix_address, parse_address
@@ -277,6 +277,13 @@ async def _give_way(loop: Loop, deadline: float) -> None:
     await loop.sleep(0)
     if monotonic() >= deadline:
         raise TimeoutError
+
+
+def check_seconds(name: str, seconds: float) -> float:
+    """Return ``seconds``; raise ConfigError unless they are more than none. ``name``: of the argument."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ConfigError(f"{name}={seconds!r}: must be a number of seconds above 0")
+    return float(seconds)
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._publish_path import ProducerPath, Wakeups
-from nsq_fast.client.histogram import Histogram
+from nsq_fast._record import Histogram
 from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning, PublishFailed, PublishTimeout

@@ -38,11 +38,10 @@ import msgspec
 
 from nsq_fast._codec import Message
 from nsq_fast._record import Record
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, seconds
 from nsq_fast.names import Address
-from nsq_fast.printable import seconds
-from nsq_fast.protocol.targets import Target, is_complete
-from nsq_fast.protocol.topology import unwrap
+from nsq_fast.protocol.dialect import UNREADABLE
+from nsq_fast.protocol.topology import Target, is_complete, unwrap
 
 from .routing import PartitionQueue
 from .workers import Worker
@@ -459,7 +458,7 @@ class ConsumerObserver:
     async def _ask_all(self, due: dict[tuple[Address, str], list[Subscriber]]) -> None:
         for (http, topic), subscribers in due.items():
             self._asked_at[http, topic] = monotonic()
-            with suppress(NsqError, msgspec.MsgspecError):  # what it would have said is not known, and asked for later
+            with suppress(NsqError, *UNREADABLE):  # what it would have said is not known, and asked for later
                 self._take(await self._stats_of(http, topic), subscribers)
 
     async def _stats_of(self, http: Address, topic: str) -> list[_Topic]:

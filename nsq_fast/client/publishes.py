@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,6 @@ from nsq_fast.client.trace import TraceLog, check_trace_id, new_trace_id
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, PublishFailed, TypeInvalid
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
-from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.publishing import (
     CODEC_HEADER,
     COUNT_BYTES,
@@ -33,10 +32,12 @@ from nsq_fast.protocol.publishing import (
     PLAIN_BATCH,
     BatchForm,
     Form,
+    Key,
     PublishState,
     Receipt,
     WireForm,
     compressed,
+    key_partitioner,
 )
 
 from .connection import check_delay
@@ -240,6 +241,9 @@ class PendingLimit(LimitPath):
 # From the arguments of a call to what is sent
 
 Body = bytes | bytearray | memoryview
+Headers: TypeAlias = Mapping[str, Any]
+Stored: TypeAlias = bytes | Receipt
+AllStored: TypeAlias = bytes | list[Receipt]
 
 
 class PublishOptions(msgspec.Struct, frozen=True):
@@ -376,17 +380,12 @@ class Composer:
         elif options.trace_id is not None:
             check_trace_id(options.trace_id)
 
-    def check_size(self, body: Any) -> None:
-        """Raise TypeError or BodyInvalid unless ``body`` can be a message of some topic."""
+    def check_body(self, topic: TopicRoute | None, body: Any) -> None:
+        """Raise TypeError or BodyInvalid unless ``body`` can be a message of ``topic``; None: of some topic."""
         size = size_of(body)
-        if size > self._max_msg_size:
-            raise BodyInvalid(f"body of {size} bytes is above max_msg_size={self._max_msg_size}")
-
-    def check_body(self, topic: TopicRoute, body: Any) -> None:
-        """Raise TypeError or BodyInvalid unless ``body`` can be a message of ``topic``."""
-        size = size_of(body)
-        if size > topic.max_msg_size:
-            raise BodyInvalid(f"body of {size} bytes is above {topic.limit_text}")
+        if size > (self._max_msg_size if topic is None else topic.max_msg_size):
+            limit = f"max_msg_size={self._max_msg_size}" if topic is None else topic.limit_text
+            raise BodyInvalid(f"body of {size} bytes is above {limit}")
 
     # Batches
 
@@ -562,9 +561,7 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError unless it is one of a publish: a number of seconds, or None."""
-    if timeout is None:
-        return
+    """Raise ConfigError unless it is one of a publish: a number of seconds. None, which is one too, is not asked."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0, or None")
 

@@ -42,7 +42,7 @@ from nsq_fast.errors import BodyInvalid, ConfigError, ConnectionLost, LookupFail
 from nsq_fast.log_events import COMPRESSION_OFF, LEADER_MOVED, LOOKUP_UNANSWERED, PUBLISHES_WAIT
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
-from nsq_fast.protocol.partitioner import Key, key_partitioner
+from nsq_fast.protocol.publishing import Key, key_partitioner
 from nsq_fast.protocol.topology import Meta, Topology, left_out
 
 from .publishes import Publish

@@ -43,7 +43,7 @@ import msgspec
 
 from nsq_fast._codec import NOP, traced_reply
 from nsq_fast._publish_path import Command, PendingPath, SendPath, Wakeups
-from nsq_fast.client.histogram import Histogram
+from nsq_fast._record import SAMPLE_EVERY, Histogram
 from nsq_fast.errors import (
     ConfigError,
     ConnectionClosed,
@@ -54,6 +54,7 @@ from nsq_fast.errors import (
     PublishFailed,
     PublishTimeout,
     ServerError,
+    counted,
 )
 from nsq_fast.log_events import (
     CLOSE_WAITS,
@@ -65,8 +66,6 @@ from nsq_fast.log_events import (
     KEYS_UNORDERED,
 )
 from nsq_fast.names import Address
-from nsq_fast.printable import counted
-from nsq_fast.protocol.delays import ReconnectDelay
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publishing import (
     LONGEST_LEADER_PAUSE,
@@ -79,6 +78,7 @@ from nsq_fast.protocol.publishing import (
     retry_delay,
     take_receipts,
 )
+from nsq_fast.protocol.rdy import ReconnectDelay
 
 from .connection import CLOSE_TIMEOUT, TELL_AFTER, Connection, ConnectionOwner
 from .loop import Event
@@ -117,9 +117,6 @@ FAULT_PAUSE = 1.0
 SLACK_PER_PENDING = 1e-6
 """Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that this
 stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late."""
-
-SAMPLE_EVERY = 0.01
-"""Seconds between two samples of what publishes take."""
 
 
 class Pending(PendingPath):
@@ -806,7 +803,7 @@ class Sender(SendPath):
             return nowhere
         reasons = []
         if publish.last_error is not None:
-            times = "1 attempt" if publish.attempts == 1 else f"{publish.attempts} attempts"
+            times = counted(publish.attempts, "attempt")
             reasons.append(f"its time was over after {times}, the last failure: {publish.failure}")
         if publish.attempt is not None:
             conn = publish.attempt.conn

@@ -21,8 +21,8 @@ import msgspec
 from nsq_fast.config import EACH_START, MAX_PARTITION
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
 from nsq_fast.log_events import START_POSITION_BEYOND, START_POSITION_KEPT, START_POSITION_SET
-from nsq_fast.protocol.targets import Target
-from nsq_fast.protocol.topology import ACCEPT, Nsqd, unwrap
+from nsq_fast.protocol.dialect import UNREADABLE
+from nsq_fast.protocol.topology import ACCEPT, Nsqd, Target, unwrap
 
 if TYPE_CHECKING:
     from .consumer import AnyConsumer
@@ -100,10 +100,13 @@ def tell_beyond(log: logging.Logger, place: object, channel: str, position: str,
     if kind == "virtual_queue":
         name, end = "offset", row.get("backend_depth")
     elif kind == "msgcount":
-        name, end = "count", row.get("message_count", -1) + 1  # messages are counted from 1
+        name, end = "count", row.get("message_count")
     elif kind == "timestamp":
         name, end = kind, int(time() + CLOCKS)
-    if end is not None and asked > end:
+    if not isinstance(end, int):
+        return  # the server does not say it
+    end += kind == "msgcount"  # messages are counted from 1
+    if asked > end:
         log.warning(
             "%s: channel %s was to begin at %s:%d, beyond the end of the log, %s:%d, and begins there",
             place, channel, name, asked, name, end, extra=START_POSITION_BEYOND,
@@ -214,7 +217,7 @@ class Starter:
                 ),
                 (rows[0], None),
             )
-        except (KeyError, TypeError, RecursionError, msgspec.DecodeError) as error:
+        except (KeyError, TypeError, *UNREADABLE) as error:
             raise RemoteProtocolError(f"{client.endpoint}: not the stats of a redesigned nsqd: {error!r}") from error
 
 

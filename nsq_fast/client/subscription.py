@@ -41,7 +41,7 @@ from nsq_fast.log_events import (
 from nsq_fast.names import Address
 from nsq_fast.protocol.publishing import CODEC_HEADER, GZIP, IDEMPOTENCE_HEADER, LZ4, SIZE_HEADER, SNAPPY, SeenKeys
 from nsq_fast.protocol.rdy import Share
-from nsq_fast.protocol.targets import Mode, Target
+from nsq_fast.protocol.topology import Mode, Target
 
 from .connection import Connection
 from .give_up import message_name

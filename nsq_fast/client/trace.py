@@ -25,6 +25,7 @@ from nsq_fast._codec import Message, TracedReply
 from nsq_fast.errors import ConfigError, TypeInvalid
 from nsq_fast.log_events import TRACE_CONSUMED, TRACE_PUBLISHED, TRACE_RECEIVED
 from nsq_fast.names import Address, check_topic
+from nsq_fast.protocol.dialect import UNREADABLE
 
 if TYPE_CHECKING:
     from logging.handlers import RotatingFileHandler
@@ -47,7 +48,12 @@ _U64 = Annotated[int, msgspec.Meta(ge=0)]
 _encode = msgspec.json.Encoder().encode
 
 
-class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="publish"):
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    def __str__(self) -> str:
+        return _encode(self).decode()
+
+
+class PublishRecord(_Record, frozen=True, kw_only=True, tag_field="event", tag="publish"):
     """One message was stored.
 
     Attributes:
@@ -66,11 +72,8 @@ class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
     offset: int | None
     size: int | None
 
-    def __str__(self) -> str:
-        return _encode(self).decode()
 
-
-class _DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
+class _DeliveryRecord(_Record, frozen=True, kw_only=True):
     """What both records of a delivery have; the attributes are those of ConsumeRecord."""
 
     time: int
@@ -85,9 +88,6 @@ class _DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None
     timestamp: int
     attempts: int
-
-    def __str__(self) -> str:
-        return _encode(self).decode()
 
 
 class ReceiveRecord(_DeliveryRecord, frozen=True, kw_only=True, tag_field="event", tag="receive"):
@@ -303,7 +303,7 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
         if text.strip():
             try:
                 yield decode(text[max(0, text.find(b"{")) :])
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 raise ValueError(f"line {number} is no trace record: {error}: {text[:100]!r}") from error
 
 

@@ -22,24 +22,157 @@ What a worker does for each read of a socket is compiled (``_dispatch.pyx``).
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from math import inf
-from time import monotonic
-from types import FrameType
+from time import monotonic, time
+from types import CoroutineType, FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import Caller, Dispatcher, HandlerLimit, InboundQueue, PromptFins, Tally, take
+from nsq_fast._record import SAMPLE_EVERY, Histogram
+from nsq_fast.errors import ConfigError, HandlerDeferred
 
-from .handlers import Sample, refuse_deferred
+from .connection import Queued
 from .loop import SLICE
 
 if TYPE_CHECKING:
-    from nsq_fast.protocol.in_flight import InFlight
+    from nsq_fast.protocol.session import InFlight
 
     from .acknowledger import Acknowledger
     from .consumer import AnyConsumer
+
+
+# Handlers: what can be one, what it may return, and how long it takes.
+#
+# Calling an ``async def`` or a generator function runs nothing of its body. A message
+# whose handler is one would be finished without having been handled, so it is
+# refused when it is given, where that can be seen, and else when it returns.
+#
+# How long they take, and how old messages are then, is sampled where ``histograms`` asks for it: at most one message
+# in ``SAMPLE_EVERY`` seconds, the first one that a worker begins with. That is decided before anything is known of it,
+# so slow messages are as likely to be sampled as quick ones, and the others cost nothing.
+
+
+Handler = Callable[[Any, Message], object]
+BatchHandler = Callable[[Any, list[Message]], object]
+
+REMEDY = "nsq_fast handlers are plain functions that run on gevent: use 'def', without 'yield'"
+# What handlers return by the way, and is not worth a closer look.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, Queued})
+
+
+def check_handler(name: str, handler: Any) -> None:
+    """Raise ConfigError unless ``handler`` is None, or a callable that has run when it returns."""
+    if handler is None:
+        return
+    if not callable(handler):
+        raise ConfigError(f"{name}={handler!r}: must be callable")
+    kind = deferred_kind(handler)
+    if kind is not None:
+        raise ConfigError(f"{name}={handler!r} is {kind}: calling it would not run its body. {REMEDY}")
+
+
+def deferred_kind(handler: Any) -> str | None:
+    """What kind of function ``handler`` is, if calling it does not run its body."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    for function in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004
+        while isinstance(function, functools.partial | functools.partialmethod):
+            function = function.func
+        if inspect.iscoroutinefunction(function):
+            return "an async function"
+        if inspect.isgeneratorfunction(function):
+            return "a generator function"
+        if inspect.isasyncgenfunction(function):
+            return "an async generator function"
+    return None
+
+
+def refuse_deferred(result: object) -> None:
+    """Raise HandlerDeferred if what a handler has returned is work that has not been done."""
+    if type(result) in _PLAIN:
+        return
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if isinstance(result, CoroutineType | GeneratorType):
+        result.close()  # or Python would warn that it was never awaited
+    raise HandlerDeferred(f"the handler returned {result!r}, which nobody runs, and has handled nothing. {REMEDY}")
+
+
+class Sample:
+    """One message, or batch of messages, whose handler is timed; that may run in any thread.
+
+    Args:
+        timing: counts it.
+
+    Attributes:
+        age: seconds from the time that the message has from nsqd to the start of its handler; of a batch, its first.
+        seconds: what the handler took; None before it has ended.
+    """
+
+    __slots__ = ("_began", "_timing", "age", "seconds")
+
+    def __init__(self, timing: HandlerTiming) -> None:
+        self._timing: HandlerTiming | None = timing
+        self._began: float | None = None
+        self.age: float = 0.0
+        self.seconds: float | None = None
+
+    def begin(self, item: Message | list[Message]) -> None:
+        """The handler begins with a message, or a list of them. The first call counts."""
+        if self._began is None:
+            message = item[0] if isinstance(item, list) else item
+            self.age = time() - 1e-9 * message.timestamp
+            self._began = monotonic()
+
+    def end(self) -> None:
+        """The handler has ended, whatever came of it. The first call counts."""
+        if self._began is not None and self.seconds is None:
+            self.seconds = monotonic() - self._began
+
+    def count(self) -> None:
+        """Count it, unless no handler has ended. In the thread of the consumer; the first call counts."""
+        if self._timing is not None and self.seconds is not None:
+            self._timing.handler_time.observe(self.seconds)
+            self._timing.message_age.observe(self.age)
+            self._timing = None
+
+    def timed(self, handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+        """A handler whose first call is timed."""
+
+        def handle(consumer: Any, item: Any) -> object:
+            self.begin(item)
+            try:
+                return handler(consumer, item)
+            finally:
+                self.end()
+
+        return handle
+
+
+class HandlerTiming:
+    """What was sampled.
+
+    Attributes:
+        handler_time: seconds from the call of a handler to its end; of a coroutine function, to the end of its task.
+        message_age: seconds from the timestamp of a message to the start of its handler.
+        due: when the next sample may be taken, monotonic.
+    """
+
+    def __init__(self) -> None:
+        self.handler_time: Histogram = Histogram()
+        self.message_age: Histogram = Histogram()
+        self.due: float = 0.0
+
+    def sample(self, now: float) -> Sample:
+        """A new sample, which is due. Call its ``count`` when its handler has ended."""
+        self.due = now + SAMPLE_EVERY
+        return Sample(self)
+
 
 UNLIMITED = 1 << 30
 
@@ -189,12 +322,16 @@ class Worker(Caller):
                 self.current = None
                 self._pool.leave(inbound)
 
+    def _sampled(self) -> Sample | None:
+        """It begins to handle messages now. A sample of them, where one is wanted."""
+        began, timing = monotonic(), self._acknowledger.timing
+        self.began = began
+        return timing.sample(began) if timing is not None and began >= timing.due else None
+
     def _handle(self, inbound: InboundQueue) -> None:
-        began = self.began = monotonic()
-        if began >= inbound.ledger.next_deadline:
-            inbound.expire(began)
-        timing = self._acknowledger.timing
-        sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        sample = self._sampled()
+        if self.began >= inbound.ledger.next_deadline:
+            inbound.expire(self.began)
         try:
             if inbound.lock is not None:
                 self._handle_ordered(inbound, sample)
@@ -308,16 +445,14 @@ class Cursor(Worker):
 
     def begin(self, inbound: InboundQueue) -> None:
         """Go on with messages of this queue, until it is empty or the time slice is over."""
-        pool, acknowledger = self._pool, self._acknowledger
-        began = self.began = monotonic()
+        pool = self._pool
+        self._sample = self._sampled()
         self._inbound = inbound
         self.is_over = False
-        acknowledger.slice_of(inbound)
+        self._acknowledger.slice_of(inbound)
         # With prompt FINs, the one of each message leaves when its round is over.
         turns = pool.turns
-        inbound.slice.end = 0.0 if pool.prompt.left else began + SLICE if turns is None else turns.due_at
-        timing = acknowledger.timing
-        self._sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        inbound.slice.end = 0.0 if pool.prompt.left else self.began + SLICE if turns is None else turns.due_at
 
     def next(self) -> Message | None:
         """The program is done with the message before; take the next one. None: it is another queue's turn."""

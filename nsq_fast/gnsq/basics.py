@@ -10,7 +10,7 @@ from functools import cached_property as cached_property
 from sys import float_info
 from typing import Any, TypeVar
 
-from nsq_fast.protocol.delays import grown
+from nsq_fast.protocol.rdy import grown
 
 __version__ = "1.0.2"
 """The version of gnsq whose interface this is."""

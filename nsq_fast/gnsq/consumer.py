@@ -22,14 +22,13 @@ from nsq_fast._codec import Message
 from nsq_fast.client.acknowledger import NO_LIMIT, Acknowledger
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import OptionAttribute
-from nsq_fast.client.handlers import Handler
 from nsq_fast.client.signals import receivers
 from nsq_fast.client.subscriptions import Subscriber
+from nsq_fast.client.workers import Handler
 from nsq_fast.consumer import Consumer as _Consumer
 from nsq_fast.errors import NSQException, NSQNoConnections
 from nsq_fast.names import Address
-from nsq_fast.protocol.delays import RequeueDelay
-from nsq_fast.protocol.rdy import Backoff
+from nsq_fast.protocol.rdy import Backoff, RequeueDelay
 
 from .basics import BACKOFF, INIT, RUNNING, THROTTLED, BackoffTimer, deprecated
 from .httpclient import LookupdClient

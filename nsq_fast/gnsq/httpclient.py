@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nsq_fast._version import __version__ as our_version
+from nsq_fast import __version__ as our_version
 from nsq_fast.client.admin import AdminClient, LookupdHTTPClient
 from nsq_fast.client.admin import NsqdHTTPClient as _NsqdHTTPClient
 from nsq_fast.client.http import parse_endpoint
@@ -15,7 +15,7 @@ from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
 
 from .basics import __version__, deprecated
 
-USERAGENT = f"gnsq/{__version__} nsq_fast/{our_version}"
+USERAGENT: str = f"gnsq/{__version__} nsq_fast/{our_version}"
 # Options of urllib3's pools that have no meaning here.
 _POOL_OPTIONS = {"block", "headers", "maxsize", "num_pools", "retries", "socket_options", "strict"}
 

@@ -12,8 +12,7 @@ from gevent.socket import gethostname
 
 from nsq_fast._codec import Message as CoreMessage
 from nsq_fast.client.signals import LazySignal
-from nsq_fast.errors import NSQException, NSQFrameError, ServerError
-from nsq_fast.printable import printable
+from nsq_fast.errors import NSQException, NSQFrameError, ServerError, printable
 from nsq_fast.protocol.rdy import is_starved
 
 from . import protocol

@@ -13,9 +13,8 @@ from typing import Any
 from nsq_fast import _codec
 from nsq_fast._codec import MAGIC_V2 as MAGIC_V2
 from nsq_fast._frame import FrameReader
-from nsq_fast.errors import NSQFrameError
+from nsq_fast.errors import NSQFrameError, printable
 from nsq_fast.names import NAME_PATTERN, is_valid_name
-from nsq_fast.printable import printable
 
 VALID_NAME_RE = NAME_PATTERN
 NEWLINE = b"\n"

@@ -10,9 +10,9 @@ from nsq_fast._codec import Message, TracedReply, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, MessageTooLarge, ProtocolError, RemoteProtocolError, ServerError
 
-from .delays import ReconnectDelay
 from .dialect import ORIGINAL, REDESIGNED, Dialect
-from .events import (
+from .rdy import Backoff, BackoffStrategy, ExponentialBackoff, ReconnectDelay
+from .session import (
     AnswerFailed,
     Authenticating,
     AuthInfo,
@@ -26,10 +26,10 @@ from .events import (
     Reply,
     ServerFailed,
     ServerInfo,
+    Session,
+    Stage,
     UpgradeNeeded,
 )
-from .rdy import Backoff, BackoffStrategy, ExponentialBackoff
-from .session import Session, Stage
 from .topology import LookupAnswer, Nsqd, parse_lookup
 
 SESSION_API_VERSION = 1

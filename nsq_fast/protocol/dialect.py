@@ -17,6 +17,9 @@ from nsq_fast._codec import TracedReply, traced_reply
 from nsq_fast._record import Record
 from nsq_fast.errors import ConfigError, ServerError
 
+# What decoding of a peer's JSON raises, of whatever dialect; RecursionError where it is nested deeply.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 # In the versions of youzan/nsq only, as in 0.3.7-HA.1.9.6. youzan/nsq: internal/version/binary.go
 REDESIGNED_MARK = "-HA."
 

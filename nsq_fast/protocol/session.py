@@ -36,10 +36,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
-from nsq_fast import _codec
-from nsq_fast._codec import Message, TruncatedMessage
+import msgspec
+
+from nsq_fast import __version__, _codec
+from nsq_fast._codec import HeldMessages, Message, TracedReply, TruncatedMessage
 from nsq_fast._frame import (
     MAX_COLUMN_FRAME_SIZE,
     OK,
@@ -50,40 +53,411 @@ from nsq_fast._frame import (
     SessionPath,
 )
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
+from nsq_fast.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError, ServerError
 from nsq_fast.names import check_channel, check_topic
 
 from .dialect import (
     ANSWER_ERRORS,
     ORIGINAL,
     PUBLISHES,
+    UNREADABLE,
     Dialect,
     concerns_unanswered,
     dialect_of,
     message_id_in,
     receipt_in,
 )
-from .events import (
-    AnswerFailed,
-    Authenticating,
-    AuthInfo,
-    CommandFailed,
-    Disconnected,
-    Event,
-    Heartbeat,
-    Identified,
-    MessageSkipped,
-    Ready,
-    Reply,
-    ServerFailed,
-    ServerInfo,
-    UpgradeKind,
-    UpgradeNeeded,
-    identify_body,
-    parse_auth,
-    parse_identify,
-)
-from .in_flight import DeliveryLimit, InFlight
+
+# IDENTIFY and AUTH: the JSON we send, and the replies as typed structs.
+#
+# A reply may have fields we do not know and lack fields we do; a field of the
+# wrong type, or a number that makes no sense, is the server's protocol error.
+
+USER_AGENT = f"nsq_fast/{__version__}"
+
+# Servers print Go's integers, and durations as milliseconds of what Go counts in nanoseconds.
+# nsqio/nsq: nsqd/protocol_v2.go, IDENTIFY; youzan/nsq: nsqdserver/protocol_v2.go, IDENTIFY
+_Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=2**63 // 10**6)]
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server said about itself and the features it granted. Fields it left out have the server's defaults."""
+
+    version: str = ""
+    max_rdy_count: _Count = 2500
+    msg_timeout_ms: _Milliseconds = msgspec.field(default=60_000, name="msg_timeout")
+    max_msg_timeout_ms: _Milliseconds = msgspec.field(default=900_000, name="max_msg_timeout")
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: _Integer = 6
+    max_deflate_level: _Integer = 6
+    sample_rate: _Integer = 0
+    auth_required: bool = False
+    output_buffer_size: _Integer = 16384
+    output_buffer_timeout_ms: _Integer = msgspec.field(default=250, name="output_buffer_timeout")
+    topology_region: str = ""
+    topology_zone: str = ""
+    desired_tag: str = ""
+
+    @property
+    def msg_timeout(self) -> float:
+        """Seconds until an unanswered message is requeued."""
+        return self.msg_timeout_ms / 1000
+
+    @property
+    def max_msg_timeout(self) -> float:
+        """Seconds after delivery beyond which TOUCH cannot push the timeout."""
+        return self.max_msg_timeout_ms / 1000
+
+
+class AuthInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to AUTH."""
+
+    identity: str = ""
+    identity_url: str = ""
+    permission_count: _Integer = 0
+
+
+def identify_body(config: ConnectionConfig) -> bytes:
+    """The JSON of IDENTIFY. Options that are None are left to the server.
+
+    ``hostname`` is the embedder's to find out: nothing here asks the system.
+    """
+    hostname = config.hostname
+    fields: dict[str, Any] = {
+        "client_id": config.client_id or (hostname.partition(".")[0] if hostname else None),
+        "hostname": hostname,
+        "user_agent": config.user_agent or USER_AGENT,
+        "feature_negotiation": True,
+        "heartbeat_interval": round(config.heartbeat_interval * 1000),
+        "output_buffer_size": config.output_buffer_size,
+        "output_buffer_timeout": config.output_buffer_timeout,
+        "sample_rate": config.sample_rate,
+        "tls_v1": config.tls_v1,
+        "snappy": config.snappy,
+        "deflate": config.deflate,
+        # The redesigned server takes a missing level for level 0.
+        "deflate_level": config.deflate_level if config.deflate else None,
+        "msg_timeout": None if config.msg_timeout is None else round(config.msg_timeout * 1000),
+        "topology_region": config.topology_region,
+        "topology_zone": config.topology_zone,
+        "desired_tag": config.desired_tag,
+        "extend_support": config.extend_support or None,
+        "ext_filter": None if config.ext_filter is None else dict(config.ext_filter),
+    }
+    return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+
+
+def parse_identify(data: bytes, config: ConnectionConfig) -> ServerInfo:
+    """Read the reply to IDENTIFY; a plain ``OK`` means that nothing was negotiated.
+
+    Raises:
+        RemoteProtocolError: not JSON, a field of the wrong type, a number without sense, TLS refused, or an upgrade
+            that nobody asked for.
+    """
+    try:
+        info = ServerInfo() if data == b"OK" else msgspec.json.decode(data, type=ServerInfo)
+    except UNREADABLE as error:
+        raise RemoteProtocolError(f"IDENTIFY reply {data[:100]!r}: {error}") from error
+    for feature in ("tls_v1", "snappy", "deflate"):
+        if getattr(info, feature) and not getattr(config, feature):
+            raise RemoteProtocolError(f"the server turned {feature} on, which was not asked for")
+    if config.tls_v1 and not info.tls_v1:
+        # Going on in clear text would send the secret and the messages unprotected.
+        raise RemoteProtocolError("tls_v1=True, and the server does not offer TLS")
+    return info
+
+
+def parse_auth(data: bytes) -> AuthInfo:
+    """Read the reply to AUTH. Raises RemoteProtocolError."""
+    try:
+        return msgspec.convert(msgspec.json.decode(data), AuthInfo)  # all of it is handed on, by ``Ready.auth_data``
+    except UNREADABLE as error:
+        raise RemoteProtocolError(f"AUTH reply {data[:100]!r}: {error}") from error
+
+
+# What ``Session.receive`` returns besides messages.
+#
+# Every event has ``send``: bytes that the embedder must write to the server now,
+# usually empty. Events are immutable and carry no behaviour.
+
+UpgradeKind = Literal["tls", "snappy", "deflate"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all events."""
+
+    send: bytes = b""
+
+
+class Identified(Event, frozen=True):
+    """The server answered IDENTIFY. Upgrades and AUTH may follow; commands must wait for Ready."""
+
+    info: ServerInfo
+
+
+class UpgradeNeeded(Event, frozen=True):
+    """The stream changes now: wrap the transport in ``kind``, then call ``session.upgraded()``.
+
+    ``leftover`` was received after the frame that asked for it and already belongs to the new layer.
+    """
+
+    kind: UpgradeKind
+    leftover: bytes
+
+
+class Authenticating(Event, frozen=True):
+    """AUTH is in ``send``, and with it the secret: its repr does not show it."""
+
+    def __repr__(self) -> str:
+        return "Authenticating(send=<AUTH>)"
+
+
+class Ready(Event, frozen=True):
+    """The handshake is over. ``auth`` is the reply to AUTH, None when there was none."""
+
+    info: ServerInfo
+    auth: AuthInfo | None = None
+    auth_data: bytes | None = None
+
+
+class Heartbeat(Event, frozen=True):
+    """The server wants a sign of life: ``send`` is a NOP."""
+
+
+class MessageSkipped(Event, frozen=True):
+    """A message above ``max_frame_size`` has passed. It is in flight: finish or requeue it as any other.
+
+    ``message`` has everything but its body.
+    """
+
+    message: TruncatedMessage
+    error: MessageTooLarge
+
+
+class Reply(Event, frozen=True):
+    """The reply to a command (``OK``, ``CLOSE_WAIT`` to CLS), with the token that was given with it.
+
+    ``receipt``: ids and place of the stored record, in the reply to a traced publish. For MPUB_TRACE: the first
+    message's id and offset, trace id 0, the size of all records. None otherwise.
+    """
+
+    command: str
+    data: bytes
+    token: Any = None
+    receipt: TracedReply | None = None
+
+
+class CommandFailed(Event, frozen=True):
+    """The server refused a command. ``fatal``: the connection is over; close it if the server does not."""
+
+    command: str
+    error: ServerError
+    token: Any = None
+    fatal: bool = True
+
+
+class AnswerFailed(Event, frozen=True):
+    """A FIN, REQ or TOUCH came too late; the connection goes on. ``message_id`` when the server named it."""
+
+    error: ServerError
+    message_id: bytes | None = None
+
+
+class ServerFailed(Event, frozen=True):
+    """An error that answers no command, such as RDY out of range. ``fatal``: the server closes the connection."""
+
+    error: ServerError
+    fatal: bool = True
+
+
+class Disconnected(Event, frozen=True):
+    """The stream ended.
+
+    Attributes:
+        pending: (command, token) of every command without a reply, oldest first.
+        executed: False when the server had reported a fatal error before: then none of ``pending`` was
+            carried out. None: unknown.
+        truncated: the stream ended inside a frame.
+    """
+
+    pending: Sequence[tuple[str, Any]] = ()
+    executed: bool | None = None
+    truncated: bool = False
+
+
+# The messages of one connection that are in flight, and how many a server may have sent.
+#
+# nsqd takes a message back ``msg_timeout`` after it was sent, unless a TOUCH has moved its deadline, and delivers it
+# again (nsqio/nsq: nsqd/channel.go, processInFlightQueue; youzan/nsq: nsqd/channel.go, processInFlightQueue). From then
+# on it is in flight no more, whether or not anybody here still means to answer it. ``expire`` finds these messages.
+#
+# Order of arrival is order of deadlines, except for messages that were touched: these are looked at one by one.
+
+
+SLACK = 16
+"""Answered messages that were touched may be kept, beside as many as are in flight."""
+
+
+class InFlight(HeldMessages):
+    """The ledger of one connection. Times are in seconds, on the clock of ``Session.receive``."""
+
+    late: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._touched: list[Message] = []  # those whose first deadline is over, but not the one that TOUCH has set
+        self._deadlines: dict[Message, float] = {}  # of all that were touched
+        self.identified(ServerInfo())
+
+    def identified(self, info: ServerInfo) -> None:
+        """Take the timeouts that the server has granted."""
+        self.msg_timeout: float = info.msg_timeout
+        self._max_msg_timeout = info.max_msg_timeout
+
+    def touched(self, message: Message, now: float) -> None:
+        """TOUCH of a message is about to be sent."""
+        if message.has_responded() or message.has_expired():
+            return
+        # nsqio/nsq and youzan/nsq: nsqd/channel.go, TouchMessage
+        self._deadlines[message] = min(now + self.msg_timeout, message.received_at + self._max_msg_timeout)
+        if len(self._deadlines) > 2 * self.count + SLACK:
+            self._drop_touched()
+
+    def deadline(self, message: Message) -> float:
+        """When the server takes a message back, as far as is known now."""
+        return self._deadlines.get(message, message.received_at + self.msg_timeout)
+
+    def expire(self, now: float) -> list[Message]:
+        """Take out and return the messages whose deadline is over, marked as expired; oldest first.
+
+        Before ``next_deadline`` there is none.
+        """
+        if now < self.next_deadline:
+            return []
+        # In order of arrival, which is that of first deadlines: those that are over are at the front.
+        messages = self.unanswered()
+        due = 0
+        while due < len(messages) and messages[due].received_at + self.msg_timeout <= now:
+            due += 1
+        self._drop_touched()
+        waiting = self._touched + messages[:due]
+        self._touched = [message for message in waiting if self.deadline(message) > now]
+        expired = [message for message in waiting if self.deadline(message) <= now]
+        return self._expired(expired, messages[due:])
+
+    def expire_excess(self, rdy: int, now: float) -> list[Message]:
+        """As ``expire``, after messages came that the server may only send if it has taken others back before.
+
+        That is sure when more are in flight here than ``rdy``, the highest RDY that the server may act upon. The
+        deadlines of the oldest are not over here, because they were read late. Messages that are younger than half of
+        their timeout stay: a server that sends more than RDY allows has another reason then.
+        """
+        messages = self.unanswered()
+        taken, excess = 0, self.count - rdy
+        while taken < min(excess, len(messages)) and self._may_be_taken_back(messages[taken], now):
+            taken += 1
+        return self._expired(messages[:taken], messages[taken:])
+
+    def _may_be_taken_back(self, message: Message, now: float) -> bool:
+        return message.received_at + self.msg_timeout / 2 <= now and message not in self._deadlines
+
+    def _expired(self, messages: list[Message], others: list[Message]) -> list[Message]:
+        for message in messages:
+            message.mark_expired()  # so that a late answer, which the ledger still hears of, is not counted again
+            self._deadlines.pop(message, None)
+        self.count: int = max(0, self.count - len(messages))
+        self.late += len(messages)
+        self.keep(others)
+        first = others[0].received_at + self.msg_timeout if others else inf
+        self.next_deadline: float = min([first, *(self._deadlines[message] for message in self._touched)])
+        return messages
+
+    def pending(self) -> list[Message]:
+        """The messages in flight, except such as are marked as responded and whose answer has not been sent yet."""
+        self._drop_touched()
+        return self._touched + self.unanswered()
+
+    def abandoned(self) -> list[Message]:
+        """The messages in flight that nothing refers to but this ledger: nobody can answer them any more."""
+        self._drop_touched()
+        return self.unreachable(self._deadlines, self._touched)
+
+    def _drop_touched(self) -> None:
+        """Drop those touched that are answered."""
+        if self._deadlines:
+            self._touched = [message for message in self._touched if not message.has_responded()]
+            self._deadlines = {
+                message: deadline for message, deadline in self._deadlines.items() if not message.has_responded()
+            }
+
+
+# Does a server send more messages than RDY allows? Pure: counts and times in, a verdict out.
+#
+# A correct server has at most RDY messages of a connection in flight, by its own
+# count. What we have received and not answered can be more, since a server takes
+# messages back when their time is over, and then sends others:
+#
+# - a message that waits for us, in buffers, for longer than ``msg_timeout`` is sent
+#   again. It cannot wait longer than ``mute_time``: by then the server has closed
+#   the connection, since it has not heard from us;
+# - each ``msg_timeout``, a server may take back everything that is in flight;
+# - an administrator who empties or resets a channel frees all of RDY at once.
+#   nsqio/nsq: nsqd/channel.go, Empty; youzan/nsq: nsqd/channel.go, initPQ.
+#
+# So what is in flight leaks from a bucket, RDY messages each ``msg_timeout``. From
+# the first message of any period to the last, a correct server sends at most
+# ``RDY * (3 + mute_time / msg_timeout)`` more than were answered and leaked: RDY that
+# were on the way, as often as they can time out there, RDY for what it had room for,
+# and RDY for a round of time-outs that begins at once.
+
+# Beside these three: for administrators who empty the channel, so many times before anything is answered.
+RESETS = 5
+# For the few that a server still sends while a lower RDY is on the way. nsqio/nsq: nsqd/protocol_v2.go, messagePump
+STRAGGLERS = 50
+
+
+class DeliveryLimit:
+    """How many messages of one connection may be in flight.
+
+    Args:
+        msg_timeout: seconds after which the server takes an unanswered message back.
+        mute_time: seconds of our silence after which the server closes the connection.
+        now: the time; 0.0 where nobody tells it. Then no server is ever found to send too much.
+
+    Attributes:
+        most: in flight, up to which ``is_exceeded`` need not be asked.
+    """
+
+    def __init__(self, msg_timeout: float, mute_time: float, now: float) -> None:
+        self.most: float = float(STRAGGLERS)
+        self._msg_timeout = msg_timeout
+        self._rounds = 3 + RESETS + mute_time / msg_timeout
+        self._rdy = 0
+        self._leaked = 0.0
+        self._leaked_at = now
+
+    def rdy_sent(self, count: int) -> None:
+        """Note that RDY ``count`` is being sent. Nothing tells when it is in force, so the highest one counts."""
+        if count > self._rdy:
+            self._rdy = count
+            self._set_most()
+
+    def is_exceeded(self, in_flight: int, now: float) -> bool:
+        """Whether so many messages, received by ``now`` and not answered, prove a fault of the server."""
+        if in_flight > self.most and now:
+            leak = self._rdy * (now - self._leaked_at) / self._msg_timeout
+            self._leaked = min(in_flight, self._leaked + leak)
+            self._leaked_at = now
+            self._set_most()
+        return in_flight > self.most and now > 0.0
+
+    def _set_most(self) -> None:
+        self.most = STRAGGLERS + self._rounds * self._rdy + self._leaked
+
 
 SessionEvent: TypeAlias = "Message | Event"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from nsq_fast.spark.sink.task import foreach_batch_sink as foreach_batch_sink
+    from nsq_fast.spark.sink import foreach_batch_sink as foreach_batch_sink
 
     from .lag import lags as lags
     from .listener import MetricsListener as MetricsListener
@@ -53,7 +53,7 @@ _HOME = {
     "MetricsListener": "listener",
     "NsqDataSource": "source",
     "check_workers": "versions",
-    "foreach_batch_sink": "sink.task",
+    "foreach_batch_sink": "sink",
     "lags": "lag",
     "read_batch": "source",
     "SinkOptions": "options",

@@ -18,10 +18,9 @@ from gevent import joinall, sleep
 from nsq_fast.client.admin import LookupdHTTPClient, LookupPoller, NsqdHTTPClient
 from nsq_fast.client.greenlets import Greenlet
 from nsq_fast.client.http import Endpoint
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError, counted
 from nsq_fast.log_events import SPARK_LOOKUP_FAILED, SPARK_WAITS
 from nsq_fast.names import Address
-from nsq_fast.printable import counted
 from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
 from nsq_fast.protocol.topology import Nsqd as KnownNsqd

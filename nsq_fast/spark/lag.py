@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, find_source, source_of, topic_of
-from nsq_fast.spark.replay.logs import Resolver, TopicLogs, ends_before, lost_end
-from nsq_fast.spark.replay.position import Offsets, Position, TopicOffsets
+from nsq_fast.spark.replay.logs import Offsets, Position, Resolver, TopicLogs, TopicOffsets, ends_before, lost_end
 from nsq_fast.spark.replay.stream import stretch_of
 
 from .discovery import TopicServers

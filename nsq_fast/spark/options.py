@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from nsq_fast._version import __version__
+from nsq_fast import __version__
 from nsq_fast.client.http import Endpoint, parse_endpoint
 from nsq_fast.config import MAX_PARTITION, Config, ConnectionConfig, LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, NameInvalid

@@ -29,15 +29,15 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 from nsq_fast import aio, threads
 from nsq_fast.bridge import Reply
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.errors import ConfigError, NsqError, printable
 from nsq_fast.log_events import (
     CONSUMER_FAILED,
+    METRICS_FAILED,
     WORKER_CONSUMER_CLOSED,
     WORKER_DRAINING,
     WORKER_OPTIONS_UNUSED,
     WORKER_PROGRAM_FAILED,
 )
-from nsq_fast.printable import printable
 
 from .health import (
     DRAIN,
@@ -46,7 +46,6 @@ from .health import (
     UNFINISHED,
     WRONG_PROGRAM,
     ConsumerReport,
-    Family,
     Phase,
     Report,
     Stalls,
@@ -350,7 +349,7 @@ class Child:
         self._link = link
         self._task = task
         self._running: list[Running] = []
-        self._metrics: Any = None
+        self._metrics: Callable[[], str] = str
         self._stalls = Stalls()
         self._loop: EventLoop | None = None
         self._phase = Phase.STARTING
@@ -440,7 +439,7 @@ class Child:
             phase=self._phase,
             loop_age=monotonic() - min(beats) if self._phase is Phase.RUNNING else 0.0,
             consumers=[self._consumer_report(each) for each in shown],
-            metrics=_families(self._metrics),
+            metrics=self._metrics(),
             failure=self._failure,
         )
 
@@ -476,28 +475,31 @@ class Child:
         self._link.send()
 
 
-def _collected(running: Sequence[Running]) -> Any:
-    """The registry where the consumers are shown, and what the program shows; None without prometheus_client."""
+def _collected(running: Sequence[Running]) -> Callable[[], str]:
+    """What shows the consumers, and what the program shows; nothing without prometheus_client."""
     try:
-        from prometheus_client import REGISTRY
+        from prometheus_client import REGISTRY, generate_latest
 
         from nsq_fast.metrics import ClientCollector
     except ImportError:
-        return None
+        return str
     collector = ClientCollector.of(REGISTRY)
     for each in running:
         with suppress(ConfigError):  # the program has added it
             collector.add_consumer(each.name, each.consumer)
-    return REGISTRY
+    text, has_failed = "", False
 
+    def shown() -> str:
+        nonlocal text, has_failed
+        try:
+            text, has_failed = generate_latest(REGISTRY).decode(), False
+        except Exception as error:  # of a collector of the program: it would keep the process from reporting at all
+            if not has_failed:
+                logger.warning("the figures stay as they are until they can be read: %r", error, extra=METRICS_FAILED)
+            has_failed = True
+        return text
 
-def _families(registry: Any) -> list[Family]:
-    if registry is None:
-        return []
-    return [
-        Family(each.name, each.documentation, each.type, [(s.name, s.labels, s.value) for s in each.samples])
-        for each in registry.collect()
-    ]
+    return shown
 
 
 def _check(task: Task) -> int:

@@ -5,10 +5,14 @@ follows from that: whether the worker is alive and ready, and its metrics added 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Iterator
+from operator import add
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 REPORT_INTERVAL = 1.0
 """Seconds between reports."""
@@ -60,6 +64,8 @@ class ConsumerReport(msgspec.Struct, frozen=True):
             return f"{self.name} does not run"
         if self.stalled and self.connected:
             return f"{self.name} does nothing: {self.stalled}"
+        if not self.targets:
+            return f"{self.name} knows no nsqd that has its topic"
         return f"{self.name} is connected to {self.connected} of {self.targets}"
 
 
@@ -82,28 +88,19 @@ class Stalls:
         return f"{reason} for {since:.0f} s: {detail}" if after and since >= after else ""
 
 
-class Family(msgspec.Struct, frozen=True):
-    """One metric of prometheus_client with its samples: name, labels, value."""
-
-    name: str
-    help: str
-    kind: str
-    samples: list[tuple[str, dict[str, str], float]]
-
-
 class Report(msgspec.Struct, frozen=True):
     """One report.
 
     Attributes:
         loop_age: seconds since the event loops of the process last turned.
-        metrics: of now.
+        metrics: of now, as Prometheus reads them; empty without prometheus_client.
         failure: why it is about to end by itself; empty when it is not.
     """
 
     phase: Phase = Phase.STARTING
     loop_age: float = 0.0
     consumers: list[ConsumerReport] = []
-    metrics: list[Family] = []
+    metrics: str = ""
     failure: str = ""
 
     @property
@@ -195,55 +192,54 @@ KEPT = ("counter", "histogram", "summary")
 
 HIGHEST = (
     "nsq_fast_consumer_backoff_level", "nsq_fast_consumer_backoff_seconds", "nsq_fast_consumer_paused",
-    "nsq_fast_consumer_running", "nsq_fast_consumer_starved", "process_start_time_seconds",
-    "process_max_fds", "python_info",
+    "nsq_fast_consumer_running", "nsq_fast_consumer_starved", "process_start_time_seconds", "process_max_fds",
 )  # fmt: skip
-"""Gauges of which the highest is shown. The others are added up."""
+"""Gauges of which the highest is shown, as of those that say what runs (``..._info``). The others are added up."""
 
-_CREATED = "_created"
-
-Labels = tuple[tuple[str, str], ...]
-Sums = dict[str, tuple[Family, dict[tuple[str, Labels], float]]]
+Series = tuple[str, tuple[tuple[str, str], ...]]
+Sums = dict[str, tuple["Metric", dict[Series, float]]]
 
 
 class Totals:
     """What processes that have ended had counted. It never changes: threads may read it.
 
-    There are as many series as one process has.
+    There are as many series as one process has. Metrics come as texts, see ``Report``.
     """
 
     def __init__(self, past: Sums | None = None) -> None:
         self._past: Sums = past or {}
 
-    def with_ended(self, metrics: Iterable[Family]) -> Totals:
+    def with_ended(self, metrics: str) -> Totals:
         """These, and what another process had counted when it reported last."""
         sums = self._copy()
-        _add(sums, (each for each in metrics if each.kind in KEPT))
+        _add(sums, metrics, KEPT)
         return Totals(sums)
 
     def _copy(self) -> Sums:
         return {name: (family, dict(values)) for name, (family, values) in self._past.items()}
 
-    def now(self, processes: Iterable[Iterable[Family]]) -> list[Family]:
+    def now(self, processes: Iterable[str]) -> Iterator[Metric]:
         """The sums of those that run, and of what those that have ended had counted."""
         sums = self._copy()
         for metrics in processes:
             _add(sums, metrics)
-        return [
-            Family(family.name, family.help, family.kind, [(name, dict(labels), value) for (name, labels), value in
-                                                           values.items()])
-            for family, values in sums.values()
-        ]  # fmt: skip
+        for family, values in sums.values():
+            shown = type(family)(family.name, family.documentation, family.type)
+            for (name, labels), value in values.items():
+                shown.add_sample(name, dict(labels), value)
+            yield shown
 
 
-def _add(sums: Sums, metrics: Iterable[Family]) -> None:
-    for family in metrics:
+def _add(sums: Sums, metrics: str, kinds: Container[str] | None = None) -> None:
+    if not metrics:
+        return
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(metrics):
+        if family.name.endswith("_created") or (kinds is not None and family.type not in kinds):
+            continue
         _, values = sums.setdefault(family.name, (family, {}))
-        for name, labels, value in family.samples:
-            if name.endswith(_CREATED):
-                continue
-            key = name, tuple(sorted(labels.items()))
-            if family.name in HIGHEST:
-                values[key] = max(value, values.get(key, value))
-            else:
-                values[key] = value + values.get(key, 0.0)
+        both = max if family.name in HIGHEST or family.name.endswith("_info") else add
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            values[key] = both(sample.value, values[key]) if key in values else sample.value

@@ -23,10 +23,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from nsq_fast.config import HANDLER_PLACES, ConnectionConfig, ConsumerConfig, LookupConfig, WorkerConfig, refuse_unknown
+from nsq_fast.config import Config, ConnectionConfig, ConsumerConfig, LookupConfig, option, refuse_unknown
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.logs import NO_EVENT, JsonFormatter, make_handler
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_channel, check_topic, listed, parse_addresses
+from nsq_fast.names import (
+    DEFAULT_NSQD_TCP_PORT,
+    check_channel,
+    check_topic,
+    listed,
+    parse_addresses,
+    parse_listen_address,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,7 +47,60 @@ ARGUMENTS = POLICIES | {"nsqd_tcp_addresses", "lookupd_http_addresses", "start_p
 """What a Consumer takes beside its options."""
 
 CONSUMER_OPTIONS = ARGUMENTS.union(*(config.names() for config in (ConsumerConfig, ConnectionConfig, LookupConfig)))
+HANDLER_PLACES = ("gevent", "threads")
 PLACES = (*HANDLER_PLACES, "asyncio")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+
+class WorkerConfig(Config, frozen=True):
+    """What `nsq-fast run` does around the consumers of a program."""
+
+    processes: int = option(1, "processes that consume", minimum=1, maximum=1024)
+    handlers: str = option(
+        "gevent",
+        "where handlers run that are plain functions: gevent (as greenlets) or threads",
+        choices=HANDLER_PLACES,
+    )
+    drain_timeout: float = option(
+        25.0,
+        "limit for handlers to finish after SIGTERM, SIGINT, or in a restart; what is unfinished then is requeued",
+        unit="s",
+        minimum=0.0,
+        maximum=86400.0,
+    )
+    start_timeout: float = option(
+        60.0, "limit for a new process to be ready before the old one is ended; then the old one stays", unit="s",
+        minimum=0.1,
+    )  # fmt: skip
+    alive_timeout: float = option(
+        60.0, "a process whose event loop has not turned for so long is not alive", unit="s", minimum=5.0
+    )
+    stall_after: float | None = option(
+        None,
+        "readiness ends when a consumer has had something to do for so long and has done nothing; 0: never;"
+        " None: twice its msg_timeout",
+        unit="s", kind=float, minimum=0.0,
+    )  # fmt: skip
+    restart_delay: float = option(
+        1.0, "pause before a process that has ended is started again; doubles", unit="s", minimum=0.0
+    )
+    max_restart_delay: float = option(30.0, "longest such pause", unit="s", minimum=0.0)
+    http: str | None = option(
+        None, "where /healthz, /readyz and /metrics are served: host:port, or :port for all interfaces; None: nowhere",
+        kind=str,
+    )  # fmt: skip
+    log_level: str = option(
+        "info", "least severe log records that are written: debug, info, warning or error", choices=LOG_LEVELS
+    )
+    log_format: str = option("text", "log records as text or json, one a line, on stderr", choices=LOG_FORMATS)
+    reload: bool = option(False, "for development: restart the processes when a Python file below the folder changes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.http is not None:
+            parse_listen_address(self.http, "http")
+
 
 _declared: list[Subscription] = []
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import WORKER_LISTENING
-from nsq_fast.names import parse_listen_address
+from nsq_fast.names import Address, parse_listen_address
+from nsq_fast.page import STYLE
 
-from .health import Family, Snapshot, Totals, Verdict, liveness, readiness
+from .health import Snapshot, Totals, Verdict, liveness, readiness
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -125,9 +126,8 @@ class StatusPage:
             self._server = _Server((host, port), pages)
         except OSError as error:
             raise ConfigError(f"http={address!r}: cannot listen there: {error.strerror or error}") from error
-        logger.info(
-            "http://%s:%d has %s", host or "0.0.0.0", self._server.port, " ".join(pages), extra=WORKER_LISTENING
-        )
+        shown = Address(host or "0.0.0.0", self._server.port)
+        logger.info("http://%s has %s", shown, " ".join(pages), extra=WORKER_LISTENING)
 
     def close(self) -> None:
         """Serve no longer."""
@@ -155,50 +155,31 @@ class StatusPage:
         except ImportError:
             return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n")
         snapshot, past = self._now, self._past
-        families = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
-        return Answer(200, generate_latest(SimpleNamespace(collect=lambda: _metrics_of(families))), CONTENT_TYPE_LATEST)
+        metrics = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
+        return Answer(200, generate_latest(SimpleNamespace(collect=lambda: metrics)), CONTENT_TYPE_LATEST)
 
 
-def _own(snapshot: Snapshot) -> Iterator[Family]:
+def _own(snapshot: Snapshot) -> Iterator[Any]:
     """Of the worker itself."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
     running = [each for each in snapshot.processes if not each.is_leaving]
     ready = sum(each.report.is_ready for each in running)
-    for name, help, kind, value in (
-        ("nsq_fast_worker_processes", "Processes that run and were not asked to end.", "gauge", len(running)),
-        ("nsq_fast_worker_processes_ready", "Those of them at whose consumers messages can arrive.", "gauge", ready),
-        ("nsq_fast_worker_restarts", "Processes started in place of one that ended by itself.", "counter",
-         snapshot.restarts),
-    ):  # fmt: skip
-        yield Family(name, help, kind, [(f"{name}_total" if kind == "counter" else name, {}, float(value))])
-
-
-def _metrics_of(families: Iterable[Family]) -> Iterator[Any]:
-    """Families as prometheus_client has them."""
-    from prometheus_client.metrics_core import Metric
-
-    for each in families:
-        metric = Metric(each.name, each.help, each.kind)
-        for name, labels, value in each.samples:
-            metric.add_sample(name, labels, value)
-        yield metric
+    name = "nsq_fast_worker"
+    yield GaugeMetricFamily(f"{name}_processes", "Processes that run and were not asked to end.", len(running))
+    yield GaugeMetricFamily(f"{name}_processes_ready", "Those of them at whose consumers messages can arrive.", ready)
+    text = "Processes started in place of one that ended by itself."
+    yield CounterMetricFamily(f"{name}_restarts", text, snapshot.restarts)
 
 
 # The page for people
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; padding: 1rem; color: #1b1b1b; }
-h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 1.5rem; }
-.well { color: #176b2c; } .ill { color: #a3161a; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
-@media (max-width: 640px) {
-  thead { display: none; }
-  tr { display: block; border-bottom: 1px solid #ddd; padding: .4rem 0; }
-  td { display: flex; justify-content: space-between; border: 0; padding: .1rem 0; }
-  td:first-child { font-weight: 600; }
-  td:not(:first-child)::before { content: attr(data-name); color: #666; }
-}
+_TABLES = """
+table{font-size:14px}th:first-child,td:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere}
+.well{color:var(--fine)}.ill{color:var(--bad)}a{color:var(--colour1)}
+@media(max-width:640px){thead{display:none}tr{display:block;border-bottom:1px solid var(--line);padding:6px 0}
+td{display:flex;justify-content:space-between;gap:12px;border:0;padding:2px 7px}td:first-child{font-weight:600}
+td:not(:first-child)::before{content:attr(data-name);color:var(--soft)}}
 """
 
 
@@ -208,7 +189,7 @@ def _html(snapshot: Snapshot, earlier: Snapshot, ready: Verdict) -> str:
     reasons = "".join(f"<li>{escape(each)}</li>" for each in ready.reasons)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="refresh" content="2"><title>worker: {word}</title><style>{STYLE}</style></head><body>
+<meta http-equiv="refresh" content="2"><title>worker: {word}</title><style>{STYLE}{_TABLES}</style></head><body><main>
 <h1>Worker: <span class="{"well" if ready.is_well else "ill"}">{word}</span></h1>
 <ul>{reasons}</ul>
 <h2>Consumers</h2>
@@ -217,7 +198,7 @@ def _html(snapshot: Snapshot, earlier: Snapshot, ready: Verdict) -> str:
 {_table(PROCESS_COLUMNS, _process_rows(snapshot))}
 <p>Started again: {snapshot.restarts} times. <a href="healthz">healthz</a> <a href="readyz">readyz</a>
 <a href="metrics">metrics</a></p>
-</body></html>
+</main></body></html>
 """
 
 
@@ -257,4 +238,4 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
     head = "".join(f"<th>{escape(each)}</th>" for each in columns)
     body = "".join(f"<tr>{''.join(map(cell, columns, row))}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

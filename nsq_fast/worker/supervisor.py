@@ -24,8 +24,7 @@ from typing import Any
 
 import msgspec
 
-from nsq_fast.config import WorkerConfig
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, printable
 from nsq_fast.log_events import (
     WORKER_DRAINING,
     WORKER_KILLED,
@@ -38,7 +37,7 @@ from nsq_fast.log_events import (
     WORKER_RESTART_BEGAN,
     WORKER_RESTART_ENDED,
 )
-from nsq_fast.printable import printable
+from nsq_fast.worker.settings import WorkerConfig
 
 from .health import (
     DRAIN,
@@ -594,7 +593,8 @@ class Supervisor:
                 code = process.ended()
                 if code is None:
                     continue
-                self._past = self._past.with_ended(process.report.metrics)
+                with suppress(ValueError):  # whatever a program shows, its processes are looked after
+                    self._past = self._past.with_ended(process.report.metrics)
                 self._has_replacement_failed |= slot.ended(process, code, now)
 
     def _look(self) -> None:

@@ -21,8 +21,7 @@ from support.processes import LOOPS, NewLoop, until_async
 from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message
-from nsq_fast.aio import Consumer, Producer
-from nsq_fast.aio.consumer import CANCEL_TIMEOUT
+from nsq_fast.aio import CANCEL_TIMEOUT, Consumer, Producer
 from nsq_fast.errors import NoNsqd
 
 FILLED = 10

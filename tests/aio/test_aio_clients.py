@@ -114,7 +114,7 @@ def test_the_end_of_the_loop_warns_of_a_consumer_that_nobody_closed(
     run(main(), new_loop)
     keep.clear()
     gc.collect()
-    told = [each for each in recwarn if "unclosed consumer <nsq_fast.aio.consumer.Consumer t c>" in str(each.message)]
+    told = [each for each in recwarn if "unclosed consumer <nsq_fast.aio.Consumer t c>" in str(each.message)]
     assert [each.category for each in told] == [ResourceWarning] * (way in UNCLOSED)
 
 

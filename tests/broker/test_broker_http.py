@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gevent import Timeout, socket
+from gevent import Timeout, socket, spawn
 from gevent.ssl import SSLContext
 from support.http import ask, channel_figures, exchange, parse, post, shape
 from support.servers import of_release
@@ -395,6 +395,27 @@ def test_requests_that_come_in_any_pieces_are_answered_in_turn(served: Any) -> N
         statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+)", received)]
         assert statuses == [200, 200, 404, 200, 200, 200]
     assert stats(served)["topics"][0]["message_bytes"] == 3 * 6
+
+
+def test_replies_arrive_at_a_client_that_reads_late(served: Any) -> None:
+    count = 3000
+    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\none"
+    with socket.create_connection(served.http_address) as sock, Timeout(WAIT):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def write() -> None:
+            for _ in range(count):
+                sock.sendall(request)
+
+        writer = spawn(write)
+        writer.join(timeout=0.3)  # sleep: long enough to fill what there is between the two
+        received, statuses = b"", 0
+        while statuses < count:
+            received += sock.recv(65536)
+            statuses += received.count(b"HTTP/1.1 200 OK")
+            received = received[received.rfind(b"HTTP/1.1 200 OK") + 1 :]
+    assert stats(served)["topics"][0]["message_count"] == count
 
 
 def test_a_client_that_asks_for_leave_to_send_its_body_gets_it(served: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import snappy
 import trustme
-from gevent import Timeout, socket
+from gevent import Timeout, socket, spawn
 from gevent.event import Event
 from gevent.ssl import SSLContext
 from support.http import ask
@@ -29,6 +29,8 @@ from nsq_fast.broker.net import Faults, Listener, bind
 SUB = b"SUB t c\n"
 
 NO_ID = b"0123456789abcdef"
+
+OK = struct.pack(">ii", 6, 0) + b"OK"
 
 
 FATAL = {
@@ -271,6 +273,69 @@ def test_client_that_publishes_and_never_reads_is_not_listened_to_for_ever(embed
     with pytest.raises(TimeoutError):
         flood()
     WireClient(server.tcp_address).publish("t", b"others go on")
+
+
+def test_replies_arrive_at_a_client_that_reads_late(start_nsqd: Any) -> None:
+    count = 50_000
+    with socket.create_connection(start_nsqd().tcp_address) as sock, Timeout(WAIT):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(b"  V2PUB t\n" + sized(b"x"))
+        writer = spawn(sock.sendall, (b"PUB t\n" + sized(b"x")) * count)
+        writer.join(timeout=0.3)  # sleep: long enough to fill what there is between the two
+        received = bytearray()
+        while len(received) < (count + 1) * len(OK):
+            received += sock.recv(65536)
+    assert received == OK * (count + 1)
+
+
+def test_publishes_that_come_in_any_pieces_are_confirmed_in_turn(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    to_t, to_u = b"PUB t\n" + sized(b"one"), b"PUB u\n" + sized(b"two")
+    commands = (
+        to_t * 3 + to_u + to_t + b"PUB t\r\n" + sized(b"PUB t\n") + to_t * 2 + b"MPUB t\n" + many(b"a", b"b") + to_u * 2
+    )
+    for size in (1, 7, 29, len(commands)):
+        client = WireClient(server.tcp_address)
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(0, len(commands), size):
+            client.send(commands[at : at + size])
+        assert [client.frame().data for _ in range(11)] == [b"OK"] * 11
+        client.send(to_t + b"PUB t\n" + sized(b""))
+        assert client.frame().data == b"OK"
+        assert last_error(client) == "E_BAD_MESSAGE PUB invalid message body size 0"
+    topics = ask(server.http_address, "GET", "/stats?format=json").json["topics"]
+    assert {topic["topic_name"]: topic["message_count"] for topic in topics} == {"t": 4 * 10, "u": 4 * 3}
+
+
+def test_a_topic_that_was_deleted_comes_anew_with_the_next_message(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    client = WireClient(server.tcp_address)
+    for _ in range(3):
+        client.publish("t", b"x")
+    ask(server.http_address, "POST", "/topic/delete?topic=t")
+    client.publish("t", b"y")
+    [topic] = ask(server.http_address, "GET", "/stats?format=json").json["topics"]
+    assert (topic["topic_name"], topic["message_count"]) == ("t", 1)
+
+
+def test_a_limit_that_changes_holds_for_those_who_publish_already(embedded: Any) -> None:
+    server = embedded()
+    client = WireClient(server.tcp_address)
+    for _ in range(3):
+        client.publish("t", b"xxx")
+    server.nsqd.set_options(max_msg_size=2)
+    client.send(b"PUB t\n" + sized(b"xxx"))
+    assert last_error(client) == "E_BAD_MESSAGE PUB message too big 3 > 2"
+
+
+def test_a_switch_holds_for_those_who_publish_already(embedded: Any) -> None:
+    server = embedded()
+    client = WireClient(server.tcp_address)
+    for _ in range(3):
+        client.publish("t", b"x")
+    server.faults.tcp.refuse_publishes = True
+    client.send(b"PUB t\n" + sized(b"x"))
+    assert last_error(client) == "E_PUB_FAILED PUB failed refused by the switch refuse_publishes"
 
 
 class Served:

@@ -71,7 +71,7 @@ def command(
     in front of them delay, split, garble, cut, refuse and swallow.
 
     Then see at the servers and at the clients whether what docs/guarantees.md promises was kept. What happens is
-    printed to stderr as it happens, the table to stdout; what the servers wrote is kept when a promise was broken. The
+    printed to stderr as it happens, the counts to stdout; what the servers wrote is kept when a promise was broken. The
     same --seed with the same duration gives the same faults at the same times. The exit code is 1 when a promise was
     broken.
     """

@@ -1,11 +1,10 @@
-"""The summary of a run as lines of at most 80 characters."""
+"""One run: its schedule, what is looked at meanwhile and at the end, and what came of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import os
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,48 +22,27 @@ from .clients import Scene
 from .faults import KINDS, Fault, Schedule, plan
 from .invariants import Accounts, Resources, Stuck, disagreements, growth
 
-WIDTH = 80
-_COLUMN = 11
-
-_HEADS = {"forgiven": "nsqd lost"}
-"""How columns are called: with their own names some read as if a client had failed."""
-
 
 def render(outcome: Outcome) -> str:
+    """What came of a run, for people."""
     return "\n".join(_lines(outcome))
 
 
 def _lines(outcome: Outcome) -> Iterator[str]:
     yield f"{outcome.name}: {outcome.seconds:,.0f} s, seed {outcome.seed}"
-    yield "-" * WIDTH
-    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.faults.items())) or "none"
-    yield from _folded("faults", faults)
-    yield from _folded("publishes", ", ".join(f"{count:,} {what}" for what, count in outcome.publishes.items()))
-    yield from _folded("garbled", f"{outcome.garbled:,} deliveries of a changed body, each handed back")
-    if outcome.resources:
-        first, last = outcome.resources[0], outcome.resources[-1]
-        yield from _folded(
-            "resources",
-            f"{first.rss >> 20} -> {last.rss >> 20} MiB, {first.fds} -> {last.fds} file descriptors, "
-            f"{first.greenlets} -> {last.greenlets} greenlets",
-        )
-    yield ""
-    columns = next(iter(outcome.channels.values()), {})
-    yield f"{'channel':<20}" + "".join(f"{_HEADS.get(column, column):>{_COLUMN}}" for column in columns)
-    for channel, row in outcome.channels.items():
-        yield f"{channel:<20}" + "".join(f"{value:>{_COLUMN},}" for value in row.values())
-    if any(row.get("forgiven") for row in outcome.channels.values()):
-        yield from _folded(
-            "", "nsqd lost: in the memory of an nsqd that was killed and nowhere else, no fault of a client"
-        )
-    yield ""
-    for violation in outcome.violations:
-        yield from textwrap.wrap(f"VIOLATED  {violation}", WIDTH, subsequent_indent=" " * 10)
+    yield f"faults: {_counts(outcome.faults)}"
+    yield f"publishes: {_counts(outcome.publishes)}"
+    yield f"{outcome.garbled:,} deliveries of a changed body, each handed back"
+    for each in outcome.resources[:1] + outcome.resources[-1:]:
+        yield f"{each.rss >> 20} MiB, {each.fds} file descriptors, {each.greenlets} greenlets"
+    for channel, counts in outcome.channels.items():
+        yield f"{channel}: {_counts(counts)}"
+    yield from (f"VIOLATED  {violation}" for violation in outcome.violations)
     yield "PASS" if outcome.passed else "INTERRUPTED" if outcome.is_interrupted else "FAIL"
 
 
-def _folded(name: str, text: str) -> list[str]:
-    return textwrap.wrap(f"{name:<12}{text}", WIDTH, subsequent_indent=" " * 12, drop_whitespace=True)
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items()) or "none"
 
 
 DRAIN_TIMEOUT = 45.0
@@ -259,7 +237,7 @@ class Run:
             channel: {
                 "finished": ledger.finished(channel),
                 "twice": ledger.duplicated(channel),
-                "forgiven": ledger.forgiven[channel],
+                "lost with a killed nsqd that alone had them": ledger.forgiven[channel],
                 "lost": len(ledger.lost(channel)),
             }
             for channel in ledger.channels

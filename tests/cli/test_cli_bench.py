@@ -46,9 +46,7 @@ from nsq_fast.bench.results import (
     verdict_on,
 )
 from nsq_fast.bench.runner import MOST_ROUNDS, Counter, Task, per_message, read_cachegrind, read_calls, run_scenarios
-from nsq_fast.bench.scale import Curve, Point, explained, knee_of
-from nsq_fast.bench.scale import limit_of as scale_limit_of
-from nsq_fast.bench.scale import rows as scale_rows
+from nsq_fast.bench.scale import explained, knee_of
 from nsq_fast.bench.servers import Server
 from nsq_fast.bench.suite import in_turns, is_settled, judge, middle, plans
 from nsq_fast.cli import main
@@ -301,6 +299,13 @@ def test_what_was_counted_is_compared_and_figures_are_chosen_by_name(
     assert {each["metric"] for each in json.loads(done.stdout)} == {"instructions/message"}
 
 
+@pytest.mark.parametrize("option", ["--client", "--figure", "--relative-to"])
+def test_a_name_that_neither_run_has_does_not_pass_as_unchanged(suite_run: Path, option: str) -> None:
+    done = bench("compare", str(suite_run), str(suite_run), "--client", "nsq_fast", option, "nsq_fasd")
+    assert done.exit_code == 2
+    assert f"{option} 'nsq_fasd': what both runs have is " in done.output
+
+
 def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     html, docs = tmp_path / "report.html", tmp_path / "performance.md"
@@ -367,16 +372,30 @@ def test_processes_share_out_nsqds_and_are_measured_together(tmp_path: Path) -> 
     done = bench("scale", *small, "--kind", "consume", "--kind", "both", "--json", str(target))
     assert done.exit_code == 0, done.output
     assert "(knee)" in done.output
-    consume, both = json.loads(target.read_text())["curves"]
-    for found in (consume, both):
-        assert (found["nsqds"], found["connections"]) == (2, 2)
-        first, second = found["points"]
-        assert (first["processes"], second["processes"]) == (1, 2)
-        assert second["messages"] == 2 * first["messages"] > 0
-        assert first["cpu_seconds"] > 0
-        assert first["together"] == 1.0
-    assert both["points"][1]["p99_us"] > 0
-    assert consume["points"][1]["p99_us"] is None
+    run = load(target)
+    for found in run.scenarios:
+        assert "2 nsqds, 2 connections a process" in found.name
+        assert [each.client for each in found.clients] == ["1 process", "2 processes"]
+        (first,), (second,) = (each.rounds for each in found.clients)
+        assert (first.processes, second.processes, second.nsqds) == (1, 2, 2)
+        assert second.messages == 2 * first.messages > 0
+        assert first.cpu_seconds > 0
+        assert first.together == 1.0
+    consume, both = (found.clients[1] for found in run.scenarios)
+    assert (value_of(consume, "p99"), value_of(both, "p99") is not None) == (None, True)
+
+
+def test_a_run_of_many_processes_is_reported_and_compared_as_others_are(tmp_path: Path) -> None:
+    target, page = tmp_path / "run.json", tmp_path / "run.html"
+    assert bench("scale", "--duration", "0.02", "--kind", "consume", "--json", str(target)).exit_code == 0
+    assert bench("report", str(target), "--html", str(page)).exit_code == 0
+    assert "<td>4 processes</td>" in page.read_text()
+    assert re.search(
+        r'id="conclusion"><p>Consume: 1 nsqd, 1 connection a process, 200 bytes: \d process', page.read_text()
+    )
+    done = bench("compare", str(target), str(target))
+    assert done.exit_code == 0
+    assert "nothing changed" in done.output
 
 
 # The report of a run_of_docs as a browser shows it; and the figures of README, docs/performance.md and docs/tuning.md,
@@ -429,6 +448,13 @@ def test_it_can_be_read_on_any_screen(
     report_page: Path, browser: Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:
     check_readable(browser, report_page, width, dark, tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize(("client", "is_there"), [("nsq_fast", True), ("go-nsq", False)])
+def test_what_was_measured_is_not_denied_where_no_conclusion_is_drawn_from_it(client: str, is_there: bool) -> None:
+    clients = [ClientResult(client=client, rounds=[a_round()])]
+    idle = Scenario(name="idle", settings=Settings(kind="idle"), server="nsqd", clients=clients)
+    assert ("nsq_fast was not measured" in html(Run(about=results.about({}), scenarios=[idle]))) is not is_there
 
 
 def test_the_conclusion_comes_first_and_the_method_last(report_page: Path) -> None:
@@ -848,35 +874,29 @@ def test_a_share_of_the_peak_is_that_of_the_slowest() -> None:
 # Many processes
 
 
-def curve(*rates: float, client: float = 0.5, server: float = 1.0, together: float = 1.0, nsqds: int = 2) -> Curve:
-    """A curve with a point for 1, 2, 4 ... processes; CPU is in cores."""
-    points = [
-        Point(
-            processes=2**number,
-            messages=int(rate),
-            seconds=1.0,
-            cpu_seconds=client,
-            server_cpu_seconds=server,
-            p99_us=100.0,
-            together=together,
-        )
-        for number, rate in enumerate(rates)
-    ]
-    return Curve(kind="consume", nsqds=nsqds, connections=2, size=200, server="nsqd", points=points)
+def curve(*rates: float, client: float = 0.5, server: float = 1.0, together: float = 1.0, nsqds: int = 2) -> Scenario:
+    """With 1, 2, 4 ... processes; CPU is in cores."""
+
+    def result(processes: int, rate: float) -> ClientResult:
+        figures = {"processes": processes, "nsqds": nsqds, "together": together}
+        found = msgspec.structs.replace(a_round(int(rate), cpu=client, server=server), **figures)
+        return ClientResult(client="1 process" if processes == 1 else f"{processes} processes", rounds=[found])
+
+    clients = [result(2**number, rate) for number, rate in enumerate(rates)]
+    return Scenario(name="Consume", settings=Settings(kind="consume"), server="nsqd", clients=clients)
 
 
 @pytest.mark.parametrize(
     ("rates", "processes"), [((100, 200, 400), 4), ((100, 190, 200), 2), ((100, 90, 80), 1), ((100,), 1)]
 )
 def test_the_knee_is_where_more_processes_bring_less_than_a_tenth(rates: tuple[float, ...], processes: int) -> None:
-    found = curve(*rates)
-    assert knee_of(found).processes == processes
-    assert f"{processes} (knee)" in [row[0] for row in scale_rows(found)]
+    assert knee_of(curve(*rates)).rounds[0].processes == processes
 
 
 def test_the_limit_is_a_core_of_each_nsqd() -> None:
     """1 s of the servers' CPU for 500,000 messages: 2 µs for each."""
-    assert scale_limit_of(curve(250_000, 500_000)) == pytest.approx(1_000_000)
+    said = " ".join(explained(curve(250_000, 500_000), cores=8))
+    assert "a core of each of the 2 nsqds gives 1,000,000 messages/s" in said
 
 
 @pytest.mark.parametrize(
@@ -884,6 +904,7 @@ def test_the_limit_is_a_core_of_each_nsqd() -> None:
     [
         (2.0, 1.9, "the machine is the limit"),
         (1.9, 1.0, "each process has a core of its own to the full"),
+        (0.5, 1.9, "each nsqd has a core to the full"),
         (0.5, 1.0, "they wait for each other"),
     ],
 )

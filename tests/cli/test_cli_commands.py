@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from click.testing import CliRunner
 from gevent import subprocess as gevent_subprocess
 from prometheus_client import CollectorRegistry, generate_latest
 from support.cluster import Standalone
-from support.commands import Servers, run
+from support.commands import Answering, Servers, run, serving
 from support.http import ask
 from support.servers import SERVERS, RealLookupd, RealNsqd, accepts, find_server, free_address
 from support.waiting import PROCESS, WAIT, promptly, until
@@ -368,6 +369,28 @@ def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
     assert shown.exit_code == 0
     assert shown.output.count(topic) == 4
     assert shown.output.count("no client") == 2
+
+
+class LateNsqd(Answering):
+    """Each time it is asked it has got a thousand messages more, and it answers late."""
+
+    asked = 0
+    late = 0.5
+
+    def do_GET(self) -> None:
+        time.sleep(self.late)  # sleep: the server is slow
+        LateNsqd.asked += 1
+        counts = {"depth": 0, "backend_depth": 0, "message_count": 1000 * self.asked}
+        self.answer(200, {"topics": [{"topic_name": "orders", "channels": [], **counts}]})
+
+
+def test_stat_reckons_its_rate_over_the_time_that_has_passed(start: Any) -> None:
+    with serving(LateNsqd) as address:
+        command = start("stat", "--count", "2", "--interval", "10ms", "--nsqd", str(address))
+        tables = command.stdout.read().decode()
+    *_, row = (line.split() for line in tables.splitlines() if "orders" in line)
+    rate = int(row[-2].replace(",", ""))
+    assert 0 < rate <= 1000 / LateNsqd.late
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])

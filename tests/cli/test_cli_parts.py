@@ -130,6 +130,13 @@ def test_stats_of_several_nsqds_are_added_up() -> None:
     assert total.unanswered == 36
 
 
+def test_clients_of_a_redesigned_channel_are_counted_where_they_are_not_listed() -> None:
+    channel = {**CHANNEL, "channel_name": "c", "client_count": None, "client_num": 3, "clients": None}
+    topic = {"topic_name": "t", "topic_partition": "0", "depth": 900, "message_count": 9, "channels": [channel]}
+    of_topic, of_channel = add_up([{"topics": [topic]}])
+    assert (of_topic.depth, of_topic.messages, of_channel.clients, of_channel.depth) == (0, 9, 3, 7)
+
+
 WAITS = ChannelStats("t", "c", depth=10, messages=100, clients=2, ready=5)
 
 
@@ -337,7 +344,9 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["exporter", "--nsqd", "h", "--timeout", "0"], "'--timeout': '0': must be more than 0"),
         (["bench", "consume", "--embedded", "--duration", "0ms"], "'--duration': '0ms': must be more than 0"),
         (["bench", "compare", __file__, __file__, "--threshold", "nan"], "'nan' is not a share: a number, 0 or more"),
+        (["bench", "suite", "--only", "consume", "--only", "publsh"], "'publsh' is not one of"),
         (["demo", "--messages", "0"], "--messages"),
+        (["demo", "--trace-html", "/dev/null/x.html", "--messages", "9"], "/dev/null/x.html cannot be written"),
         (["demo", "--nsqd", "h", "--lookupd", "h"], "not both"),
         (["broker", "--nsqds", "0", "--no-lookupd"], "nothing to run"),
         (["broker", "--max-rdy-count", "0"], "max_rdy_count"),
@@ -565,6 +574,8 @@ def test_demo_fits(width: int) -> None:
     done = run_at(width, "demo", "--messages", "200", "--topics", "1", "--ordered-messages", "50", "--no-traces")
     said = ("published", "lost", "duplicated", "latency p99 ms", "done in", "order violations")
     check_fits(done, width, "200 messages", "1 topic, ", "messages per second", "deferred", *said)
+    if width == 120:  # nothing is folded
+        assert done.stdout.count("the first 95 %") == 1  # of the main job alone
 
 
 @pytest.mark.parametrize("server", [Steering], indirect=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import struct
 import sys
@@ -344,42 +343,6 @@ async def test_a_server_that_takes_nothing_is_dead_and_blocks_nobody(loop: Any, 
     assert [token for token, _ in owner.failed] == list(range(32))
 
 
-async def test_what_a_slow_server_has_not_taken_yet_is_sent_before_the_end(
-    loop: Any, peer: Callable[..., Peer]
-) -> None:
-    taken: list[int] = []
-    begin = threading.Event()
-
-    def read_late(sock: socket.socket) -> None:
-        begin.wait(WAIT)
-        size = 0
-        while data := sock.recv(1 << 20):
-            size += len(data)
-        taken.append(size)
-        sock.close()
-
-    _, conn = await opened(loop, peer(read_late).address)
-    conn.write(32 * BLOCK)
-    conn.flush()
-    assert conn.is_blocked
-    conn.close(timeout=WAIT)
-    begin.set()
-    await conn.closed()
-    assert taken == [32 << 20]
-
-
-async def test_a_server_that_does_not_let_go_is_left_in_time(loop: Any, peer: Callable[..., Peer]) -> None:
-    owner, conn = await opened(loop, peer(ignore).address)
-    conn.request(_codec.pub("t", b"x"), "PUB", "pending")
-    conn.close(timeout=0.1)
-    await conn.closed()
-    assert len(owner.ends) == 1
-    ((token, error),) = owner.failed
-    assert token == "pending"
-    assert isinstance(error, ConnectionLost)
-    assert error.outcome_unknown
-
-
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
 async def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(
     face: Face, peer: Callable[..., Peer]
@@ -390,25 +353,6 @@ async def test_a_closed_producer_has_let_go_of_a_silent_server_in_its_time(
         await face(producer.close(timeout=0.2))
         with pytest.raises(ConnectionError):  # as long as only one direction is closed it takes them
             deque(map(socks[0].send, repeat(b"x", 1000)), maxlen=0)
-
-
-@pytest.mark.parametrize("ending", ["end", "reset"])
-async def test_an_end_reports_what_is_pending_once(loop: Any, peer: Callable[..., Peer], ending: str) -> None:
-    def leave(sock: socket.socket) -> None:
-        select.select([sock], [], [], WAIT)
-        if ending == "reset":
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        else:
-            sock.recv(1 << 16)
-        sock.close()
-
-    owner, conn = await opened(loop, peer(leave).address)
-    for number in range(3):
-        conn.request(_codec.pub("t", b"x"), "PUB", number)
-    await owner.until(lambda: owner.ends)
-    await conn.closed()
-    assert [token for token, _ in owner.failed] == [0, 1, 2]
-    assert len(owner.ends) == 1
 
 
 async def test_a_flood_leaves_others_their_turns(loop: Any, peer: Callable[..., Peer]) -> None:

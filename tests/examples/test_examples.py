@@ -26,9 +26,8 @@ from support.waiting import PROCESS, until
 from nsq_fast import NsqdHTTPClient
 from nsq_fast._codec import encode_frame, encode_message
 from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.config import WorkerConfig
 from nsq_fast.threads import Consumer, Producer
-from nsq_fast.worker.settings import Settings, SettingsReader, Subscription
+from nsq_fast.worker.settings import Settings, SettingsReader, Subscription, WorkerConfig
 
 # The programs of examples/embedding, each in a process of its own, against a broker in another.
 #

@@ -38,8 +38,7 @@ from nsq_fast.errors import (
 )
 from nsq_fast.protocol import Event, Stage
 from nsq_fast.protocol.dialect import ORIGINAL
-from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Disconnected, Reply
-from nsq_fast.protocol.session import Session
+from nsq_fast.protocol.session import AnswerFailed, CommandFailed, Disconnected, Reply, Session
 
 DATA = Path(__file__).parent.parent / "data"
 ANSWERS: dict[str, Any] = {"FIN": Session.fin, "REQ": Session.req, "TOUCH": Session.touch}

@@ -17,11 +17,8 @@ from nsq_fast._codec import Message, encode_frame, encode_message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.protocol import rdy
-from nsq_fast.protocol.delays import ReconnectDelay, RequeueDelay
-from nsq_fast.protocol.events import ServerInfo
-from nsq_fast.protocol.in_flight import SLACK, STRAGGLERS, DeliveryLimit, InFlight
-from nsq_fast.protocol.rdy import MOST_LEVELS, Backoff, ExponentialBackoff, Share
-from nsq_fast.protocol.session import Session
+from nsq_fast.protocol.rdy import MOST_LEVELS, Backoff, ExponentialBackoff, ReconnectDelay, RequeueDelay, Share
+from nsq_fast.protocol.session import SLACK, STRAGGLERS, DeliveryLimit, InFlight, ServerInfo, Session
 
 
 def apply(shares, limit, now=0.0, *, idle_timeout=10.0, max_in_flight=None):

@@ -22,14 +22,6 @@ from nsq_fast._codec import Records, TracedReply
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
-from nsq_fast.protocol.partitioner import (
-    hashcode_partition,
-    java_long_hash,
-    java_string_hash,
-    key_partitioner,
-    murmur3_partition,
-    partition_of_hash,
-)
 from nsq_fast.protocol.publishing import (
     CODEC_NUMBERS,
     COUNT_BYTES,
@@ -50,6 +42,12 @@ from nsq_fast.protocol.publishing import (
     classify,
     compressed,
     decide,
+    hashcode_partition,
+    java_long_hash,
+    java_string_hash,
+    key_partitioner,
+    murmur3_partition,
+    partition_of_hash,
     retry_delay,
     sent,
     stored,

@@ -18,7 +18,8 @@ from nsq_fast._frame import ColumnReader
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NameInvalid, RemoteProtocolError, server_error
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED, dialect_of
-from nsq_fast.protocol.events import (
+from nsq_fast.protocol.session import (
+    MAX_HANDSHAKE_FRAME,
     AnswerFailed,
     Authenticating,
     CommandFailed,
@@ -29,9 +30,9 @@ from nsq_fast.protocol.events import (
     Ready,
     Reply,
     ServerFailed,
+    Session,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import MAX_HANDSHAKE_FRAME, Session
 from nsq_fast.protocol.topology import parse_lookup
 
 ID = b"0123456789abcdef"
@@ -185,6 +186,13 @@ def test_a_deeply_nested_reply_is_a_mistake_of_the_server() -> None:
     session.receive(reply_json(auth_required=True))
     with pytest.raises(RemoteProtocolError, match="AUTH reply"):
         session.receive(response(NESTED))
+
+
+def test_a_reply_to_auth_is_text_in_the_fields_that_are_passed_on_unread_too() -> None:
+    session = new(auth_secret="s")
+    session.receive(reply_json(auth_required=True))
+    with pytest.raises(RemoteProtocolError, match="AUTH reply"):
+        session.receive(response(b'{"identity":"i","more":"\xff"}'))
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nsq_fast.client.ordered import OrderLedger
+from nsq_fast.client.acknowledger import OrderLedger
 from nsq_fast.client.start_position import parse_start
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NameInvalid, RemoteProtocolError
 from nsq_fast.names import Address
-from nsq_fast.protocol.targets import TopicChoice, is_complete
 from nsq_fast.protocol.topology import (
     MAX_ERROR_TEXT,
     MAX_PARTITIONS,
     LookupAnswer,
     Meta,
     Nsqd,
+    TopicChoice,
     Topology,
     error_text,
+    is_complete,
     is_unknown_topic,
     keep_of,
     merge,

@@ -10,8 +10,8 @@ import ssl
 from datetime import datetime
 from types import SimpleNamespace
 
+import msgspec
 import pytest
-from click.testing import CliRunner
 from support.http import ask
 from support.http_server import reply, scripted_http
 from support.waiting import WAIT, until
@@ -19,8 +19,8 @@ from support.wire import Consumer, WireClient, publish, sized
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.cli import main
 from nsq_fast.client.admin import LookupPoller
+from nsq_fast.client.http import HttpClient
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, NsqError, RemoteProtocolError
 
@@ -457,6 +457,42 @@ def test_each_partition_has_a_result(cluster, admin):
     assert cluster.partition("t", 0).channel("c").depth == 0
 
 
+@pytest.mark.parametrize(
+    "stats",
+    [b'{"topics": []}', b'{"topics": null}', b"null", b'{"topics": [1]}', b'{"topics": [{"message_count": "x"}]}'],
+)
+def test_a_position_is_set_on_each_partition_whatever_its_stats_say(cluster, admin, monkeypatch, stats):
+    async def ask_for_garbage(self, loop, method, path, *arguments, **options):
+        found = await real_ask(self, loop, method, path, *arguments, **options)
+        return msgspec.structs.replace(found, body=stats) if path == "/stats" else found
+
+    real_ask = HttpClient.ask
+    monkeypatch.setattr(HttpClient, "ask", ask_for_garbage)
+    for number in range(2):
+        publish(cluster, "t", b"x", partition=number)
+    done = admin.set_offset("t", "c", "count:1")
+    assert [(each.partition, each.error) for each in done] == [(0, ""), (1, "")]
+
+
+@pytest.mark.parametrize("said", [[1], {"node_stat_list": [1]}, {"node_stat_list": [{"node_load_factor": "much"}]}])
+def test_a_state_of_the_cluster_that_is_none_is_a_mistake_of_the_server(admin, monkeypatch, said):
+    monkeypatch.setattr(LookupdHTTPClient, "call_json", lookupd_that_says(said, LookupdHTTPClient.call_json))
+    with pytest.raises(RemoteProtocolError, match="not the state of a cluster"):
+        admin.stats()
+
+
+def lookupd_that_says(said, real):
+    return lambda self, method, path, **query: said if path == "/cluster/stats" else real(self, method, path, **query)
+
+
+@pytest.mark.parametrize("leader", [None, 1, {"broadcast_address": 5}])
+def test_a_leader_that_is_none_is_a_mistake_of_the_server(admin, monkeypatch, leader):
+    answer = json.dumps({"channels": [], "producers": [], "partitions": {"0": leader}}).encode()
+    monkeypatch.setattr(LookupdHTTPClient, "call", lambda *_, **__: answer)
+    with pytest.raises(RemoteProtocolError):
+        admin.leader_id("t", 0)
+
+
 def test_the_leading_lookupd_moves_and_expands(cluster, admin):
     partition = cluster.partition("t", 0)
     former = admin.leader_id("t", 0)
@@ -516,26 +552,3 @@ def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorde
     admin = ClusterAdmin([f"127.0.0.1:{recorder.port}", str(cluster.lookupds[0].http_address)])
     assert admin.stats().nodes
     assert recorder.questions
-
-
-def test_the_command_line(cluster):
-    def run(*arguments):
-        return CliRunner().invoke(main, ["admin", *arguments, *server])
-
-    server = ["--lookupd-http-address", str(cluster.lookupds[0].http_address)]
-    for words in (["pause"], ["unpause"], ["skip"], ["unskip"], ["set-offset", "end"], ["rate-limit", "64"]):
-        done = run(words[0], "t", "c", *words[1:])
-        assert (done.exit_code, done.output.count(": done")) == (0, 2), done.output
-    assert run("set-order", "t", "c", "off", "--partition", "1").output.endswith("partition 1: done\n")
-    assert run("pause", "t", "unknown").exit_code == 1
-    assert run("set-offset", "t", "c", "nowhere").exit_code == 2
-    assert run("cluster").output.startswith("stable\n")
-    partition = cluster.partition("t", 0)
-    other = next(node for node in partition.replicas if node != partition.leader)
-    assert run("move-leader", "t", "0", other).exit_code == 0
-    assert partition.leader == other
-    cluster.wait_stable()
-    assert run("expand", "t", "3").exit_code == 0
-    cluster.wait_stable()
-    refused = run("move-replica", "t", "0", "nobody", "else")
-    assert (refused.exit_code, "has no replica for the topic" in refused.output) == (1, True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from time import monotonic
 
 import gevent
 import pytest
@@ -12,7 +11,7 @@ from support.processes import run_quietly
 from support.scripted_nsqd import frame
 from support.waiting import holds, promptly, until
 
-from nsq_fast import Consumer, Message, Producer, RequeueMessage, threads
+from nsq_fast import Consumer, Producer, threads
 from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
 
@@ -160,46 +159,6 @@ def test_a_secret_that_cannot_be_read_is_refused_where_it_is_named(tmp_path):
         Producer("127.0.0.1:1", auth_secret_file=__file__, auth_secret="x")
 
 
-# Signals of single messages: heard once, when the answer is queued, however the message was answered
-
-
-def fail(message):
-    raise RequeueMessage(0.25, backoff=False)
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (lambda message: None, [("on_finish", {})]),
-        (lambda message: message.finish(), [("on_finish", {})]),
-        (lambda message: message.requeue(7, backoff=False), [("on_requeue", {"timeout": 7, "backoff": False})]),
-        (lambda message: message.touch(), [("on_touch", {}), ("on_finish", {})]),
-        (fail, [("on_requeue", {"timeout": 250, "backoff": False})]),
-    ],
-)
-def test_the_receivers_of_a_message_hear_its_answer_and_no_other(nsqd, consume, answer, expected):
-    heard = []
-
-    def handler(consumer, message):
-        if message.body == b"listened to":
-            for name in ("on_finish", "on_requeue", "on_touch"):
-                signal = getattr(message, name)
-                signal.connect(lambda sender, name=name, **values: heard.append((sender, name, values)), weak=False)
-        answer(message)
-
-    consume(handler, max_in_flight=4)
-    conn = nsqd.connection()
-    conn.push(1)
-    conn.push(2, body=b"listened to")
-    conn.push(3)
-    conn.wait_for(lambda: len(conn.answered(b"FIN")) + len(conn.answered(b"REQ")) == 3)
-    assert [(sender.body, name, values) for sender, name, values in heard] == [
-        (b"listened to", name, values) for name, values in expected
-    ]
-    with pytest.raises(AttributeError):
-        _ = Message(1, 1, b"0" * 16, b"without a connection").on_finish
-
-
 # Handlers that have not run when they return: refused when they are given, or when a message shows it
 
 
@@ -345,7 +304,7 @@ def watched(consume):
 
 
 def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched, monkeypatch, caplog):
-    monkeypatch.setattr("nsq_fast.client.deadlines.LOG_PAUSE", 600.0)
+    monkeypatch.setattr("nsq_fast.client.acknowledger.LOG_PAUSE", 600.0)
     server, keep = servers(QUICK), Keep()
     consumer = watched(keep, server)
     conn = server.connection()
@@ -366,20 +325,6 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
         consumer.close(timeout=30)  # it waits for nothing that has expired
     assert expired_of[consumer] == list(range(11))
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
-
-
-def test_touch_moves_the_deadline(servers, watched):
-    server, keep = servers(QUICK), Keep()
-    consumer = watched(keep, server)
-    conn = server.connection()
-    conn.push(1, 2)
-    conn.wait_for(lambda: len(keep.held) == 2)
-    end = monotonic() + 0.6
-    while monotonic() < end:
-        keep.held[0].touch()
-        gevent.sleep(0.02)  # sleep: touches again and again
-    assert expired_of[consumer] == [2]
-    conn.wait_for(lambda: expired_of[consumer] == [2, 1])
 
 
 def test_asynchronous_messages_of_lost_connections_count_until_they_expire(servers, watched):

@@ -6,6 +6,7 @@ import time
 from time import monotonic, time_ns
 
 import gevent
+import msgspec
 import pytest
 from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, lookup_of, push_record, topology
@@ -13,7 +14,7 @@ from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, Producer, RequeueMessage
 from nsq_fast.client.http import HttpClient
-from nsq_fast.errors import OrderViolated, PartitionBlocked
+from nsq_fast.errors import InternalError, OrderViolated, PartitionBlocked
 
 CONSUME = {"topic": "t", "channel": "c", "ordered": True, "requeue_delay": 20}
 NSQD = PartitionNsqd
@@ -72,6 +73,15 @@ def test_a_violation_is_told_and_delivered_by_default_and_a_redelivery_is_none(n
     assert (told["error"].partition, told["error"].last, told["error"].seen) == (0, (5, 200), (3, 120))
     assert told["message"].offset == 120
     assert "partition 0 went backwards" in caplog.text
+
+
+def test_a_partition_that_goes_back_to_its_first_message_is_a_violation_as_long_as_its_topic_is_there(nsqd, consume):
+    consumer = consume(Recorder(), found=topology({0: nsqd}), order_policy="deliver")
+    violations = hear(consumer, "on_order_violation")
+    connection = nsqd.subscriber(0)
+    push(connection, 5, 0, 1)
+    wait_answers(connection, b"FIN", [5, 0, 1])
+    assert [each["error"].seen for each in violations] == [(0, 0)]
 
 
 def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
@@ -347,20 +357,6 @@ def publish(lookups):
         yield lambda partition, *bodies: producer.multipublish("t", list(bodies), partition=partition)
 
 
-def test_by_default_every_ordered_partition_has_its_rdy(cluster, taking, publish):
-    """A handler that holds the message of one partition keeps no other waiting for its turn."""
-    cluster.create_topic("t", partitions=3, replicas=1, ordered=True, channels=["ch"])
-    release, seen = Event(), []
-    handler = lambda _, message: (seen.append(message.partition), release.wait())  # noqa: E731
-    consumer = taking(3, handler, max_in_flight=None, low_ready_idle_timeout=600)
-    for partition in range(3):
-        publish(partition, b"first", b"second")
-    until(lambda: sorted(seen) == [0, 1, 2])
-    assert [each.rdy for each in consumer.stats().connections] == [1, 1, 1]
-    release.set()
-    until(lambda: sorted(seen) == [0, 0, 1, 1, 2, 2])
-
-
 def test_a_blocked_partition_blocks_no_other(cluster, taking, publish):
     cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
     seen = []
@@ -436,6 +432,33 @@ def test_a_topic_that_is_made_anew_is_consumed_from_its_start_position(cluster, 
         make_topic()
         publish(b"3", b"4")
         until(lambda: seen == [b"1", b"2", b"3", b"4"])
+
+
+@pytest.mark.parametrize("absence", ["short", "long"])
+@pytest.mark.parametrize("policy", ["drop", "stop"])
+def test_the_order_of_a_topic_that_is_made_anew_begins_anew(cluster, start_consumer, policy, absence):
+    """Whether lookup was asked while the topic was away, or only its nsqd has said that it is not there."""
+    seen = []
+    lookups = [str(each.http_address) for each in cluster.lookupds]
+    polls = {"lookupd_poll_interval": 600} if absence == "short" else {}
+    cluster.create_topic("t", partitions=1, replicas=1, channels=["c"], ordered=True)
+    consumer = start_consumer(
+        "t", "c", (), lookups, order_policy=policy, message_handler=lambda _, m: seen.append(m.body), **polls
+    )
+    violations = hear(consumer, "on_order_violation")
+    until(lambda: consumer.total_ready_count > 0)
+    with Producer((), lookups) as producer, LookupdHTTPClient.from_url(lookups[0]) as client:
+        for body in (b"1", b"2", b"3"):
+            producer.publish("t", body, partition=0)
+        until(lambda: seen == [b"1", b"2", b"3"])
+        client.delete_topic("t", partition="**")
+        said = ("not_connected", "E_TOPIC_NOT_EXIST") if absence == "short" else ("lookup_empty", "")
+        until(lambda: consumer.progress().reason == said[0] and said[1] in consumer.progress().detail)
+        cluster.create_topic("t", partitions=1, replicas=1, channels=["c"], ordered=True)
+        for body in (b"4", b"5"):
+            producer.publish("t", body, partition=0)
+        until(lambda: seen == [b"1", b"2", b"3", b"4", b"5"])
+    assert violations == []
 
 
 # Where a channel begins: on the embedded cluster and on a real nsqd
@@ -523,6 +546,29 @@ def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, beg
     consumer, seen = begin("new", "end")
     finished(consumer, 1)
     assert seen == [b"1"]
+
+
+@pytest.mark.parametrize("garbage", [b'{"topics": [{"channels": "\xff"}]}', b'{"topics": 1}', b"{"])
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+def test_stats_that_cannot_be_read_are_a_mistake_of_the_server(place, start_consumer, monkeypatch, garbage):
+    ask, asked = HttpClient.ask, []
+
+    async def ask_for_garbage(self, loop, method, path, *arguments, **options):
+        reply = await ask(self, loop, method, path, *arguments, **options)
+        if path == "/stats" and not asked:
+            asked.append(path)
+            return msgspec.structs.replace(reply, body=garbage)
+        return reply
+
+    monkeypatch.setattr(HttpClient, "ask", ask_for_garbage)
+    consumer = start_consumer(
+        "t", "new", (), place[1], message_handler=lambda *_: None, start_position="end", max_reconnect_delay=0.1
+    )
+    errors = hear(consumer, "on_error")
+    until(lambda: consumer.total_ready_count > 0)
+    assert asked
+    assert errors
+    assert not [each for each in errors if isinstance(each["error"], InternalError)]
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,7 @@ def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:
 
 IN_A_LOOKUP = """
 import os, threading
-from nsq_fast.client import resolver
+from nsq_fast.client import loop
 
 begun, ended = threading.Event(), threading.Event()
 
@@ -404,14 +404,14 @@ def name_server(*arguments):
 def fork(failed):
     child = os.fork()
     if child == 0:
-        resolver.getaddrinfo = lambda *arguments: []
-        resolver.look_up("localhost", 1)  # nothing of the parent's keeps it
+        loop.getaddrinfo = lambda *arguments: []
+        loop.look_up("localhost", 1)  # nothing of the parent's keeps it
         os._exit(failed())
     assert os.waitpid(child, 0)[1] == 0
 
-resolver.getaddrinfo = name_server
-resolver.FORK_PATIENCE = {patience}
-thread = threading.Thread(target=resolver.look_up, args=("localhost", 1))
+loop.getaddrinfo = name_server
+loop.FORK_PATIENCE = {patience}
+thread = threading.Thread(target=loop.look_up, args=("localhost", 1))
 thread.start()
 begun.wait()
 fork(lambda: {failed})

@@ -277,6 +277,10 @@ def test_a_lookupd_may_be_given_as_text(text):
         poller.stop()
 
 
+def test_one_pair_of_a_host_and_a_port_is_one_lookupd():
+    assert LookupPoller(("h", 1)).lookupds == ("http://h:1",)
+
+
 @pytest.mark.parametrize(
     "bad", ["", [], "ftp://h:1", "http://h:1/path", "http://user:secret@h:1", "h:0", "h:x", "http://:1", [1], 5, None]
 )
@@ -310,18 +314,6 @@ def discovered(make_nsqd, make_lookupd):
 
 
 # By name
-
-
-def test_an_unknown_topic_is_said_and_the_others_go_on(discovered, start_consumer, caplog):
-    nsqd, _, lookup = discovered
-    publish(nsqd, "known", b"one")
-    seen = []
-    handler = lambda _, message: seen.append((message.topic, message.body))  # noqa: E731
-    start_consumer(["unknown", "known"], "ch", message_handler=handler, **lookup)
-    until(lambda: seen == [("known", b"one")])
-    until(lambda: "no nsqlookupd knows topic unknown yet" in caplog.text)
-    publish(nsqd, "unknown", b"two")
-    until(lambda: seen == [("known", b"one"), ("unknown", b"two")])
 
 
 def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, caplog):

@@ -45,22 +45,6 @@ def results_of(results):
 # What goes over the wire
 
 
-def test_each_publish_becomes_its_command(publishing):
-    server, sender = publishing()
-    assert sender.publish("t", b"one") == b"OK"
-    assert sender.publish("t", bytearray(b"two"), defer=0) == b"OK"
-    assert sender.publish("t", memoryview(b"three"), defer=250) == b"OK"
-    parts = (part for part in (b"four", bytearray(b"five"), memoryview(b"six")))
-    assert sender.multipublish("u#ephemeral", parts) == b"OK"
-    assert [command[:3] for command in server.commands] == [
-        ("PUB", "t", ()),
-        ("PUB", "t", ()),
-        ("DPUB", "t", ("250",)),
-        ("MPUB", "u#ephemeral", ()),
-    ]
-    assert server.bodies == [b"one", b"two", b"three", b"four", b"five", b"six"]
-
-
 def test_a_batch_above_max_body_size_is_cut_in_order(publishing):
     server, sender = publishing(max_body_size=100, max_msg_size=90)
     bodies = [bytes([number]) * size for number, size in enumerate([30, 30, 30, 90, 1, 2, 3, 60])]
@@ -219,18 +203,6 @@ def test_nothing_overtakes_what_gathers(publishing, options):
     results += [sender.publish_nowait("t", b"5"), sender.publish_nowait("t", b"6", defer=10)]
     assert all(results_of(results))
     assert server.bodies == numbers(7)
-
-
-def test_a_hundred_greenlets_need_few_commands_and_one_connection(publishing):
-    def work(number):
-        for index in range(20):
-            assert sender.publish("t", b"%d-%d" % (number, index)) == b"OK"
-
-    server, sender = publishing(coalesce=True)
-    gevent.joinall([gevent.spawn(work, number) for number in range(100)], raise_error=True)
-    assert len(set(server.bodies)) == len(server.bodies) == 2000
-    assert len(server.commands) < 500
-    assert len(server.peers) == 1
 
 
 # Callers whose publishes were stored together, or that are interrupted

@@ -19,7 +19,7 @@ from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
-from nsq_fast.protocol.partitioner import murmur3_partition
+from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 0.5
@@ -68,14 +68,6 @@ def test_what_may_succeed_later_is_tried_again(publish_nsqd, new_producer, error
     assert new_producer(server).publish("t", b"x") == b"OK"
     assert server.bodies == [b"x"] * 3
     assert len(server.peers) == (3 if error == b"E_TOPIC_NOT_EXIST " else 1), "it does not wait for a new connection"
-
-
-def test_attempts_are_limited_and_counted(publishing):
-    server, sender = publishing(lambda peer, command: refuse(peer, b"E_PUB_FAILED no space"))
-    with pytest.raises(errors.PublishFailed, match="failed after 3 attempts: E_PUB_FAILED no space") as caught:
-        sender.publish("t", b"x")
-    assert (caught.value.attempts, caught.value.possibly_stored) == (3, True)
-    assert len(server.commands) == 3
 
 
 # No nsqd, no room
@@ -137,7 +129,7 @@ def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_
 
 
 def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
-    monkeypatch.setattr("nsq_fast.protocol.delays.ReconnectDelay.next", lambda *_: 3600.0)
+    monkeypatch.setattr("nsq_fast.protocol.rdy.ReconnectDelay.next", lambda *_: 3600.0)
     address = free_address()
     with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
         sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)

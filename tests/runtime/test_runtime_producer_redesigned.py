@@ -17,8 +17,8 @@ from support.waiting import WAIT, promptly, until
 
 from nsq_fast import LookupdHTTPClient, Producer, Receipt, errors
 from nsq_fast.protocol import publishing
-from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
-from nsq_fast.protocol.topology import Nsqd, Topology
+from nsq_fast.protocol.publishing import hashcode_partition, murmur3_partition
+from nsq_fast.protocol.topology import Nsqd
 
 GATHERING = [{}, {"coalesce": True}, {"linger": 0.005}]
 
@@ -116,15 +116,6 @@ def test_what_such_a_function_does_wrong_is_told(lookup_producer, leaders, funct
             sender.publish("t", b"x", key="k")
         assert sender.publish("t", b"free") == b"OK"
     until(lambda: sender.stats()["held"] == 0)
-
-
-def test_a_partition_is_named_by_its_number(lookup_producer, leaders):
-    sender, _ = lookup_producer(topology(leaders))
-    for number in (2, 0, 2, 1):
-        assert sender.publish("t", b"%d" % number, partition=number) == b"OK"
-    assert sender.multipublish("t", [b"x", b"y"], partition=1) == b"OK"
-    assert sender.multipublish("t", [b"k"], key="hello") == b"OK"
-    assert placed(leaders) == {b"0": 0, b"1": 1, b"2": 2, b"x": 1, b"y": 1, b"k": murmur3_partition("hello", 3)}
 
 
 @pytest.mark.parametrize(
@@ -250,28 +241,6 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"key": 5}, TypeError, "str or bytes"),
-        ({"key": "a", "partition": 1}, errors.ConfigError, "the key names the partition"),
-        ({"key": "\udc80"}, errors.ConfigError, "lone surrogates"),
-        ({"partition": True}, errors.ConfigError, "0 to 1023"),
-        ({"partition": 3}, errors.ConfigError, "has 3 partitions"),
-        ({"trace_id": 1 << 64}, errors.ConfigError, "trace_id"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_once(lookup_producer, leaders, arguments, error, text):
-    sender, _ = lookup_producer(topology(leaders))
-    sender.publish("t", b"first")
-    for publish, body in ((sender.publish, b"x"), (sender.publish_nowait, b"x"), (sender.multipublish, [b"x"])):
-        with pytest.raises(error, match=text):
-            publish("t", body, **arguments)
-    assert sender.publish("t", b"good") == b"OK"
-    assert set(placed(leaders)) == {b"first", b"good"}
-    assert sender.stats()["held"] == sender.stats()["pending"] == 0
 
 
 @pytest.mark.parametrize(
@@ -581,21 +550,6 @@ def test_what_is_tried_again_is_not_overtaken(leading, options, script):
     assert list(dict.fromkeys(log.stored)) == numbers(30)
 
 
-@pytest.mark.parametrize("options", GATHERED)
-def test_callers_of_all_kinds_share_the_order(leading, options):
-    log = Log(b"", NOT_WRITABLE, b"", NOT_LEADER)
-    _, sender, _ = leading(log.answer, **options)
-    results = [sender.publish_nowait("t", b"0", key="k"), gevent.spawn(sender.publish, "t", b"1", key=b"k")]
-    gevent.sleep(0)
-    results += [
-        sender.multipublish("t", [b"2", b"3"], key="k", raise_error=False),
-        sender.publish_nowait("t", b"4", partition=0),
-        sender.publish_nowait("t", memoryview(b"5"), key="other"),
-    ]
-    gevent.joinall(results, timeout=WAIT)
-    assert log.stored == numbers(6)
-
-
 def test_one_command_is_on_its_way_at_a_time(leading):
     nsqd, sender, _ = leading(stay_mute, coalesce=True)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
@@ -661,26 +615,6 @@ def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(leading, opt
     assert sender.stats()["held"] == 0
 
 
-@pytest.mark.parametrize("options", GATHERED)
-@pytest.mark.parametrize("ends", ["moves", "dies"])
-def test_a_leader_that_moves_or_dies(leading, publish_nsqd, options, ends):
-    log = Log()
-    new = publish_nsqd(log.answer, version=REDESIGNED)
-    old, sender, lookup = leading(log.answer, retry_base_delay=1.0, **options)
-    assert sender.publish("t", b"0", key="k") == b"OK"
-    old.answer = stay_mute if ends == "dies" else lambda peer, command: peer.frame(1, NOT_LEADER)
-    results = [sender.publish_nowait("t", body, key="k") for body in numbers(20)[1:]]
-    old.wait_commands(2)
-    if ends == "dies":
-        old.stop()
-    until(lambda: lookup.refreshed)
-    lookup.tell(one(new))
-    gevent.joinall(results, timeout=WAIT)
-    assert all(result.successful() for result in results)
-    assert log.stored == numbers(20)
-    assert len(new.bodies) == 19
-
-
 def test_a_missing_partition_is_never_replaced_by_another(lookup_producer, leaders):
     present = {number: leaders[number] for number in (0, 1)}
     sender, lookup = lookup_producer(topology(present, partition_num=3))
@@ -710,21 +644,6 @@ def test_a_leader_that_is_not_reachable_is_named(lookup_producer):
     assert lookup.refreshed
     with pytest.raises(errors.NoNsqd):
         sender.publish("t", b"x", timeout=0.1)
-
-
-def test_keys_wait_in_order_for_the_first_word_of_lookup(lookup_producer, publish_nsqd):
-    nsqd = publish_nsqd(version=REDESIGNED)
-    sender, lookup = lookup_producer()
-    results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
-    with pytest.raises(errors.NoLeader, match="did not say which partitions"):
-        sender.publish("t", b"x", key="k", timeout=0.05)
-    lookup.tell(one(nsqd))
-    gevent.joinall(results, timeout=WAIT)
-    assert nsqd.bodies == numbers(5)
-    for answer in (Topology(), topology({}, publish_nsqd())):  # one without partitions leaves the leaders as they were
-        lookup.tell(answer)
-        assert sender.publish("t", b"x", key="k") == b"OK"
-        assert sender.publish("t", b"x") == b"OK"
 
 
 @pytest.mark.parametrize("refusal", [NOT_LEADER, b"E_PUB_FAILED exiting", b"E_PUB_FAILED pub to wait channel timeout"])
@@ -821,39 +740,6 @@ def test_publishes_without_key_go_round_a_leader_in_trouble(lookup_producer, lea
         assert sender.publish("t", b"later-%d" % number, timeout=1 if trouble == "moving" else 60) == b"OK"
     assert len(leaders[1].commands) == owed, "then it was left alone"
     assert lookup.refreshed > before
-
-
-def test_an_unknown_outcome_is_not_tried_again_when_duplicates_are_unwanted(leading):
-    for failure in (NOT_WRITABLE, b"E_PUB_FAILED x", None):
-        log = Log(failure)
-        _, sender, _ = leading(log.answer, retry_unknown_outcome=False)
-        with pytest.raises(errors.PublishFailed, match="may have been stored") as caught:
-            sender.publish("t", b"x", key="k")
-        assert caught.value.possibly_stored
-        assert sender.publish("t", b"y", key="k") == b"OK"
-        assert log.attempts == [[b"x"], [b"y"]]
-
-
-def test_a_deadline_or_an_interruption_in_the_middle_keeps_the_order_of_the_others(leading):
-    nsqd, sender, _ = leading(coalesce=True)
-    sender.publish("t", b"first", key="k")  # so that it is connected
-    nsqd.answer = stay_mute
-    late = sender.publish_nowait("t", b"late", key="k", timeout=0.5)
-    nsqd.wait_commands(2)
-    never = sender.publish_nowait("t", b"never", key="k", timeout=0.5)
-    results = [sender.publish_nowait("t", body, key="k") for body in numbers(2)]
-    victim = gevent.spawn(sender.publish, "t", b"interrupted", key="k")
-    gevent.sleep(0)
-    results += [sender.publish_nowait("t", body, key="k") for body in numbers(4)[2:]]
-    victim.kill()
-    gevent.joinall([late, never], timeout=WAIT)
-    assert late.exception.possibly_stored
-    assert not never.exception.possibly_stored
-    nsqd.answer = agree
-    nsqd.peers[0].ok()
-    gevent.joinall(results, timeout=WAIT)
-    assert nsqd.bodies == [b"first", b"late", *numbers(4)]
-    assert sender.stats()["held"] == 0
 
 
 def test_callers_that_waited_for_room_are_not_passed(leading):

@@ -35,7 +35,7 @@ from nsq_fast.errors import InternalError, WrongThread
 
 
 PACKAGE = Path(nsq_fast.__file__).parent
-FACES = ["bridge.py", "columns.py", "consumer.py", "handler_threads.py", "producer.py"]
+FACES = ["bridge.py", "columns.py", "consumer.py", "producer.py"]
 SOURCES = [path for path in sorted((PACKAGE / "client").glob("*.py")) if path.name != "greenlets.py"]
 SOURCES += [PACKAGE / name for name in FACES]
 

@@ -22,9 +22,9 @@ from support.waiting import until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast._codec import Message, TracedReply
+from nsq_fast._record import BOUNDS, Histogram, HistogramStats
 from nsq_fast.broker import NsqdServer
 from nsq_fast.client import trace
-from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
 from nsq_fast.client.trace import (
     ConsumeRecord,
     PublishRecord,

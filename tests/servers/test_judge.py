@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import sequences
 from support.cluster import RedesignedCluster as RealRedesignedCluster
 from support.differential import Stage, embedded_stage, open_stage, real_stage
+from support.sequences import kinds, sequence
 from support.servers import RealLookupd, RealNsqd
 from support.transcripts import Place, judge
 
@@ -21,17 +21,17 @@ from nsq_fast.broker import RedesignedCluster
 
 SLOT = "judge"
 COUNT = 150
-REDESIGNED = {"tcp": sequences.tcp_sequence, "http": sequences.http_sequence}
 
 
-def differing(kind: str, make: Callable[[int], list[Any]], count: int, ours: Any, theirs: Any) -> str:
+def differing(kind: str, count: int, ours: Any, theirs: Any) -> str:
     """The sequences that are answered in two ways, with both transcripts."""
-    found = {seed: judge(make(seed), ours, theirs, f"{kind}{seed}") for seed in range(count)}
+    name = kind.split()[1]
+    found = {seed: judge(sequence(kind, seed), ours, theirs, f"{name}{seed}") for seed in range(count)}
     return "\n".join(line for seed, lines in found.items() if lines for line in (f"{kind} {seed}:", *lines))
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", sequences.ORIGINAL)
+@pytest.mark.parametrize("kind", kinds("original"))
 def test_no_sequence_is_answered_in_two_ways(
     real_nsqd: Callable[..., RealNsqd],
     real_lookupd: Callable[..., RealLookupd],
@@ -41,7 +41,7 @@ def test_no_sequence_is_answered_in_two_ways(
     count = request.config.getoption("--judge-sequences")
     theirs = real_stage(real_nsqd, real_lookupd)
     with embedded_stage() as ours:
-        assert differing(kind, sequences.ORIGINAL[kind], count, ours, theirs) == ""
+        assert differing(kind, count, ours, theirs) == ""
 
 
 def stage_of(cluster: Any, leader: Any, other: Any) -> Stage:
@@ -68,6 +68,6 @@ def ours(theirs: Stage) -> Iterator[Stage]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", REDESIGNED)
+@pytest.mark.parametrize("kind", kinds("redesigned"))
 def test_no_sequence_is_answered_in_two_ways_by_a_redesigned_cluster(ours: Stage, theirs: Stage, kind: str) -> None:
-    assert differing(kind, REDESIGNED[kind], COUNT, ours, theirs) == ""
+    assert differing(kind, COUNT, ours, theirs) == ""

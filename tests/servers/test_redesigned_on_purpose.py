@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support import cluster
 from support.cluster import RedesignedCluster as RealRedesignedCluster
+from support.differential import ACCEPT
 from support.http import ask
-from support.sequences import ACCEPT
 from support.transcripts import ERROR
 from support.waiting import until
 from support.wire import Consumer, WireClient, detail, sized

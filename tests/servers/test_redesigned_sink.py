@@ -21,9 +21,9 @@ from support.spark_ledger import account
 from support.spark_sink import CHANNEL, batch, numbered, taken
 from support.waiting import until
 
-from nsq_fast.protocol.partitioner import murmur3_partition
+from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.sink.task import TaskWriter
+from nsq_fast.spark.sink import TaskWriter
 
 PARTITIONS = 3
 KEYS = 100

@@ -26,7 +26,7 @@ from typing import Any
 from nsq_fast import _dispatch, client
 from nsq_fast._client import SpinReader
 from nsq_fast.client import asyncio_loop, connection, http
-from nsq_fast.protocol import events
+from nsq_fast.protocol import session
 
 EPOCH = 1_000_000.0
 """Where monotonic time begins: not at 0, which means "never" in places."""
@@ -222,7 +222,7 @@ def _replaced(loop: SimLoop, new_socket: Callable[..., Any]) -> Iterator[tuple[A
     yield asyncio_loop, "socket", new_socket
     # What is said of the program, or of the machine, changes where the network cuts the bytes.
     yield connection, "gethostname", lambda: "simulated"
-    yield events, "USER_AGENT", "nsq_fast/simulated"
+    yield session, "USER_AGENT", "nsq_fast/simulated"
     yield http, "__version__", "simulated"
 
     def read_soon(descriptor: int, size: int, microseconds: int) -> bytes | None:

@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nsq_fast.client import connection as connection_module
-from nsq_fast.client import flow, publishes, routing, sender
+from nsq_fast.client import publishes, routing, sender
 from nsq_fast.client.acknowledger import Acknowledger
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.lookup import LookupPoller, PolledTopic, TopicWatch
 from nsq_fast.client.subscription import Subscription
+from nsq_fast.client.subscriptions import Flow
 from nsq_fast.client.transport import Transport
 from nsq_fast.errors import BadMessage, ConnectionLost
 from nsq_fast.protocol import publishing, rdy
-from nsq_fast.protocol.events import Heartbeat
 from nsq_fast.protocol.rdy import Sharing
+from nsq_fast.protocol.session import Heartbeat
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -275,7 +276,7 @@ PLANTED = (
     Planted("what is in flight is not counted", "consumer", _in_flight_not_counted, 16),
     Planted("a failed message is finished", "consumer", _failure_finished, 11),
     Planted("requeues are not sent", "consumer", _set(Connection, "put_requeue", _nothing), 9),
-    Planted("what a lost connection had is shared out no more", "consumer", _set(flow.Flow, "remove", _nothing), 2),
+    Planted("what a lost connection had is shared out no more", "consumer", _set(Flow, "remove", _nothing), 2),
     Planted("a close gives nothing back", "consumer", _set(Subscription, "give_back_unstarted", _nothing), 199),
     Planted("what one lookupd says waits for the others", "lookup", _all_are_waited_for, 69),
     Planted("a topic that nobody knows is not sought", "lookup", _set(PolledTopic, "missing", _nothing), 10),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nsq_fast.aio import Consumer, Producer
+from nsq_fast.client.http import HttpClient, Reply
 from nsq_fast.client.progress import ASK_EVERY, MOVING, REASONS
 from nsq_fast.errors import NsqError
 
@@ -371,6 +372,32 @@ def test_what_waits_is_told_of_its_partition() -> None:
             assert {each.partition: each.depth for each in of_topic.connections} == {0: 1, 1: 0}
 
     in_virtual_time("progress of partitions", scenario)
+
+
+@pytest.mark.parametrize("stats", [b'{"topics": [{"topic_name": "\xff"}]}', b'{"topics": 1}', b"{"])
+def test_stats_that_cannot_be_read_are_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch, stats: bytes) -> None:
+    asked: list[str] = []
+
+    async def ask(self: HttpClient, loop: Any, method: str, path: str, *arguments: Any, **options: Any) -> Reply:
+        if path != "/stats":
+            return await real_ask(self, loop, method, path, *arguments, **options)
+        asked.append(path)
+        return Reply(200, stats, {})
+
+    async def scenario(loop: SimLoop) -> None:
+        stats_of(loop).log.store(b"work")
+        faults: list[NsqError] = []
+        async with consumer_by_lookup() as consumer:
+            consumer.on_error.connect(lambda _, error: faults.append(error), weak=False)
+            await asyncio.sleep(2 * MOVING)
+            await named(loop, consumer, "idle")
+            await asyncio.sleep(MOVING)
+        assert asked
+        assert faults == []
+
+    real_ask = HttpClient.ask
+    monkeypatch.setattr(HttpClient, "ask", ask)
+    in_virtual_time("stats that cannot be read", scenario)
 
 
 def test_an_nsqd_that_pushes_nothing_is_subscribed_to_anew() -> None:

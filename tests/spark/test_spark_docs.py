@@ -44,7 +44,7 @@ def code(text: str) -> list[str]:
 
 
 def test_the_schema_is_as_the_table_says(java: None) -> None:
-    from nsq_fast.spark.schema import spark_schema
+    from nsq_fast.spark.source import spark_schema
 
     (table,) = tables("schema")
     assert [(code(name)[0], kind) for name, kind, _ in table] == [

@@ -37,8 +37,7 @@ from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import arrow_schema, to_batch
 from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, nsqd_client
 from nsq_fast.spark.options import HEADERS_AS, NAMES, SinkOptions, SourceOptions, of_topic
-from nsq_fast.spark.schema import spark_schema
-from nsq_fast.spark.source import check_load, check_use, choose
+from nsq_fast.spark.source import check_load, check_use, choose, spark_schema
 
 # Options as Spark passes them: what they become, what is refused and how it says so, what is never shown.
 

@@ -25,8 +25,7 @@ from nsq_fast.names import Address
 from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
-from nsq_fast.spark.replay.logs import Log, Record, TopicLogs, first_at
-from nsq_fast.spark.replay.position import Identity, Position, start_of
+from nsq_fast.spark.replay.logs import Identity, Log, Position, Record, TopicLogs, first_at, start_of
 from nsq_fast.spark.replay.reading import Assembly, Piece, PieceReader, Route, Run, own_channel, pieces
 from nsq_fast.spark.replay.stream import share_out
 from nsq_fast.spark.versions import ReadAllAvailable, ReadMaxRows

@@ -35,11 +35,11 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.protocol.partitioner import murmur3_partition
+from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.schema import spark_schema
+from nsq_fast.spark.sink import ArrowWriter, stream_writer
 from nsq_fast.spark.sink.plan import COLUMNS, column_names
-from nsq_fast.spark.sink.writer import ArrowWriter, stream_writer
+from nsq_fast.spark.source import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,11 +31,10 @@ from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import BadTopic, ConfigError, NoNsqd, RowInvalid, WriteFailed
-from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
-from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, hashcode_partition, murmur3_partition
 from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.sink import RECEIPTS, TaskReport, TaskWriter, WriteReport
 from nsq_fast.spark.sink.plan import RowKeys, keys_of_batch, keys_of_stream
-from nsq_fast.spark.sink.task import RECEIPTS, TaskReport, TaskWriter, WriteReport
 
 # One task of a write, without Spark: where rows go, what is refused before it is sent, what is said of failures.
 

@@ -38,7 +38,7 @@ from nsq_fast.errors import ConfigError, DataLost
 from nsq_fast.spark import MetricsListener, NsqDataSource
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.lag import SourceState, read_checkpoint
-from nsq_fast.spark.schema import spark_schema
+from nsq_fast.spark.source import spark_schema
 from nsq_fast.spark.versions import TELLS_START
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from nsq_fast.spark import foreach_batch_sink
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayStreamReader
-from nsq_fast.spark.schema import spark_schema
-from nsq_fast.spark.sink.writer import as_batches
+from nsq_fast.spark.sink import as_batches
+from nsq_fast.spark.source import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +134,22 @@ def test_a_function_for_each_batch_publishes_its_rows(spark: SparkSession, broke
     with pytest.raises(Exception, match="row 0 of Arrow batch 0: body is null") as caught:
         sink(spark.sql("select cast(null as string) body"), 1)
     assert "Traceback" not in str(caught.value)
+
+
+def test_a_worker_that_spark_keeps_is_not_searched_for_garbage_as_a_whole_after_each_task(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    import gc
+
+    def spared(batches: Any) -> Any:
+        for batch in batches:
+            yield batch.from_pydict({"objects": [gc.get_freeze_count()]})
+
+    sink = foreach_batch_sink(topic="spared", nsqd_tcp_addresses=broker.nsqd.tcp)
+    sink(spark.range(0, 8, 1, 8).selectExpr("cast(id as string) body"), 0)
+    found = spark.range(0, 8, 1, 8).mapInArrow(spared, "objects long").collect()
+    assert max(row.objects for row in found) > 10_000  # most of what Python and Spark have imported there
+    assert gc.get_freeze_count() == 0  # nothing in the driver
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)

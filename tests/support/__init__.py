@@ -11,7 +11,7 @@ Servers:
 Talking to servers:
     wire, redesigned, http      commands, frames and requests by hand
     transcripts                 the same steps on two servers: differential says how answers are compared, sequences
-                                makes steps, replay has recorded ones
+                                puts steps together at random, replay has recorded ones
 Clients:
     contract        one scenario on every face; loops
     ledger          what clients did with messages, and what it means; scenarios: proofs on a cluster that is well;

@@ -21,11 +21,14 @@ from nsq_fast.names import Address
 
 from . import transcripts
 from .http import Answer, ask, shape
-from .sequences import ACCEPT, REGISTERED
 from .servers import RealLookupd, RealNsqd, ServerProcess
 from .transcripts import ERROR, MESSAGE, Connection, Place, Step, masked
 from .waiting import until
 from .wire import WireClient
+
+ACCEPT = "application/vnd.nsq; version=1.0"
+REGISTERED = "reg"
+"""The channel that the topic without automatic channels has."""
 
 READY = 900.0
 """Seconds that a real cluster may need until a new topic takes publishes."""

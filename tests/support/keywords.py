@@ -23,9 +23,9 @@ tests/support/keywords.py: do not edit.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from .config_source import ConfigSource
-from .producer import Headers
-from .protocol.partitioner import Key
+from .client.dynamic import ConfigSource
+from .client.publishes import Headers
+from .protocol.publishing import Key
 '''
 
 

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import snappy
-from gevent import Timeout, socket
+from gevent import socket
 from gevent.event import Event
 from gevent.server import StreamServer
 
-from nsq_fast._codec import Message
-from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from support.waiting import WAIT
 
@@ -169,42 +167,3 @@ class PeerServer:
     def _check(self) -> None:
         if self._failures:
             raise self._failures[0]
-
-
-class RecordingOwner:
-    """A ConnectionOwner that writes down messages and the end of the connection."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.skipped: list[tuple[Message, NsqError]] = []
-        self.ends: list[NsqError] = []
-        self._changed = Event()
-        self.on_reply = self.on_failed = self.on_answer_failed = self._note
-        self.on_heartbeat = self.on_error = self.on_close_wait = self._note
-
-    def wait(self, condition: Callable[[], Any]) -> None:
-        """Wait until ``condition()`` holds; it is asked after every call."""
-        with Timeout(WAIT, AssertionError(f"not so within {WAIT} s: {condition}")):
-            while not condition():
-                self._changed.clear()
-                self._changed.wait()
-
-    def wait_end(self) -> NsqError:
-        self.wait(lambda: self.ends)
-        (end,) = self.ends
-        return end
-
-    def on_messages(self, conn: Any, messages: list[Message]) -> None:
-        self.messages += messages
-        self._changed.set()
-
-    def on_message_skipped(self, conn: Any, message: Message, error: NsqError) -> None:
-        self.skipped.append((message, error))
-        self._changed.set()
-
-    def on_disconnect(self, conn: Any, error: NsqError) -> None:
-        self.ends.append(error)
-        self._changed.set()
-
-    def _note(self, *_: Any) -> None:
-        self._changed.set()

@@ -13,7 +13,7 @@ from nsq_fast.broker import ClusterProcess
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.names import Address
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.sink.task import TaskReport, TaskWriter
+from nsq_fast.spark.sink import TaskReport, TaskWriter
 
 from .fleet import unanswered
 from .spark_ledger import account

@@ -114,7 +114,7 @@ def test_one_that_is_iterated_and_nobody_can_reach_is_closed_with_a_warning(fill
             assert message.body
             break
 
-    with pytest.warns(ResourceWarning, match="unclosed consumer <nsq_fast.threads.consumer.Consumer t c>") as warned:
+    with pytest.warns(ResourceWarning, match="unclosed consumer <nsq_fast.threads.Consumer t c>") as warned:
         take_one()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Info, generate_latest
+from support.browser import Browser
 
 from nsq_fast import Consumer
 from nsq_fast.cli import main
-from nsq_fast.config import WorkerConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.worker import subscribe
 from nsq_fast.worker.health import (
     WRONG_PROGRAM,
     ConsumerReport,
-    Family,
     Phase,
     ProcessState,
     Report,
@@ -31,11 +34,12 @@ from nsq_fast.worker.health import (
     liveness,
     readiness,
 )
-from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, declared
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, WorkerConfig, declared
 from nsq_fast.worker.status_page import StatusPage
 from nsq_fast.worker.supervisor import GOOD_AFTER, Slot
 
 READY = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 1, 2)])
+LOOKING = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 0, 0)])
 WAITING = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 0, 2)])
 
 
@@ -193,6 +197,7 @@ def state(report: Report, at: float = 100.0, number: int = 0, is_leaving: bool =
     [
         (Snapshot(100.0, (state(READY),)), "", ""),
         (Snapshot(100.0, (state(WAITING),)), "", "orders/billing is connected to 0 of 2"),
+        (Snapshot(100.0, (state(LOOKING),)), "", "orders/billing knows no nsqd that has its topic"),
         (Snapshot(100.0, (state(Report()),)), "", "process 0 (pid 41) is starting"),
         (Snapshot(100.0, (), missing=(0,)), "", "process 0 is to be started again"),
         (Snapshot(100.0, (state(READY),), is_stopping=True), "", "the worker is ending"),
@@ -213,8 +218,12 @@ def test_a_loop_that_does_not_turn_counts_though_its_process_reports() -> None:
     assert not liveness(Snapshot(100.0, (state(blocked),)), 100.0, 5.0).is_well
 
 
-def family(value: float, name: str = "n_total", kind: str = "counter") -> Family:
-    return Family(name.removesuffix("_total"), "Help.", kind, [(name, {"a": "1"}, value), ("n_created", {}, 3.0)])
+def shown(value: float, name: str = "n_total", kind: str = "counter") -> str:
+    return f'# TYPE {name} {kind}\n{name}{{a="\\"1\\\\"}} {value}\n# TYPE n_created gauge\nn_created 3\n'
+
+
+def samples(metrics: Iterable[Any]) -> dict[str, Any]:
+    return {name: value for each in metrics for name, labels, value, *_ in each.samples if labels == {"a": '"1\\'}}
 
 
 def test_counters_never_go_down_whatever_processes_come_and_go() -> None:
@@ -222,24 +231,40 @@ def test_counters_never_go_down_whatever_processes_come_and_go() -> None:
     past, alive, highest, total = Totals(), [0.0], 0.0, 0.0
     for _ in range(300):
         if chance.random() < 0.2:
-            past = past.with_ended([family(alive.pop(chance.randrange(len(alive))))])
+            past = past.with_ended(shown(alive.pop(chance.randrange(len(alive)))))
             alive.append(0.0)
         elif chance.random() < 0.1:
             alive.append(0.0)
         step = float(chance.randrange(5))
         alive[chance.randrange(len(alive))] += step
         total += step
-        (shown,) = past.now([family(each)] for each in alive)
-        assert shown.samples == [("n_total", {"a": "1"}, total)]
+        (found,) = past.now(map(shown, alive))
+        assert (found.name, samples([found])) == ("n", {"n_total": total})
         assert total >= highest
         highest = total
 
 
 def test_gauges_of_processes_that_ended_are_gone_and_levels_do_not_add_up() -> None:
     level = "nsq_fast_consumer_backoff_level"
-    past = Totals().with_ended([family(5, "n", "gauge"), family(9, level, "gauge")])
-    shown = past.now([[family(1, "n", "gauge"), family(each, level, "gauge")] for each in (2, 1)])
-    assert {each.name: each.samples[0][2] for each in shown} == {"n": 2.0, level: 2.0}
+    past = Totals().with_ended(shown(5, "n", "gauge") + shown(9, level, "gauge"))
+    found = past.now(shown(1, "n", "gauge") + shown(each, level, "gauge") for each in (2, 1))
+    assert samples(found) == {"n": 2.0, level: 2.0}
+
+
+def test_what_a_program_says_of_itself_is_said_once_however_many_processes_there_are() -> None:
+    registry = CollectorRegistry()
+    Info("app", "What runs.", registry=registry).info({"version": "3"})
+    (found,) = Totals().now([generate_latest(registry).decode()] * 3)
+    assert [(each.name, each.labels, each.value) for each in found.samples] == [("app_info", {"version": "3"}, 1.0)]
+
+
+@given(st.text(), st.text(), st.floats(0, 1e9))
+def test_figures_of_a_program_arrive_as_they_are(label: str, help: str, value: float) -> None:
+    registry = CollectorRegistry()
+    Counter("n", help, ["a"], registry=registry).labels(label).inc(value)
+    (found,) = Totals().now([generate_latest(registry).decode()])
+    assert found.documentation.strip() == help.strip()
+    assert [(each.labels, each.value) for each in found.samples] == [({"a": label}, value)]
 
 
 def consumed(at: float, *processes: tuple[int, int]) -> Snapshot:
@@ -266,6 +291,35 @@ def test_the_page_for_people_adds_up_processes_and_reckons_rates_of_the_last_sec
     assert 250 < float(found["finished/s"]) < 350
     assert found["processes"] == "2"
     assert found["connected"] == "2 of 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_can_be_read_on_any_screen(browser: Browser, width: int, dark: bool, tmp_path: Path) -> None:
+    reports = [ConsumerReport(name * 12 + "/shipping", True, 1, 2, 1_234_567) for name in ("order", "bill-")]
+    late = Report(Phase.RUNNING, consumers=[*reports, ConsumerReport("orders/billing", True, 0, 0)])
+    page = StatusPage(timeout=60.0)
+    page.show(Snapshot(monotonic(), (state(late, monotonic()), state(late, is_leaving=True)), missing=(1,)), Totals())
+    path = tmp_path / "page.html"
+    path.write_text(page.html())
+    audit = browser.audit(path, width, dark)
+    assert audit.found == []
+    assert audit.words > 300
+    assert (sum(map(int, re.findall(r"\d+", audit.background)[:3])) < 150) is dark
+
+
+def test_where_the_pages_are_is_said_as_a_browser_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsq_fast.worker")
+    page = StatusPage(timeout=5.0)
+    try:
+        page.listen("[::1]:0")
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    page.close()
+    (record,) = caplog.records
+    assert re.match(r"http://\[::1\]:\d+ has / /healthz", record.message)
 
 
 # The configuration of a worker: which source counts, and what is said of what is wrong.

@@ -455,6 +455,26 @@ def consumers():
 
 
 @embedded
+def test_a_collector_of_the_program_that_fails_costs_figures_and_nothing_else(run: Run) -> None:
+    program = """
+from prometheus_client import REGISTRY
+
+class Failing:
+    def describe(self):
+        return []
+
+    def collect(self):
+        raise RuntimeError("the database is away")
+
+REGISTRY.register(Failing())
+"""
+    worker = run(program + HANDLER).ready()
+    assert worker.probed("/healthz")["ok"]
+    assert worker.asked("/metrics")[0] == 200
+    assert worker.log().count("the database is away") == 1
+
+
+@embedded
 def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER, "--processes", "2").ready()
     before = worker.children()

@@ -1,10 +1,12 @@
 """What clients have in common whose calls block, in greenlets or in threads: they publish what the job asks for, and
-consume; those on gevent also what they have published themselves.
+consume, also what they have published themselves.
 """
 
 from threading import Lock
 from time import time_ns
 
+from gevent import get_hub, joinall, sleep, spawn
+from gevent.lock import Semaphore
 from meter import STAMP_BYTES, Alarm, seconds_until, stamp_of, stamped, ticks
 
 READ = 1
@@ -14,9 +16,12 @@ LOCK = Lock()
 class Blocking:
     """One client. ``kind()`` does what the job is about.
 
-    A subclass has ``make_consumer(handler)``, ``make_producer()``, ``sleep``, ``run_all(functions)``, and for an open
-    loop and a roundtrip ``publish_nowait(producer, topic, body)``, whose result has ``rawlink`` and ``get``.
+    A subclass has ``make_consumer(handler)``, ``make_producer()``, and for an open loop and a roundtrip
+    ``publish_nowait(producer, topic, body)``, whose result has ``rawlink`` and ``get``; where it is not of greenlets
+    also ``sleep`` and ``run_all(functions)``.
     """
+
+    sleep = staticmethod(sleep)
 
     def __init__(self, job, meter):
         self.job, self.meter = job, meter
@@ -123,26 +128,12 @@ class Blocking:
                 result.rawlink(answered(due))
         result.get()
 
-
-class OnGevent(Blocking):
-    """The same in greenlets."""
-
-    @property
-    def sleep(self):
-        from gevent import sleep
-
-        return sleep
-
     @staticmethod
     def run_all(functions):
-        from gevent import joinall, spawn
-
         joinall([spawn(function) for function in functions], raise_error=True)
 
     def punctual_ticks(self, count):
         """``ticks``, each when it is due; greenlets run meanwhile."""
-        from gevent import get_hub, sleep
-
         try:
             alarm = Alarm()
         except OSError:
@@ -162,9 +153,6 @@ class OnGevent(Blocking):
 
     def roundtrip(self):
         """Consume what is published, with as many messages under way as the job says, or at its rate."""
-        from gevent import spawn
-        from gevent.lock import Semaphore
-
         window = Semaphore(self.job["concurrency"])
         producer = self.make_producer()
         producer.start()

@@ -9,8 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from nsq_fast.spark.arrow_rows import arrow_schema
-from nsq_fast.spark.options import DEFAULT_COLUMNS
-from nsq_fast.spark.schema import spark_schema
+from nsq_fast.spark.options import COLUMNS, DEFAULT_COLUMNS
 from nsq_fast.spark.versions import SupportsTriggerAvailableNow
 
 BATCH_ROWS = 10_000
@@ -22,7 +21,7 @@ class ReadySource(DataSource):
         return "ready"
 
     def schema(self):
-        return spark_schema(DEFAULT_COLUMNS)
+        return ", ".join(f"{name} {COLUMNS[name]}" for name in DEFAULT_COLUMNS)
 
     def reader(self, schema):
         return ReadyReader(int(self.options["rows"]))

@@ -3,20 +3,17 @@
 from ssl import CERT_REQUIRED
 
 import gnsq
-from blocking import OnGevent
-from meter import Meter, settings
+from blocking import Blocking
+from meter import Meter, connection_options, settings
 
 job = settings()
 NSQDS = ["{}:{}".format(*address) for address in job["nsqds"]]
-OPTIONS = {job["compression"]: True} if job["compression"] else {}
-if job["tls"]:
-    OPTIONS["tls_v1"] = True
+OPTIONS = connection_options(job)
+if job["tls"]:  # as gnsq has it
     OPTIONS["tls_options"] = {"ca_certs": job["cafile"], "cert_reqs": CERT_REQUIRED}
-if job["unbuffered"]:
-    OPTIONS["output_buffer_size"] = -1
 
 
-class Gnsq(OnGevent):
+class Gnsq(Blocking):
     def make_consumer(self, handle):
         options = {"max_in_flight": job["max_in_flight"], "message_handler": handle, **OPTIONS}
         return gnsq.Consumer(job["topic"], job["channel"], nsqd_tcp_addresses=NSQDS, **options)

@@ -18,7 +18,7 @@ import time
 from itertools import cycle, islice
 from threading import Thread
 
-from blocking import OnGevent
+from blocking import Blocking
 from meter import Meter, client_options, connection_options, settings
 
 job = settings()
@@ -29,7 +29,7 @@ KEYS = [b"%d" % number for number in range(1000)]
 """Made beforehand: the publishes are measured, not the keys."""
 
 
-class NsqFast(OnGevent):
+class NsqFast(Blocking):
     publish_nowait = staticmethod(Producer.publish_nowait)
 
     def make_consumer(self, handle):

@@ -20,7 +20,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from meter import emit, peak_kib, settings
+from meter import Meter, emit, settings
 
 BATCHES = 8
 PARTITIONS = 2
@@ -47,8 +47,8 @@ def work_on(work, folder):
     """Warm up, then measure: ``work`` gets the path of a place of its own, how many rows, and what measures."""
     if job["mode"] != "cold":
         for number in range(WARMUPS):
-            work(f"{folder}_warmup{number}", job["count"] // 2, Unmeasured)
-    work(f"{folder}_measured", job["count"], Measured)
+            work(f"{folder}_warmup{number}", job["count"] // 2, Warmup(job))
+    work(f"{folder}_measured", job["count"], OfAll(job))
 
 
 # Without Spark
@@ -69,7 +69,7 @@ def publish(count, wait=lambda: None):
         pool.join(raise_error=True)
 
 
-def publish_in_two(folder, rows, kind):
+def publish_in_two(folder, rows, meter):
     topic = f"{job['topic']}_{folder}"
     half = json.dumps({**job, "variant": "one of two", "count": rows // 2, "topic": topic})
     both = [
@@ -78,11 +78,11 @@ def publish_in_two(folder, rows, kind):
     ]
     for each in both:
         each.stdout.readline()
-    measured = kind()
+    meter.start()
     for each in both:
         each.stdin.close()
     failed = [each for each in both if each.wait()]
-    measured.report(rows)
+    meter.report(rows)
     delete(topic)
     if failed:
         raise SystemExit("a producer failed")
@@ -103,7 +103,7 @@ def session(folder):
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
     import nsq_fast.spark
-    from nsq_fast.spark.trace.session import local_session
+    from nsq_fast.spark.trace import local_session
 
     spark = local_session(f"local[{PARTITIONS}]", settings={"spark.local.dir": folder})
     nsq_fast.spark.register(spark)
@@ -112,7 +112,7 @@ def session(folder):
     return spark
 
 
-def stream(spark, folder, rows, kind):
+def stream(spark, folder, rows, meter):
     size = job["count"] // BATCHES
     options = {"maxOffsetsPerTrigger": size, "journal": f"{folder}/journal"}
     reader = source(spark.readStream, rows, {"perbatch": size} if is_floor else options)
@@ -122,29 +122,29 @@ def stream(spark, folder, rows, kind):
         time.sleep(POLL)
         if query.exception() is not None:
             raise SystemExit(str(query.exception()))
-    measured = kind()
+    meter.start()
     query.awaitTermination()
     found = sum(each["numInputRows"] for each in query.recentProgress)
     if found != rows:
         raise SystemExit(f"{found} rows of {rows} were read")
-    measured.report(rows - done)
+    meter.report(rows - done)
 
 
-def read(spark, folder, rows, kind):
+def read(spark, folder, rows, meter):
     through = {"consume": "true", "journal": f"{folder}/journal"} if job["mode"] == "read" else {}
     reader = source(spark.read, rows, {} if is_floor else through)
-    measured = kind()
+    meter.start()
     reader.load().write.format("noop").mode("append").save()
-    measured.report(rows)
+    meter.report(rows)
 
 
-def write(spark, folder, rows, kind):
+def write(spark, folder, rows, meter):
     frame = spark.range(0, rows, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {job['size']}) as binary) body")
     topic = f"{job['topic']}_{Path(folder).name}"
     writer = frame.write.format("nsq").option("nsqd_tcp_addresses", address("nsqds")).option("topic", topic)
-    measured = kind()
+    meter.start()
     writer.mode("append").save()
-    measured.report(rows)
+    meter.report(rows)
     delete(topic)
 
 
@@ -190,23 +190,6 @@ def address(of):
 # What is measured
 
 
-class Unmeasured:
-    def report(self, rows):
-        pass
-
-
-class Measured:
-    """From when it is made to its report."""
-
-    def __init__(self):
-        emit(event="started")
-        self.cpu, self.began = cpu_seconds(), time.perf_counter()
-
-    def report(self, rows):
-        seconds, cpu = time.perf_counter() - self.began, cpu_seconds() - self.cpu
-        emit(event="result", messages=rows, seconds=seconds, cpu_seconds=cpu, peak_kib=peak_kib(), latency_us=[])
-
-
 def cpu_seconds():
     """User and system time of this process, and of all that came from it, those that have ended too."""
     found = {int(name): fields for name in os.listdir("/proc") if name.isdigit() and (fields := fields_of(name))}
@@ -214,6 +197,14 @@ def cpu_seconds():
     while more := {pid for pid, fields in found.items() if pid not in ours and int(fields[1]) in ours}:
         ours |= more
     return sum(sum(map(int, found[pid][11:15])) for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+class OfAll(Meter):
+    cpu = staticmethod(cpu_seconds)
+
+
+class Warmup(Meter):
+    emit = staticmethod(lambda **event: None)
 
 
 def fields_of(pid):

@@ -30,9 +30,8 @@ from gevent import sleep
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.columns import ColumnSubscription
-from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
+from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError, counted
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
-from nsq_fast.printable import counted
 from nsq_fast.spark.options import SourceOptions
 
 from .files import open_storage

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from nsq_fast.errors import ConfigError, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
+from nsq_fast.errors import ConfigError, JournalError, JournalMissing, JournalStorageFailed, JournalTaken, counted
 from nsq_fast.log_events import SPARK_ORPHANS
-from nsq_fast.printable import counted
 from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage

@@ -13,8 +13,7 @@ from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replay
 from nsq_fast.spark.options import BEGINS, EARLIEST, ENDS, SourceOptions
 from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_tracebacks, plain_errors, show_tracebacks
 
-from .logs import Log, Resolver, TopicLogs, check_parts, checked_loss
-from .position import Offsets
+from .logs import Log, Offsets, Resolver, TopicLogs, check_parts, checked_loss
 from .reading import ReadsPieces, Route, pieces
 
 logger: logging.Logger = logging.getLogger(__name__)

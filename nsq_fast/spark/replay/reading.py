@@ -48,8 +48,7 @@ from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import InputPartition, plainly
 
-from .logs import Log, TopicLogs, checked_loss
-from .position import TopicOffsets
+from .logs import Log, TopicLogs, TopicOffsets, checked_loss
 
 logger: logging.Logger = logging.getLogger(__name__)
 

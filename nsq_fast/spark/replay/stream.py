@@ -31,8 +31,22 @@ from nsq_fast.spark.versions import (
     plain_errors,
 )
 
-from .logs import Log, Resolver, TopicLogs, check_parts, checked_loss, ends_before, lost_end
-from .position import Identity, Offsets, Position, TopicOffsets, by_topic, distance, start_of
+from .logs import (
+    Identity,
+    Log,
+    Offsets,
+    Position,
+    Resolver,
+    TopicLogs,
+    TopicOffsets,
+    by_topic,
+    check_parts,
+    checked_loss,
+    distance,
+    ends_before,
+    lost_end,
+    start_of,
+)
 from .reading import ReadsPieces, Route, pieces
 
 logger: logging.Logger = logging.getLogger(__name__)

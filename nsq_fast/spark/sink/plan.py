@@ -22,13 +22,11 @@ from nsq_fast._codec import Records, group_rows
 from nsq_fast.client.trace import new_trace_id
 from nsq_fast.columns import ColumnProducer, TopicLayout
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
-from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, RowInvalid
+from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, RowInvalid, counted
 from nsq_fast.names import check_topic, is_valid_name
-from nsq_fast.printable import counted
-from nsq_fast.protocol.partitioner import key_partitioner
-from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, key_partitioner
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.schema import BODY
+from nsq_fast.spark.source import BODY
 
 _PARTITIONED_ONLY = ("partition", "key", "trace_id", "headers", "tag")
 

@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsq_fast.errors import counted
 from nsq_fast.page import DASHES
 from nsq_fast.page import STYLE as PAGE_STYLE
 from nsq_fast.page import duration as tick_duration
-from nsq_fast.printable import counted
 
 from .schema import COUNTS, FAULTS, POINTS, SHARES, Channel, Figures, TraceGroup
 

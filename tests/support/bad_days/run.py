@@ -13,7 +13,7 @@ from gevent import sleep
 
 from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.protocol.partitioner import murmur3_partition
+from nsq_fast.protocol.publishing import murmur3_partition
 from support.fleet import Fleet
 from support.ledger import Kind, Ledger, Row, is_refused_by_cluster, merged, read
 from support.scenarios import new_topic
