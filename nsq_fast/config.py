@@ -325,6 +325,10 @@ class ConnectionConfig(Config, frozen=True):
     deflate: bool = option(False, "compress the connection with deflate")
     deflate_level: int = option(6, "deflate level", minimum=1, maximum=9)
     auth_secret: str | bytes | None = option(None, "secret for AUTH", secret=True)
+    auth_secret_file: str | None = option(
+        None, "file that the secret for AUTH is read from for each connection; ends of lines behind it do not count",
+        kind=str,
+    )  # fmt: skip
     topology_region: str | None = option(None, "region of this client, for zone-aware servers", kind=str)
     topology_zone: str | None = option(None, "zone of this client, for zone-aware servers", kind=str)
     desired_tag: str | None = option(None, "redesigned: receive messages with this tag only", kind=str)
@@ -353,6 +357,8 @@ class ConnectionConfig(Config, frozen=True):
             raise ConfigError("auth_secret='***': must be str or bytes, or None")
         if self.auth_secret is not None and not self.auth_secret:
             raise ConfigError("auth_secret: it is empty; give the secret, or None where no nsqd asks for AUTH")
+        if self.auth_secret is not None and self.auth_secret_file is not None:
+            raise ConfigError("auth_secret with auth_secret_file: which of the two is meant? Give one")
         if self.ext_filter is not None:
             _check_ext_filter(self.ext_filter)
         if self.desired_tag is not None and len(self.desired_tag) > MAX_TAG_SIZE:

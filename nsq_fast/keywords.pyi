@@ -29,6 +29,7 @@ class ConnectionKeywords(TypedDict, total=False):
     deflate: bool
     deflate_level: int
     auth_secret: str | bytes | None
+    auth_secret_file: str | None
     topology_region: str | None
     topology_zone: str | None
     desired_tag: str | None

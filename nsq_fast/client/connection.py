@@ -68,7 +68,7 @@ from nsq_fast.protocol.session import (
 )
 
 from .loop import Event
-from .transport import Transport
+from .transport import Transport, with_secret
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -801,6 +801,7 @@ async def shake_hands(
 
     Raises what the server, the session or the transport raises, AuthFirst when a secret is missing.
     """
+    session.config = with_secret(session.config)
     await transport.send_all(session.connect(), deadline)
     ready: Ready | None = None
     while ready is None:

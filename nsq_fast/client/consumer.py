@@ -44,7 +44,7 @@ from .loop import Event, check_end_timeout
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Flow, Subscriber, Subscriptions
-from .transport import check_tls_options
+from .transport import check_files
 from .workers import Pool, Pools, Worker, check_handler
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             raise ConfigError("message_handler and batch_handler are both given: choose one")
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"name={name!r}: must be a string, or None")
-        check_tls_options(self.connection_config)
+        check_files(self.connection_config)
         if self.config.ordered and (rate := self.connection_config.sample_rate):
             raise ConfigError(f"ordered=True with sample_rate={rate}: ordered messages cannot be sampled; choose one")
         self.name: str = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"

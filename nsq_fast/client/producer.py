@@ -25,7 +25,7 @@ from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Form
 from .loop import Event
 from .publishes import Composer, Group, Publish, PublishOptions, check_defer, check_timeout
 from .sender import Sender
-from .transport import check_tls_options
+from .transport import check_files
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,7 +71,7 @@ class ProducerCore(ProducerPath):
         self.lookupd_http_addresses: list[Any] = listed(lookupd_http_addresses, "lookupd_http_addresses")
         if not self.nsqd_addresses and not self.lookupd_http_addresses:
             raise ConfigError("nsqd_tcp_addresses or lookupd_http_addresses is needed: there is nowhere to publish to")
-        check_tls_options(self.connection_config)
+        check_files(self.connection_config)
         self._is_running = False
         self._is_closed = False
         self._is_closing = False

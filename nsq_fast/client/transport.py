@@ -317,8 +317,27 @@ class Transport(TransportPath):
                 close_descriptor(descriptor)
 
 
-def check_tls_options(config: ConnectionConfig) -> None:
-    """Raise ConfigError for ``tls_options`` that no connection could use."""
+def with_secret(config: ConnectionConfig) -> ConnectionConfig:
+    """The config of one connection: its ``auth_secret`` as ``auth_secret_file`` has it now. Raises OSError."""
+    path = config.auth_secret_file
+    if path is None:
+        return config
+    try:
+        with open(path, "rb") as file:
+            secret = file.read().rstrip(b"\r\n")
+    except OSError as error:
+        raise OSError(f"auth_secret_file {path}: {error.strerror}") from error
+    if not secret:
+        raise OSError(f"auth_secret_file {path}: it is empty")
+    return config.replace(auth_secret=secret, auth_secret_file=None)
+
+
+def check_files(config: ConnectionConfig) -> None:
+    """Raise ConfigError for ``tls_options``, or an ``auth_secret_file``, that no connection could use."""
+    try:
+        with_secret(config)
+    except OSError as error:
+        raise ConfigError(str(error)) from error
     if config.tls_v1:
         from .layers import client_context  # which needs ssl
 

@@ -272,13 +272,17 @@ def auth_server():
         yield str(server.address)
 
 
-def test_auth_at_servers(make_nsqd, auth_server, subscribe):
+def test_auth_at_servers(make_nsqd, auth_server, subscribe, tmp_path):
     tcp = make_nsqd(f"-auth-http-address={auth_server}").tcp_address
     with nsq_fast.Producer([tcp], auth_secret="geheim") as producer:
         producer.publish("t", b"one")
     with subscribe(tcp, auth_secret=b"geheim") as subscription:
         subscription.set_rdy(1)
         assert drain(subscription, 1) == [b"one"]
+    file = tmp_path / "secret"
+    file.write_text("geheim\n")
+    with subscribe(tcp, auth_secret_file=str(file)):
+        pass
     with pytest.raises(ConnectFailed, match="E_UNAUTHORIZED") as refused:
         subscribe(tcp, auth_secret="guessed")
     assert "guessed" not in str(refused.value)

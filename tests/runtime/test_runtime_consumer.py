@@ -11,7 +11,7 @@ from support.processes import run_quietly
 from support.scripted_nsqd import frame
 from support.waiting import holds, promptly, until
 
-from nsq_fast import Consumer, threads
+from nsq_fast import Consumer, Producer, threads
 from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
 
@@ -127,6 +127,36 @@ def test_auth_is_told(servers):
     with consumer:
         server.connection()
     assert told == [(server.address, "me")]
+
+
+def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, tmp_path, caplog):
+    """As those that expire, or are changed every month: nothing is restarted, and half a file is waited out."""
+    secrets = []
+
+    def take(connection, command):
+        secrets.append(connection.secret)
+        connection.send(frame(0, b'{"identity": "me", "identity_url": "", "permission_count": 1}'))
+
+    server = servers({"auth_required": True}, {b"AUTH": take})
+    file = tmp_path / "secret"
+    file.write_text("old\n")
+    options = {"auth_secret_file": str(file), "max_reconnect_delay": 0.02}
+    with Consumer("t", "c", str(server.address), message_handler=ignore, **options):
+        server.connection()
+        file.write_text("")
+        server.connections[0].close()
+        until(lambda: f"auth_secret_file {file}: it is empty" in caplog.text)
+        file.write_text("new\r\n")
+        until(lambda: len(secrets) == 2)
+    assert secrets == [b"old", b"new"]
+    assert "old" not in caplog.text
+
+
+def test_a_secret_that_cannot_be_read_is_refused_where_it_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"auth_secret_file .*nowhere: No such file"):
+        Producer("127.0.0.1:1", auth_secret_file=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="which of the two"):
+        Producer("127.0.0.1:1", auth_secret_file=__file__, auth_secret="x")
 
 
 # Handlers that have not run when they return: refused when they are given, or when a message shows it

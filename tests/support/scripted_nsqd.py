@@ -44,6 +44,7 @@ class ScriptedConnection(Peer):
     Attributes:
         commands: what came after the magic, as (word, arguments...) of bytes, IDENTIFY included.
         identify: the decoded IDENTIFY body.
+        secret: what AUTH brought.
     """
 
     def __init__(self, server: ScriptedNsqd, sock: socket.socket) -> None:
@@ -91,6 +92,8 @@ class ScriptedConnection(Peer):
                 body = self.read_body() if command[0] in (b"IDENTIFY", b"AUTH") else b""
                 if command[0] == b"IDENTIFY":
                     self.identify = json.loads(body)
+                elif command[0] == b"AUTH":
+                    self.secret = body
                 self.commands.append(command)
                 self.server.reply(self, command)
                 self._tell()
