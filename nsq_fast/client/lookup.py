@@ -514,10 +514,6 @@ class LookupPoller:
         """URLs of the lookupds that are asked: the configured ones, and those learnt from them."""
         return tuple(str(lookupd.endpoint) for lookupd in self._lookupds)
 
-    @property
-    def is_running(self) -> bool:
-        return self._life is not None
-
     def start(self, loop: Loop, supervisor: Supervisor | None = None) -> None:
         """Begin to poll, at once, on a loop; ``supervisor``: of the owner. Does nothing when it runs already."""
         self._check_thread("LookupPoller.start()")

@@ -29,7 +29,7 @@ which the next one shows. An nsqd that says twice that messages wait, and sends 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
@@ -465,14 +465,10 @@ class ConsumerObserver:
         from .http import Endpoint, HttpClient  # where nsqds are configured, none is asked
 
         consumer = self._consumer
-        client = HttpClient(
-            Endpoint("http", http), timeout=consumer.lookup_config.lookupd_timeout, max_reply_size=MOST_BYTES
-        )
+        timeout = consumer.lookup_config.lookupd_timeout
         query = {"format": "json", "topic": topic, "channel": consumer.channel, "include_clients": "false"}
-        try:
+        with closing(HttpClient(Endpoint("http", http), timeout=timeout, max_reply_size=MOST_BYTES)) as client:
             reply = await client.ask(consumer.loop, "GET", "/stats", {**query, "needClients": "false"})
-        finally:
-            client.close()
         return msgspec.json.decode(unwrap(reply.body), type=_Stats).topics or []
 
     def _take(self, topics: list[_Topic], subscribers: list[Subscriber]) -> None:

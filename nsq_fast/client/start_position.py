@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import datetime
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -161,13 +162,11 @@ class Starter:
         from .http import Endpoint, HttpClient  # it may be the first question over HTTP
 
         timeout = self._consumer.lookup_config.lookupd_timeout
-        client = HttpClient(Endpoint("http", nsqd.http), timeout=timeout, headers={"Accept": ACCEPT})
-        try:
-            await self._place(client, target, position)
-        except HttpError as error:
-            raise _cause(error, target, position) from error
-        finally:
-            client.close()
+        with closing(HttpClient(Endpoint("http", nsqd.http), timeout=timeout, headers={"Accept": ACCEPT})) as client:
+            try:
+                await self._place(client, target, position)
+            except HttpError as error:
+                raise _cause(error, target, position) from error
         self._done.add(target.partition)
 
     async def _place(self, client: HttpClient, target: Target, position: str) -> None:

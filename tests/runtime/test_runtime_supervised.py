@@ -27,7 +27,7 @@ from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.client.admin import LookupPoller
 from nsq_fast.client.greenlets import Loop
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import InternalError, WrongThread
+from nsq_fast.errors import InternalError, LookupFailed, WrongThread
 
 # A fault of ours in a background greenlet is logged and told, and ends nothing for good: shown for each loop there is.
 #
@@ -264,7 +264,8 @@ class Running:
         self.subscription.set_rdy(1)
         assert self.subscription.fetch(10.0).count == 1
         assert self.consumer.is_running
-        assert self.poller.is_running
+        with pytest.raises(LookupFailed):  # not NotRunning
+            self.poller.wait_topology("topic", 0.0)
 
     def close(self) -> None:
         for each in (self.consumer, self.producer, self.columns, self.subscription):
