@@ -13,10 +13,11 @@ A ``ProducerConnection`` is the place of one connection to one nsqd, renewed for
 |            | be tried again, and could nowhere else           |                                                    |
 | any        | ``stop``                                         | ended, after what was written is flushed           |
 
-An open connection is silent, too, when it is stalled, when its heartbeat is overdue, or when the system sends what was
-written again and again because nobody acknowledges it. Then, and while publishes wait for a connection, a try to
-connect begins every ``TRY_INTERVAL``, whether or not those before it have ended: what packets got lost with is sent
-again only after pauses that double, so the try that begins next after a network is whole again is the first to succeed.
+An open connection is silent, too, when it is stalled and no reply at all has come for ``attempt_timeout``, when its
+heartbeat is overdue, or when the system sends what was written again and again because nobody acknowledges it. Then,
+and while publishes wait for a connection, a try to connect begins every ``TRY_INTERVAL``, whether or not those before
+it have ended: what packets got lost with is sent again only after pauses that double, so the try that begins next after
+a network is whole again is the first to succeed.
 
 The ``Sender`` writes commands to open connections. A reply ends the publishes of its command; a failure goes, for each
 of them, through the table in ``protocol.publishing``; a deadline ends a publish wherever it is. A command whose
@@ -382,12 +383,16 @@ class ProducerConnection(ConnectionOwner[Connection]):
     def look(self) -> None:
         """See whether a reply is late, and whether the server is still there. Call it at even intervals."""
         conn = self.conn
-        if conn is None or self.owed:
+        if conn is None:
             return
         tokens = conn.session.tokens()
         first = tokens[0] if tokens else None
         self._first_looks = self._first_looks + 1 if first is self._first else 0
         self._first = first
+        if self.owed:
+            if self._is_silent:
+                self._begin()
+            return
         if self._sample is None or self._sample.conn is not conn:  # the reply has come
             self._sample = tokens[-1] if tokens else None
             self._looks = 0
@@ -414,7 +419,8 @@ class ProducerConnection(ConnectionOwner[Connection]):
             extra=CONNECTION_STALLED,
         )
         self._sender.link_stalled(self)
-        self._begin()
+        if self._is_silent:
+            self._begin()
 
     def has_replied_late(self, conn: Connection) -> None:
         """The reply to a command that was overdue has come, or will not come any more."""
@@ -454,8 +460,12 @@ class ProducerConnection(ConnectionOwner[Connection]):
     @property
     def _is_silent(self) -> bool:
         conn = self.conn
+        # A server that is late and replies to one command after the other is slow: on another connection it would get
+        # the same publishes again, and be slower still.
         return conn is not None and (
-            bool(self.owed) or conn.last_received_at == self._silent_since or conn.is_unheard()
+            (bool(self.owed) and self._first_looks >= self._sender.looks)
+            or conn.last_received_at == self._silent_since
+            or conn.is_unheard()
         )
 
     def _may_give_up(self, conn: Connection) -> bool:

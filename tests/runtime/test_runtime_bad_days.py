@@ -460,6 +460,22 @@ def test_a_server_that_is_slow_is_not_given_up(publish_nsqd: Nsqds, new_producer
     assert (nsqd.bodies, len(nsqd.peers)) == ([b"x"], 1)
 
 
+def test_a_server_that_replies_to_one_command_after_the_other_is_not_given_up(
+    publish_nsqd: Nsqds, new_producer: Producers
+) -> None:
+    """Although the last of many replies comes later than ``attempt_timeout``."""
+
+    def answer_slowly(peer: Peer, command: Command) -> None:
+        gevent.sleep(0.2)  # sleep: what it takes to store one
+        peer.ok()
+
+    nsqd = publish_nsqd(answer_slowly)
+    sender = new_producer(nsqd, attempt_timeout=0.6, publish_timeout=NEVER)
+    results = [sender.publish_nowait(f"t{number}", b"%d" % number) for number in range(12)]
+    assert [each.get(timeout=WAIT) for each in results] == [b"OK"] * len(results)
+    assert (nsqd.bodies, len(nsqd.peers)) == ([b"%d" % number for number in range(12)], 1)
+
+
 @on_linux
 def test_what_nobody_acknowledges_for_write_timeout_ends_the_connection(
     publish_nsqd: Nsqds, new_producer: Producers
