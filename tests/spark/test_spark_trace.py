@@ -567,7 +567,7 @@ def check(spark: SparkSession, expected: dict[str, list[str]], stream: Path) -> 
 def test_a_stream_that_is_started_again_writes_what_a_batch_writes(
     spark: SparkSession, expected: dict[str, list[str]], batch: Path, tmp_path: Path
 ) -> None:
-    feed = Feed(tmp_path, 4)
+    feed = Feed(tmp_path, 3)
     feed.give(2)
     tables = run_stream(spark, feed)
     decided = read_table(spark, tables, "lives").count()
