@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from gevent import get_hub, getcurrent, spawn
 
 from nsq_fast.broker.auth import authorize, require_permission
 from nsq_fast.broker.connection import (
@@ -18,12 +21,13 @@ from nsq_fast.broker.connection import (
     STATE_SUBSCRIBED,
     Connection,
     Dropped,
-    KnownPub,
     frame,
 )
 from nsq_fast.broker.go import decode_json, quote, text
 from nsq_fast.broker.identify import Negotiation
 from nsq_fast.broker.message import ID_SIZE, Exiting, FatalError, NotOwner
+from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.topic import Topic
 from nsq_fast.names import is_valid_name
 
@@ -107,8 +111,8 @@ class CommandSet:
         end = len(data)
         while at < end:
             begin, known = at, conn.known
-            if known is not None and data.startswith(known.line, at):
-                at = _publish_again(conn, known, data, at, may_wait=may_wait)
+            if known is not None and data.startswith(known[0], at):
+                at = _publish_again(conn, *known, data, at, may_wait=may_wait)
             elif data.startswith(b"FIN ", at) and conn.channel is not None:
                 ids, stop = _fin_run(data, at, has_binary_ids=self.has_binary_ids)
                 if ids:
@@ -384,16 +388,17 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "PUB", topic, topic.put_many, [data[at + 4 : end]])
     conn.send(OK)
-    conn.known = KnownPub(b" ".join(params) + b"\n", topic, conn.nsqd.options)
+    conn.known = b" ".join(params) + b"\n", topic, conn.nsqd.options
     return end
 
 
-def _publish_again(conn: Connection, known: KnownPub, data: bytes, begin: int, *, may_wait: bool) -> int:
+def _publish_again(
+    conn: Connection, line: bytes, topic: Topic, options: NsqdOptions, data: bytes, begin: int, *, may_wait: bool
+) -> int:
     """Whole and faultless PUBs that follow each other, and have the line of one before; where they end.
 
     A client that does not wait for each reply sends them in long runs.
     """
-    line, topic, options = known
     if topic.is_exiting or options is not conn.nsqd.options:
         conn.known = None
         return begin
@@ -410,12 +415,36 @@ def _publish_again(conn: Connection, known: KnownPub, data: bytes, begin: int, *
             break
         at = body_at + size
         bodies.append(data[body_at:at])
-    if not may_wait and topic.is_durable and conn.nsqd.waits_for_disk(topic, len(bodies)):
+    if not bodies:
         return begin
-    if bodies:
+    if may_wait:
         _publish(conn, "PUB", topic, topic.put_many, bodies)
-        conn.send(OK if len(bodies) == 1 else OK * len(bodies))
+        conn.send(OK * len(bodies))
+        return at
+    if at < len(data):
+        return begin  # what follows would overtake it
+    if not topic.gathered:
+        get_hub().loop.run_callback(_publish_gathered, topic)
+    topic.gathered.append((conn, bodies))
     return at
+
+
+def _publish_gathered(topic: Topic) -> None:
+    """Publish what connections have brought in one turn of the hub: with one write, and one look at each channel."""
+    bodies = list(itertools.chain.from_iterable(bodies for _, bodies in topic.gathered))
+    nsqd = topic.gathered[0][0].nsqd
+    if getcurrent() is get_hub() and nsqd.waits_for_disk(topic, len(bodies)):
+        spawn(_publish_gathered, topic)
+        return
+    gathered, topic.gathered = topic.gathered, []
+    refused = None
+    try:
+        topic.put_many(bodies)
+        nsqd.error = None
+    except (Exiting, OSError) as error:
+        refused = _refused(nsqd, "PUB", error)
+    for conn, own in gathered:
+        conn.published(topic.name, len(own), refused)
 
 
 def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
@@ -523,11 +552,15 @@ def _publish(
             raise Exiting("refused by the switch refuse_publishes")
         put(bodies)
     except (Exiting, OSError) as error:
-        if isinstance(error, OSError):
-            conn.nsqd.error = error
-        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+        raise _refused(conn.nsqd, name, error) from error
     conn.nsqd.error = None
     conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + len(bodies)
+
+
+def _refused(nsqd: Nsqd, name: str, error: Exception) -> FatalError:
+    if isinstance(error, OSError):
+        nsqd.error = error
+    return FatalError(f"E_{name}_FAILED", f"{name} failed {error}")
 
 
 # --- introducing oneself ---------------------------------------------------------------------------------------------

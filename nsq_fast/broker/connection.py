@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gevent import get_hub, sleep, socket, spawn
 from gevent.event import Event
@@ -190,19 +190,10 @@ STATE_CLOSING = 4
 
 READ_SIZE = 128 * 1024
 WRITE_SIZE = 64 * 1024
-_YIELD_AFTER = 64 * 1024
 _FIRST_BATCH = 16
 _MAX_BATCH = 512
 _GRACE = 0.01
 """Lets the second heartbeat out before the client that answered none is dropped."""
-
-
-class KnownPub(NamedTuple):
-    """A PUB whose line was looked at: another one with this line, under the same options, needs no look."""
-
-    line: bytes
-    topic: Topic
-    options: NsqdOptions
 
 
 class Connection:
@@ -219,7 +210,7 @@ class Connection:
     Attributes:
         rdy: how many messages it said it would have in flight.
         max_in_flight: how many it may have.
-        known: the last PUB.
+        known: the line of the last PUB, its topic, and the options at that time: under them this line needs no look.
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
         delays_messages: whether messages wait in the output buffer, as the client asked for.
@@ -248,7 +239,7 @@ class Connection:
         self.pub_counts: dict[str, int] = {}
         self.upgrades: Upgrades = Upgrades()
         self.needed = 0
-        self.known: KnownPub | None = None
+        self.known: tuple[bytes, Topic, NsqdOptions] | None = None
         self.auth: Any = None
         self.auth_secret = ""
         self.auth_expires_at: float = 0.0
@@ -295,9 +286,9 @@ class Connection:
 
     def _read_loop(self) -> None:
         buffer = b""
-        unyielded = 0
         while True:
             if buffer or not self._is_plain:
+                sleep(0)  # a read that finds bytes does not give way to others by itself
                 data = self._read(len(buffer))
             else:
                 data = self._stream.recv_untaken(READ_SIZE, self._take)
@@ -312,11 +303,6 @@ class Connection:
             if self.output.is_urgent:
                 self.output.flush()
                 self.output.wait_for_room()
-            unyielded += len(data)
-            if unyielded > _YIELD_AFTER:
-                # A read that finds bytes does not give way to others by itself.
-                sleep(0)
-                unyielded = 0
 
     def _read(self, have: int) -> bytes:
         """The next bytes; when a command waits for its body, all of it."""
@@ -334,13 +320,21 @@ class Connection:
     def _take(self, data: bytes) -> bytes | None:
         """Execute, in the hub, the commands that need no waiting; the bytes that are left, None if there are none."""
         self._heard_at = time.monotonic()
-        output = self.output
-        if self._faults.active or output.is_writing:
+        if self._faults.active or self.output.is_writing:
             return data
         used = self.server.dialect.commands.execute_known(self, data, may_wait=False)
-        if output.is_urgent:
+        if self.output.is_urgent:
             self._flush_in_hub()
         return data[used:] if used < len(data) else None
+
+    def published(self, topic: str, count: int, refused: FatalError | None) -> None:
+        """So many PUBs that it has brought in the hub are stored, or refused."""
+        if refused is not None:
+            self._stream.interrupt(refused)
+            return
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
+        self.send(OK * count)
+        self._turn()
 
     def _recv(self) -> bytes:
         if self.tls_socket is not None:
@@ -386,7 +380,7 @@ class Connection:
                 self.wake()
             elif output.frames and not self._is_patient:
                 self._pump_is_due.set()
-        elif self._flush_in_hub():
+        elif self._flush_in_hub() and delivered:
             self.wake()
 
     def _flush_in_hub(self) -> bool:

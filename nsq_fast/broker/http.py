@@ -9,6 +9,7 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -99,10 +100,6 @@ class Stream:
             if not self.more():
                 return b""
         return self.take(end + 4)
-
-    def has(self, size: int) -> bool:
-        """Whether so many bytes have come, and no more."""
-        return len(self._data) == size
 
     def line(self) -> bytes:
         while (end := self._data.find(b"\n")) < 0:
@@ -293,10 +290,8 @@ class Request:
         """Whether its connection has to end: also when the body will not come now, or is too much to read."""
         return self.is_last or self.is_awaited or self._length is None or self._length > _MAX_UNREAD
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether its body has come, and nothing that follows it."""
-        return self._length is not None and self._stream.has(self._length)
+    def has_body_of(self, size: int) -> bool:
+        return self._length == size
 
     def skip_body(self) -> None:
         if self._length:
@@ -461,21 +456,20 @@ class HttpFace(Listener):
             super()._begin(sock, address)
             return
         unsent = b""
-        try:
+        with suppress(OSError):  # the greenlet meets the end of the connection
             data = sock.recv_some(_READ_SIZE)
-            reply = self._quick_reply(data, address) if data else None
-            if reply is not None:
-                unsent = reply[sock.send_some(reply) :]
-        except OSError:
-            data = b""
-        if data is None or (data and reply is not None and not unsent):
-            return
+            if data is None:
+                return
+            reply = self._quick_reply(data, address)
+            if reply is None:
+                sock.put_back(data)
+            elif not (unsent := reply[sock.send_some(reply) :]):
+                return
+            if not data:
+                self._hear(sock)
+                sock.close()
+                return
         self._hear(sock)
-        if not data:
-            sock.close()
-            return
-        if reply is None:
-            sock.put_back(data)
         self._connections.spawn(self._serve, sock, address, unsent)
 
     def _quick_reply(self, data: bytes, address: Any) -> bytes | None:
@@ -483,7 +477,8 @@ class HttpFace(Listener):
         end = data.find(b"\r\n\r\n") + 4
         try:
             request = Request(data[:end], Stream(None, data[end:]), address)
-            if self._is_quick is None or request.must_be_last() or not request.is_whole or not self._is_quick(request):
+            is_whole = request.has_body_of(len(data) - end) and not request.must_be_last()
+            if self._is_quick is None or not is_whole or not self._is_quick(request):
                 return None
         except (Malformed, HttpError):
             return None

@@ -140,9 +140,8 @@ class _Reader:
         self._stream = stream
         self._size = size
         self._take = take
-        self._waiter: Any = Waiter()
-        self.wait: Any = self._waiter.get
-        self.throw: Any = self._waiter.throw
+        self.waiter: Any = Waiter()
+        self.throw: Any = self.waiter.throw
 
     def on_readable(self) -> None:
         try:
@@ -152,13 +151,13 @@ class _Reader:
             self.throw(error)
             return
         if left is not None:
-            self._waiter.switch(left)
+            self.waiter.switch(left)
 
 
 class FaultySocket:
     """A connected socket whose writes follow a ``Faults``; everything else is the socket's own."""
 
-    __slots__ = ("_faults", "_lies", "_read", "_unread", "_write", "_written", "sock")
+    __slots__ = ("_faults", "_lies", "_read", "_reader", "_unread", "_write", "_written", "sock")
 
     def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
         self.sock: Any = sock
@@ -191,13 +190,17 @@ class FaultySocket:
         event = self.sock._read_event
         if event is None:
             raise OSError(errno.EBADF, "the connection was closed")
-        reader = _Reader(self, size, take)
-        event.start(reader.on_readable)
+        self._reader = _Reader(self, size, take)
+        event.start(self._reader.on_readable)
         try:
-            data: bytes = reader.wait()
+            data: bytes = self._reader.waiter.get()
             return data
         finally:
             event.stop()
+
+    def interrupt(self, error: Exception) -> None:
+        """Raise an error in ``recv_untaken``, which waits."""
+        get_hub().loop.run_callback(self._reader.throw, error)
 
     def recv_some(self, size: int) -> bytes | None:
         """What can be read at once; None if there is nothing. Not inside TLS."""
@@ -228,10 +231,6 @@ class FaultySocket:
             self._written += len(data) - sent
             with Timeout(timeout, TimeoutError("timed out")):
                 self.sock.sendall(memoryview(data)[sent:])
-
-    def send(self, data: Any) -> int:
-        self.sendall(data)
-        return len(data)
 
     def _distort(self, data: Any) -> Any:
         faults = self._faults

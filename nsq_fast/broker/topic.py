@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from nsq_fast.broker.channel import Channel, have_room, put_in_memory
 from nsq_fast.broker.journal import Journal, read_all
@@ -39,6 +40,7 @@ class Topic:
         is_exiting: closed or deleted.
         log: where what is not, or not only, in memory stands.
         ids: where its messages get their ids.
+        gathered: what connections publish in this turn of the hub.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Topic:
         self.message_bytes: int = 0
         self.log = log
         self.ids = ids
+        self.gathered: list[tuple[Any, list[bytes]]] = []
         self._capacity = mem_queue_size
         self._preserve_order = preserve_order
         self._on_change = on_change
