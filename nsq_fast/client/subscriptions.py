@@ -337,16 +337,20 @@ class TopicSubscriptions:
             return
         self._rounds += 1
         self._topology = topology
-        if topology.is_empty and topology.meta is None and self._starter is not None:
-            self._starter.topic_is_gone()
-        if topology.is_unknown:
-            self._consumer.ordered.ledger.may_begin_anew(self.topic)
+        if topology.is_empty and topology.meta is None:
+            self.topic_is_gone()
         self._set_mode(self.mode.learn(topology.meta, self._consumer.config.ordered))
         self._follow(targets(topology, self._consumer.config.partitions, self.topic))
         self._retire_replaced()
         self._begin_to_seek()
         self._tell_absent(topology)
         self._owner.fail_if_hopeless()
+
+    def topic_is_gone(self) -> None:
+        """Who should know it says that there is no such topic: if it is made anew, so are its channels and logs."""
+        if self._starter is not None:
+            self._starter.topic_is_gone()
+        self._consumer.ordered.ledger.may_begin_anew(self.topic)
 
     def unlearns(self, refused: Mode, error: NsqError) -> bool:
         """Whether a refusal is of headers that lookup spoke of once, and no option: the topic was made anew without."""
@@ -676,8 +680,12 @@ class Subscriber:
         try:
             await self._owner.place(self.target)
             await connection.open()
-            if self.desired is not Desired.CLOSE:
-                await subscription.subscribe()
+            # Lookup may have said meanwhile that the topic is gone: a SUB would make it, or the channel of a topic made
+            # anew, which would not begin where ``start_position`` says.
+            if not self._is_wanted:
+                await self._close_connection()
+                return State.PAUSED
+            await subscription.subscribe()
         except NsqError as error:
             return await self._failed(error)
         if self.desired is Desired.CLOSE or not connection.is_open:
@@ -697,12 +705,16 @@ class Subscriber:
         self._owner.joined(self)
         return State.LIVE
 
+    @property
+    def _is_wanted(self) -> bool:
+        return self.desired is Desired.KEEP
+
     async def _failed(self, error: NsqError) -> State:
         """No connection could be made, or no subscription on it."""
         if self.desired is Desired.CLOSE:
             return State.ENDED
         if isinstance(error, TopicNotExist):
-            self._consumer.ordered.ledger.may_begin_anew(self.target.topic)
+            self._owner.topic_is_gone()
         is_final = isinstance(error, REFUSALS) and not self._owner.unlearns(self.subscription.mode, error)
         cause = error.__cause__ or error
         is_move = self._is_led and is_leader_move(error)
