@@ -29,6 +29,7 @@ from nsq_fast.errors import (
     OrderedSubRequired,
 )
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
+from nsq_fast.protocol.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("scripted_lookup")
 CONSUME = {"topic": "t", "channel": "c", "lookupd_http_addresses": "lookup:4161", "requeue_delay": 1}
@@ -278,6 +279,25 @@ def test_extended_headers_are_forgotten_when_a_topic_made_anew_refuses_them(nsqd
     for partition in (0, 1):
         finishes(nsqd.subscriber(partition), 2)
     assert consumer.is_running
+
+
+@pytest.mark.parametrize("is_named_again", [False, True])
+def test_what_lookup_names_no_more_is_not_subscribed_to_while_it_is_being_connected_to(nsqds, consume, is_named_again):
+    """The SUB would make a topic again that was deleted, or the channel of one that was made anew, and that would begin
+    at the end."""
+    nsqd = nsqds(replies={b"IDENTIFY": b""})
+    consumer = consume(ignore)
+    lookup = told(consumer, {0: nsqd})
+    nsqd.wait_for(lambda: any(b"IDENTIFY" in each.words() for each in nsqd.connections))
+    (connection,) = nsqd.connections
+    lookup.tell(Topology())
+    del nsqd.replies[b"IDENTIFY"]
+    nsqd.reply(connection, (b"IDENTIFY",))
+    connection.wait_for(lambda: not connection.is_open)
+    assert connection.words() == [b"IDENTIFY"]
+    if is_named_again:
+        lookup.tell(topology({0: nsqd}))
+        finishes(nsqd.subscriber(0), 1)
 
 
 def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
