@@ -517,6 +517,11 @@ def test_who_is_killed_while_nothing_comes_takes_nothing_with_it() -> None:
 # An nsqd that listens on Unix sockets: every face reaches it, by TCP's commands and by HTTP.
 
 
+def is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) == 0
+
+
 @pytest.fixture(params=["embedded", "original"])
 def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
     """Where nsqd.sock and http.sock of an nsqd are. The name of a Unix socket must be short."""
@@ -535,7 +540,7 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
         server = Daemon([*command, *flags], path / "log")
         server.start()
         try:
-            until(lambda: server.check() or (path / "http.sock").exists(), WAIT)
+            until(lambda: server.check() or is_listening(path / "http.sock"), WAIT)  # the file is there before
             yield path
         finally:
             server.kill()
