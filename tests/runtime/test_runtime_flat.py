@@ -198,12 +198,12 @@ with (
 ):
     producer.publish("t", b"x")
     while consumer.total_ready_count < 8:
-        gevent.sleep(0.01)  # looks again and again
-    gevent.sleep(0.2)  # what has begun ends
+        gevent.sleep(0.01)  # sleep: looks again and again
+    gevent.sleep(0.2)  # sleep: what has begun ends
     seconds = []
     for _ in range(5):  # on a machine that is busy with something else, the same work takes more CPU in some
         began = time.process_time()
-        gevent.sleep(1.0)
+        gevent.sleep(1.0)  # sleep: the CPU of an idle second is measured
         seconds.append(time.process_time() - began)
     print(min(seconds))
 """
