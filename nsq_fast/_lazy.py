@@ -34,7 +34,7 @@ def require_main_interpreter() -> None:
         )
 
 
-_ANYWHERE = frozenset({"_codec", "config", "config_source", "errors", "names", "protocol"})
+_ANYWHERE = frozenset({"_codec", "config", "errors", "names", "protocol"})
 """Modules of nsq_fast, and a package, that need no client and so may be imported in any interpreter of a process."""
 
 

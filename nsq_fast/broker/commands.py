@@ -554,7 +554,7 @@ def _publish(
     except (Exiting, OSError) as error:
         raise _refused(conn.nsqd, name, error) from error
     conn.nsqd.error = None
-    conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + len(bodies)
+    conn.count_published(topic.name, len(bodies))
 
 
 def _refused(nsqd: Nsqd, name: str, error: Exception) -> FatalError:

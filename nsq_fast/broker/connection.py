@@ -332,9 +332,13 @@ class Connection:
         if refused is not None:
             self._stream.interrupt(refused)
             return
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
+        self.count_published(topic, count)
         self.send(OK * count)
         self._turn()
+
+    def count_published(self, topic: str, count: int) -> None:
+        """So many messages that it has brought are stored."""
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
 
     def _recv(self) -> bytes:
         if self.tls_socket is not None:

@@ -390,15 +390,15 @@ class OrderLedger:
 
     def check(self, partition: str, seen: tuple[int, int]) -> tuple[int, int] | None:
         """Move on to the next message of a partition; if it goes backwards, stay, and return where the last one was."""
-        last = self._last.get(partition)
         before = self._before.pop(partition, None)
         if before is not None and (seen[1] or seen == before):
-            last = before  # it may be the old log: only the very first message of another shows that it was made anew
+            # It may be the old log: only the very first message of another shows that it was made anew.
+            self._last[partition] = before
+        last = self._last.get(partition)
         if seen == last:
             self.repeated += 1
         elif last is not None and (seen[0] < last[0] or seen[1] < last[1]):
             self.violations += 1
-            self._last[partition] = last
             return last
         self._last[partition] = seen
         return None

@@ -649,8 +649,12 @@ class Subscriber:
         if not self.is_pool_shared and self.desired is not Desired.CLOSE:
             self.pool.stop()
 
+    @property
+    def _is_wanted(self) -> bool:
+        return self.desired is Desired.KEEP
+
     async def _pass_through_states(self) -> None:
-        if self.desired is not Desired.KEEP:  # it has paused after a fault
+        if not self._is_wanted:  # it has paused after a fault
             self.state = State.ENDED
             return
         self._consumer.flow.expect(1)
@@ -669,7 +673,7 @@ class Subscriber:
             self._enter(await steps[self.state]())
 
     def _enter(self, state: State) -> None:
-        is_done = state not in (State.LIVE, State.DRAINING) and self.desired is not Desired.KEEP
+        is_done = state not in (State.LIVE, State.DRAINING) and not self._is_wanted
         self.state = State.ENDED if is_done else state
 
     async def _connect(self) -> State:
@@ -704,10 +708,6 @@ class Subscriber:
         consumer.logger.info(text, self.target, topic, consumer.channel, extra=SUBSCRIBED)
         self._owner.joined(self)
         return State.LIVE
-
-    @property
-    def _is_wanted(self) -> bool:
-        return self.desired is Desired.KEEP
 
     async def _failed(self, error: NsqError) -> State:
         """No connection could be made, or no subscription on it."""
@@ -762,7 +762,7 @@ class Subscriber:
         return State.CONNECTING
 
     async def _wait_for_another_mode(self) -> State:
-        await self.changes.wait_while(lambda: self.refusal is not None and self.desired is Desired.KEEP)
+        await self.changes.wait_while(lambda: self.refusal is not None and self._is_wanted)
         return State.CONNECTING
 
     # What others desire

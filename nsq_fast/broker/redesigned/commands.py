@@ -356,7 +356,7 @@ def _store(conn: NodeConnection, partition: Partition, drafts: Sequence[Draft]) 
     if conn.server.faults.tcp.refuse_publishes:
         raise NotWritable
     records = conn.node.publish(partition, drafts)
-    conn.pub_counts[partition.topic] = conn.pub_counts.get(partition.topic, 0) + len(drafts)
+    conn.count_published(partition.topic, len(drafts))
     return records
 
 
