@@ -486,18 +486,6 @@ def test_an_unknown_topic_goes_to_any_nsqd_and_a_known_one_to_those_that_have_it
     assert sum(depth(server.http_address, "unknown") for server in servers) == 1
 
 
-def test_lookup_goes_down_and_what_was_known_stays(real_nsqd, real_lookupd, caplog):
-    lookupd = real_lookupd()
-    server = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    with Producer(lookupd_http_addresses=[str(lookupd.http_address)], lookupd_poll_interval=0.02) as producer:
-        assert producer.publish("t", b"x") == b"OK"
-        lookupd.kill()
-        until(lambda: "fails" in caplog.text)  # a poll
-        assert producer.publish("t", b"x") == b"OK"
-        server.restart()
-        assert producer.publish("t", b"x") == b"OK"
-
-
 def failure_of(producer, text):
     """What a publish fails with, as soon as it says ``text``."""
 
