@@ -613,10 +613,10 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
 
 class _DeadLetters(Producer):
-    """Of a consumer's policy; it is started when it is used first."""
+    """Of a consumer's policy: it is started when it is used first, by each of those who come until it runs."""
 
     async def publish(self, *arguments: Any, **place: Any) -> Any:
-        if self._home is None:
+        if not self._is_running:
             await self.start()
         return await super().publish(*arguments, **place)
 

@@ -303,11 +303,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         return get_hub().threadpool.apply(function, arguments)
 
     def dead_letters(self, options: dict[str, Any]) -> Any:
-        from .producer import Producer
+        from .producer import DeadLetters  # most consumers have no policy that publishes
 
-        producer = Producer(list(self.nsqd_addresses), list(self.lookupd_addresses), **options)
-        producer.start()
-        return producer
+        return DeadLetters(list(self.nsqd_addresses), list(self.lookupd_addresses), **options)
 
     def _count_orphaned(self) -> int:
         is_here = self._thread.ident in (0, get_ident())

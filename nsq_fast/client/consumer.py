@@ -348,7 +348,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         raise NotImplementedError
 
     def dead_letters(self, options: dict[str, Any]) -> Any:
-        """A Producer on the loop, for a give-up policy, made with these options; started here or when first used."""
+        """A Producer on the loop, for a give-up policy, made with these options; it is started when it is used first.
+        Waits for nothing."""
         raise NotImplementedError
 
     # Running
