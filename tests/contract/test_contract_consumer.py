@@ -427,6 +427,32 @@ async def test_close_ends_in_time_while_a_handler_runs_and_says_so(
     assert "closed while handlers run" in caplog.text
 
 
+async def test_a_line_of_the_log_is_one_event_and_names_the_nsqd_once(
+    face: Face, nsqd_process: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(*events: str) -> list[str]:
+        return [each.getMessage() for each in caplog.records if getattr(each, "event", "") in events]
+
+    async def handle(_consumer: Any, _message: Any) -> None:
+        """Nothing."""
+
+    address = nsqd_process.address
+    caplog.set_level("INFO", "nsq_fast")
+    options = {"message_handler": handle, "max_reconnect_delay": 0.1}
+    async with (
+        face.client("Producer", address) as producer,
+        face.client("Consumer", "t", "c", address, **options) as consumer,
+    ):
+        await face(producer.publish("t", b"x"))
+        await face.until(lambda: consumer.stats().totals.finished)
+        await face.do(nsqd_process.stop)
+        await face.until(lambda: told("connect_failed") and told("subscription_failed"))
+    ended = told("disconnected", "connection_lost", "subscription_lost", "connect_failed", "subscription_failed")
+    connected = told("connected")
+    assert len(connected) == 2
+    assert [line for line in connected + ended if line.count("127.0.0.1") != 1] == []
+
+
 # What no handler gets: messages that failed too often, or are too old
 
 
