@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.contract import BODIES, FACES, Face, Topic
 from support.scripted_nsqd import ScriptedNsqd, frame, message_frame
 from support.servers import free_address
+from support.waiting import promptly
 
 from nsq_fast import HttpConfigSource, Message, NsqdHTTPClient
 from nsq_fast.client.give_up import PublishTo
@@ -474,6 +475,22 @@ async def test_the_producer_of_what_was_given_up_closes_with_the_consumer(face: 
         await face.until(is_published)
         await face.until(lambda: len(stats()["producers"] or ()) == 1)  # that of the first publish has gone
     await face.until(lambda: not stats()["producers"])
+
+
+async def test_the_end_of_a_block_waits_for_handlers_as_long_as_close_timeout_says(face: Face, filled: str) -> None:
+    begun: list[bytes] = []
+    may_end: list[bool] = []
+
+    async def handle(_consumer: Any, message: Message) -> None:
+        begun.append(message.body)
+        while not may_end:
+            await face.sleep(0.001)  # sleep: looks again and again
+
+    options = {"message_handler": handle, "concurrency": 1, "max_in_flight": 1}
+    with promptly():  # less than the 30 s that it is without the option
+        async with face.client("Consumer", "t", "c", filled, close_timeout=0.3, **options):
+            await face.until(lambda: begun)
+    may_end.append(True)
 
 
 async def test_messages_given_up_at_once_share_one_producer_that_is_slow_to_start(
