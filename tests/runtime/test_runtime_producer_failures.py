@@ -102,7 +102,7 @@ def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog):
 
 def test_an_nsqd_that_says_nothing_is_named_while_it_is_connected_to():
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        address = "127.0.0.1:%d" % mute.getsockname()[1]
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
         with Producer([address]) as producer:
             for options in ({"timeout": 0.1}, {"block": False}):
                 with pytest.raises(errors.NoNsqd, match=rf"'t' \({address}: not connected yet\)"):
@@ -533,7 +533,8 @@ def test_the_error_says_why_lookup_leads_nowhere(real_nsqd, real_lookupd):
     known_at(lookupd, "t")
     server.freeze()  # nsqlookupd goes on naming it
     with Producer(lookupd_http_addresses=lookupds, connect_timeout=0.05) as producer:
-        assert isinstance(failure_of(producer, f"{server.tcp_address}: not connected within").__cause__, errors.ConnectFailed)
+        error = failure_of(producer, f"{server.tcp_address}: not connected within")
+        assert isinstance(error.__cause__, errors.ConnectFailed)
 
 
 # The embedded cluster: leaders move and die
