@@ -524,6 +524,23 @@ def test_a_topic_that_nobody_has_yet_goes_to_original_nsqds_and_no_lack_is_told(
     assert sender.stats()["connected"] == [str(nsqd.address)]
 
 
+def test_an_outage_of_lookup_is_told_once_however_often_publishes_ask(lookup_producer, monkeypatch, caplog):
+    sender, lookup = lookup_producer()
+    asked = []
+
+    async def nodes(timeout=None):
+        asked.append(timeout)
+        raise errors.LookupFailed("nobody answered")
+
+    monkeypatch.setattr(lookup, "nodes", nodes)
+    result = sender.publish_nowait("t", b"x", timeout=LONG)
+    for count in range(1, 4):
+        lookup.tell(UNKNOWN, "t")
+        until(lambda count=count: len(asked) >= count)
+    assert [record.message for record in caplog.records] == ["publishes to topic t wait for an nsqd: nobody answered"]
+    assert not result.ready()
+
+
 def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(leading, monkeypatch):
     def move_once(peer, command):
         is_first = [each.topic for each in nsqd.commands].count(command.topic) == 1
