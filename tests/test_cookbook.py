@@ -25,7 +25,7 @@ import trustme
 from support.recipes import files_of
 from support.waiting import until
 
-from nsq_fast import NsqdHTTPClient
+from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.threads import Producer
 
@@ -33,10 +33,29 @@ ROOT = Path(__file__).parent.parent
 LIMIT = 60.0
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
+@pytest.fixture(scope="module")
+def shared_broker() -> Iterator[BrokerProcess]:
     with BrokerProcess() as process:
         yield process
+
+
+@pytest.fixture
+def broker(shared_broker: BrokerProcess) -> Iterator[BrokerProcess]:
+    """It knows no topic when a test is over."""
+    yield shared_broker
+    nsqd = NsqdHTTPClient.from_url(str(shared_broker.nsqds[0].http))
+    lookupd = LookupdHTTPClient.from_url(str(shared_broker.lookupd.http))
+    with nsqd, lookupd:
+        for topic in nsqd.stats()["topics"]:
+            nsqd.delete_topic(topic["topic_name"])
+
+        def are_forgotten() -> bool:
+            topics = lookupd.topics()["topics"]
+            for topic in topics:
+                lookupd.delete_topic(topic)
+            return not topics
+
+        until(are_forgotten)
 
 
 class Kitchen:

@@ -311,6 +311,7 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert "attempt_<wbr>timeout" in (tmp_path / "site" / "options.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_row_of_the_broker_page_names_a_test_that_runs_on_both_servers() -> None:
     page = (DOCS / "broker.md").read_text()

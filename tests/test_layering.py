@@ -228,9 +228,8 @@ def test_only_the_spark_layer_imports_spark() -> None:
     assert wrong(imports_spark) == []
 
 
-@pytest.mark.parametrize("module", ["nsq_fast.cli", "nsq_fast.cli.trace_report", "nsq_fast.spark", "nsq_fast.bench"])
-def test_spark_is_loaded_only_by_those_who_use_it(module: str) -> None:
-    assert loaded_after(f"import {module}") & SPARK == set()
+def test_spark_is_loaded_only_by_those_who_use_it() -> None:
+    assert loaded_after("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench") & SPARK == set()
 
 
 @pytest.mark.parametrize("name", sorted(CORE))
@@ -273,15 +272,15 @@ PURE_MODULES = [
 ]
 
 
-@pytest.mark.parametrize("module", PURE_MODULES)
-def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -> None:
+def test_importing_the_pure_part_never_imports_gevent_or_a_socket() -> None:
+    """What all of them load has what each loads."""
     heavy = {"gevent", "greenlet", "socket", "ssl", "_ssl", "asyncio", "h11", "blinker", "click"}
-    assert loaded_after(f"import {module}") & heavy == set()
+    assert loaded_after(f"import {', '.join(PURE_MODULES)}") & heavy == set()
 
 
-@pytest.mark.parametrize("name", ["aio", "logs", "metrics", "otel"])
-def test_what_programs_of_asyncio_use_needs_no_gevent(name: str) -> None:
-    assert loaded_after(f"import nsq_fast.{name}") & {"gevent", "greenlet"} == set()
+def test_what_programs_of_asyncio_use_needs_no_gevent() -> None:
+    names = ("aio", "logs", "metrics", "otel")
+    assert loaded_after(f"import {', '.join(f'nsq_fast.{name}' for name in names)}") & {"gevent", "greenlet"} == set()
 
 
 def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:

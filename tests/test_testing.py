@@ -87,12 +87,6 @@ def test_the_broker_fixture_takes_options_from_its_marker(nsq_broker):
     assert [server.nsqd.options.preserve_order for server in nsq_broker.nsqds] == [True, True]
 
 
-def test_the_broker_fixture_serves(nsq_broker):
-    with socket.create_connection(nsq_broker.nsqd.tcp_address) as sock:
-        sock.sendall(b"  V2PUB t\n\x00\x00\x00\x01x")
-        assert sock.recv(100) == b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
-
-
 def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(echo, nsq_link):
     link = nsq_link(echo)
     with socket.create_connection(link.address) as sock:

@@ -841,6 +841,8 @@ class Sender(SendPath):
         """``text`` as an error that says, too, what is known of each nsqd and of lookup; the last is its cause."""
         errors = {str(address): (str(error), error) for address, error in self.pool.errors()}
         reasons = [said if said.startswith(name) else f"{name}: {said}" for name, (said, _) in errors.items()]
+        begun = {str(link.address): None for link in self.pool if link.conn is None and link.error is None}
+        reasons += [f"{name}: not connected yet" for name in begun]
         problem = self.routing.lookup_problem(topic)
         if problem:
             reasons.append(problem)

@@ -189,13 +189,12 @@ def test_emptied_and_deleted_stays_so(server: NsqdServer, again: Any) -> None:
     assert server.nsqd.get_topic("other").depth == 0
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 40, b'{"end": "x"}'])
-def test_without_a_checkpoint_everything_comes_again(server: NsqdServer, damage: bytes) -> None:
+def test_with_a_checkpoint_of_another_shape_everything_comes_again(server: NsqdServer) -> None:
     server.nsqd.get_topic("t").get_channel("c")
     publish(server, "t", 0, 50)
     path = server.nsqd.topics["t"].log.folder / "checkpoint"
     server.kill()
-    path.write_bytes(damage)
+    path.write_bytes(b'{"end": "x"}')
     server.start()
     assert consume(subscribe(server), 50) == list(range(50))
 

@@ -40,28 +40,18 @@ def typed(**keys: str) -> dict[str, Any]:
     return {key: kind for kind, names in keys.items() for key in names.split()}
 
 
+# What is in no recorded sequence: test_answers_are_those_of_the_real_servers has the others.
 ROUTES = [
-    ("GET", "/ping", b"", 200, b"OK"),
     ("POST", "/ping", b"", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
-    ("GET", "/", b"", 404, b'{"message":"NOT_FOUND"}'),
-    ("GET", "/config/", b"", 404, b'{"message":"NOT_FOUND"}'),
-    ("POST", "/pub?topic=t", b"x", 200, b"OK"),
-    ("POST", "/pub?topic=t", b"", 400, b'{"message":"MSG_EMPTY"}'),
-    ("POST", "/pub?topic=%2A", b"x", 400, b'{"message":"INVALID_TOPIC"}'),
-    ("POST", "/pub?topic=%zz", b"x", 400, b'{"message":"INVALID_REQUEST"}'),
     ("POST", "/pub?topic=t&topic=%2A", b"x", 200, b"OK"),
     ("POST", "/pub?topic=t&defer=0", b"x", 200, b"OK"),
     ("POST", "/pub?topic=t&defer=+5", b"x", 400, b'{"message":"INVALID_DEFER"}'),
     ("POST", "/pub?topic=t&defer=%2B5", b"x", 200, b"OK"),
-    ("POST", "/pub?topic=t&defer=", b"x", 400, b'{"message":"INVALID_DEFER"}'),
     ("POST", "/pub?topic=t&defer=1.5", b"x", 400, b'{"message":"INVALID_DEFER"}'),
     ("POST", "/pub?topic=t&defer=-1", b"x", 400, b'{"message":"INVALID_DEFER"}'),
     ("POST", "/pub?topic=t&defer=3600000", b"x", 200, b"OK"),
     ("POST", "/pub?topic=t&defer=3600001", b"x", 400, b'{"message":"INVALID_DEFER"}'),
-    ("POST", "/mpub?topic=t", b"a\nb\n", 200, b"OK"),
     ("POST", "/mpub?topic=t", b"", 200, b"OK"),
-    ("POST", "/mpub?topic=%2A", b"a", 400, b'{"message":"INVALID_TOPIC"}'),
-    ("POST", "/mpub?topic=t&binary=true", b"\0\0\0\2\0\0\0\1a\0\0\0\1b", 200, b"OK"),
     ("POST", "/mpub?topic=t&binary=yes", b"\0\0\0\1\0\0\0\1a and more", 200, b"OK"),
     ("POST", "/mpub?topic=t&binary=1", b"\0\0", 413, b'{"message":"BAD_BODY"}'),
     ("POST", "/mpub?topic=t&binary=1", b"\0\0\0\0", 413, b'{"message":"BAD_BODY"}'),
@@ -71,19 +61,15 @@ ROUTES = [
     ("POST", "/mpub?topic=t&binary=1", b"\0\0\0\1\xff\xff\xff\xff", 413, b'{"message":"BAD_MESSAGE"}'),
     ("POST", "/mpub?topic=t&binary=1", b"\0\0\0\1\0\0\0\2a", 413, b'{"message":"BAD_MESSAGE"}'),
     ("POST", "/topic/create?topic=%2A", b"", 400, b'{"message":"INVALID_TOPIC"}'),
-    ("POST", "/topic/create?topic=new", b"", 200, b""),
-    ("POST", "/topic/empty?topic=%2A", b"", 400, b'{"message":"INVALID_TOPIC"}'),
-    ("POST", "/topic/pause?topic=%2A", b"", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
     ("POST", "/channel/create?topic=%2A&channel=c", b"", 400, b'{"message":"INVALID_ARG_TOPIC"}'),
     ("POST", "/channel/create?topic=has&channel=%2A", b"", 400, b'{"message":"INVALID_ARG_CHANNEL"}'),
-    ("POST", "/channel/create?topic=has&channel=new", b"", 200, b""),
     ("GET", "/stats?format=json&topic=%zz", b"", 400, b'{"message":"INVALID_REQUEST"}'),
     ("GET", "/config/nsqlookupd_tcp_addresses", b"", 200, b"[]"),
     ("PUT", "/config/log_level", b"", 413, b'{"message":"INVALID_VALUE"}'),
 ]
 
 
-def test_status_and_body_of_every_route(served: Any) -> None:
+def test_status_and_body_of_routes_at_their_edges(served: Any) -> None:
     post(served, "/topic/create?topic=has")
     wrong = []
     for method, path, body, status, reply in ROUTES:

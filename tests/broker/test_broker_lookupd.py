@@ -81,40 +81,17 @@ def get(lookupd: Any, path: str) -> Any:
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "body"),
-    [
-        ("GET", "/ping", 200, b"OK"),
-        ("GET", "/info", 200, b'{"version":"1.3.0"}'),
-        ("GET", "/topics", 200, b'{"topics":[]}'),
-        ("GET", "/nodes", 200, b'{"producers":[]}'),
-        ("GET", "/debug", 200, b"{}"),
-        ("GET", "/channels?topic=none", 200, b'{"channels":[]}'),
+    [  # what is in no recorded sequence: test_answers_are_those_of_the_real_servers has the others
         ("GET", "/channels", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("GET", "/lookup", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
         ("GET", "/lookup?topic=%zz", 400, b'{"message":"INVALID_REQUEST"}'),
-        ("GET", "/lookup?topic=none", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
         ("GET", "/lookup?topic=", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-        ("GET", "/listlookup", 404, b'{"message":"NOT_FOUND"}'),
-        ("GET", "/", 404, b'{"message":"NOT_FOUND"}'),
-        ("POST", "/lookup?topic=t", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
-        ("GET", "/topic/create?topic=t", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
-        ("OPTIONS", "/lookup", 200, b""),
         ("POST", "/topic/create", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("POST", "/topic/create?topic=a+b", 400, b'{"message":"INVALID_ARG_TOPIC"}'),
-        ("POST", "/topic/create?topic=t", 200, b""),
-        ("POST", "/topic/delete", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("POST", "/topic/delete?topic=none", 200, b""),
         ("POST", "/topic/tombstone", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("POST", "/topic/tombstone?topic=t", 400, b'{"message":"MISSING_ARG_NODE"}'),
-        ("POST", "/topic/tombstone?topic=t&node=none:1", 200, b""),
-        ("POST", "/channel/create?topic=t", 400, b'{"message":"MISSING_ARG_CHANNEL"}'),
-        ("POST", "/channel/create?topic=t&channel=*", 400, b'{"message":"INVALID_ARG_CHANNEL"}'),
-        ("POST", "/channel/create?topic=*&channel=c", 400, b'{"message":"INVALID_ARG_TOPIC"}'),
-        ("POST", "/channel/create?channel=c", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("POST", "/channel/create?topic=t&channel=c", 200, b""),
-        ("POST", "/channel/delete?topic=t&channel=none", 404, b'{"message":"CHANNEL_NOT_FOUND"}'),
     ],
 )
-def test_status_and_body_of_every_route(lookupd: Any, method: str, path: str, status: int, body: bytes) -> None:
+def test_status_and_body_of_routes_at_their_edges(
+    lookupd: Any, method: str, path: str, status: int, body: bytes
+) -> None:
     answer = ask(lookupd.http_address, method, path)
     assert (answer.status, answer.body) == (status, body)
 
@@ -243,14 +220,8 @@ def test_debug_lists_every_registration(lookupd: Any, registered: Nsqd) -> None:
 @pytest.mark.parametrize(
     ("command", "reply"),
     [
-        (b"NONSENSE\n", b"E_INVALID invalid command NONSENSE"),
-        (b"\n", b"E_INVALID invalid command "),
         (b"REGISTER\n", b"E_INVALID REGISTER insufficient number of params"),
-        (b"REGISTER b@d\n", b"E_BAD_TOPIC REGISTER topic name 'b@d' is not valid"),
-        (b"REGISTER t b@d\n", b"E_BAD_CHANNEL REGISTER channel name 'b@d' is not valid"),
-        (b"UNREGISTER\n", b"E_INVALID UNREGISTER insufficient number of params"),
         (b"UNREGISTER b@d\n", b"E_BAD_TOPIC UNREGISTER topic name 'b@d' is not valid"),
-        (b"IDENTIFY\n\x00\x00\x00\x02{}", b"E_INVALID cannot IDENTIFY again"),
     ],
 )
 def test_an_error_is_told_and_ends_the_connection(lookupd: Any, registered: Nsqd, command: bytes, reply: bytes) -> None:
@@ -261,9 +232,7 @@ def test_an_error_is_told_and_ends_the_connection(lookupd: Any, registered: Nsqd
 @pytest.mark.parametrize(
     ("body", "reply"),
     [
-        (b"not json", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b'{"tcp_port":"x"}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (b"{}", b"E_BAD_BODY IDENTIFY missing fields"),
         ({**IDENTITY, "version": ""}, b"E_BAD_BODY IDENTIFY missing fields"),
     ],
 )

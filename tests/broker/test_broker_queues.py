@@ -446,14 +446,6 @@ def test_a_new_channel_gets_what_fits_into_its_memory(start_nsqd: Callable[..., 
     assert channel_figures(server, channel=EPHEMERAL)["depth"] == 3
 
 
-def test_deferred_messages_need_no_room(start_nsqd: Callable[..., Any]) -> None:
-    server = start_nsqd(mem_queue_size=3)
-    create(server, channel=EPHEMERAL)
-    for _ in range(5):
-        ask(server.http_address, "POST", "/pub?topic=t&defer=60000", b"x")
-    until(lambda: channel_figures(server, channel=EPHEMERAL)["deferred_count"] == 5)
-
-
 # Random walks over topics and channels, with restarts in between; and over the heap that channels keep messages in.
 
 

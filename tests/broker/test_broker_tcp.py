@@ -300,7 +300,7 @@ def test_publishes_that_come_in_any_pieces_are_confirmed_in_turn(start_nsqd: Any
         for at in range(0, len(commands), size):
             client.send(commands[at : at + size])
         assert [client.frame().data for _ in range(11)] == [b"OK"] * 11
-        client.send(to_t + b"PUB t\n" + sized(b""))
+        client.send(to_t + b"PUB t\n" + sized(b"") + to_t)
         assert client.frame().data == b"OK"
         assert last_error(client) == "E_BAD_MESSAGE PUB invalid message body size 0"
     topics = ask(server.http_address, "GET", "/stats?format=json").json["topics"]

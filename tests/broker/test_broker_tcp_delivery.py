@@ -347,17 +347,6 @@ def test_large_messages(address: Any) -> None:
     assert [client.message().body for _ in range(4)] == bodies
 
 
-def test_publishes_in_a_row_are_answered_one_by_one_up_to_the_bad_one(address: Any) -> None:
-    publisher, consumer = WireClient(address), WireClient(address)
-    good = b"".join(b"PUB t\n\0\0\0\1%d" % n for n in range(5))
-    publisher.send(good + b"PUB other\n\0\0\0\1x" + b"PUB t\n\0\0\0\0" + good)
-    assert [publisher.frame().data for _ in range(6)] == [b"OK"] * 6
-    assert publisher.frame().data == b"E_BAD_MESSAGE PUB invalid message body size 0"
-    consumer.subscribe("t", "c", rdy=10)
-    assert [frame.body for frame in receive(consumer, 5)] == [b"0", b"1", b"2", b"3", b"4"]
-    assert is_silent(consumer, 0.1)
-
-
 WAITS_FOR_EVER = {"heartbeat_interval": 60000, "output_buffer_timeout": -1}
 
 

@@ -25,7 +25,7 @@ from nsq_fast.client.subscription import decompressed
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Nsqd, Topology
 
-HEARTBEAT, OK = frame(0, b"_heartbeat_"), frame(0, b"OK")
+OK = frame(0, b"OK")
 
 
 def names(commands):
@@ -63,20 +63,6 @@ def test_a_cut_batch_of_which_a_part_fails_says_that_the_rest_may_be_stored(publ
         sender.multipublish("t", [b"good", b"bad", b"fine"])
     assert caught.value.possibly_stored
     assert isinstance(caught.value.__cause__, errors.BadMessage)
-
-
-@pytest.mark.parametrize(
-    "pieces", [[OK], [OK[:3], OK[3:]], [HEARTBEAT, OK], [HEARTBEAT + OK], [HEARTBEAT + OK[:9], OK[9:]]]
-)
-def test_a_reply_is_understood_however_it_comes(publishing, pieces):
-    def answer(peer, command):
-        for piece in pieces:
-            peer.sock.sendall(piece)
-            gevent.sleep(0.005)  # sleep: so that pieces are read one by one
-
-    _, sender = publishing(answer)
-    assert [sender.publish("t", b"x") for _ in range(3)] == [b"OK"] * 3
-    assert sender.stats()["held"] == 0
 
 
 def test_a_response_nobody_asked_for_costs_the_connection_and_no_more(publishing):
@@ -536,6 +522,23 @@ def test_a_topic_that_nobody_has_yet_goes_to_original_nsqds_and_no_lack_is_told(
     assert result.get(timeout=WAIT) == b"OK"
     assert "wait for an nsqd" not in caplog.text
     assert sender.stats()["connected"] == [str(nsqd.address)]
+
+
+def test_an_outage_of_lookup_is_told_once_however_often_publishes_ask(lookup_producer, monkeypatch, caplog):
+    sender, lookup = lookup_producer()
+    asked = []
+
+    async def nodes(timeout=None):
+        asked.append(timeout)
+        raise errors.LookupFailed("nobody answered")
+
+    monkeypatch.setattr(lookup, "nodes", nodes)
+    result = sender.publish_nowait("t", b"x", timeout=LONG)
+    for count in range(1, 4):
+        lookup.tell(UNKNOWN, "t")
+        until(lambda count=count: len(asked) >= count)
+    assert [record.message for record in caplog.records] == ["publishes to topic t wait for an nsqd: nobody answered"]
+    assert not result.ready()
 
 
 def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(leading, monkeypatch):

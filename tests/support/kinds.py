@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,14 @@ REAL_PARAMETERS = {"original", "real"}  # of fixtures that have the same test ru
 
 def rank(item: pytest.Item) -> int:
     """The place of a test's file among those that are not in the order of their names."""
-    return LONGEST_FIRST.index(item.path.stem) if item.path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
+    return _of_file(item.path)[0]
+
+
+@cache
+def _of_file(path: Path) -> tuple[int, tuple[str, ...]]:
+    """The rank of a file, and the markers of its tests: every process of a run asks for thousands of tests."""
+    place = LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
+    return place, (*OF_FOLDER.get(path.relative_to(TESTS).parts[0], ()), *OF_MODULE.get(path.stem, ()))
 
 
 def is_of_spark(scope: str) -> bool:
@@ -57,8 +65,7 @@ def unshared(item: pytest.Item) -> str | None:
 
 def mark(item: pytest.Item) -> None:
     """Add the markers that follow from where a test stands and from what it uses."""
-    folder = item.path.relative_to(TESTS).parts[0]
-    for name in (*OF_FOLDER.get(folder, ()), *OF_MODULE.get(item.path.stem, ())):
+    for name in _of_file(item.path)[1]:
         item.add_marker(name)
     if _needs_real_server(item):
         item.add_marker("real")
