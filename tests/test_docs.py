@@ -532,7 +532,7 @@ def _resolved(identifier: str) -> Any:
 
 
 def test_nothing_installs_the_package_from_an_index_which_has_none() -> None:
-    """Where it is installed, ``pip install 'nsq-fast[extra]'`` adds the extra; ``docs/index.md`` says how to install it."""
+    """Where it is installed, ``pip install 'nsq-fast[extra]'`` adds the extra; ``docs/index.md`` says how to."""
     files = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*")]
     texts = {
         str(path.relative_to(ROOT)): path.read_text() for path in files if path.is_file() and path.suffix != ".pyc"
