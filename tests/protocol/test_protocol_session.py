@@ -122,18 +122,6 @@ def test_identify_carries_every_field_that_is_set() -> None:
     assert "hostname" not in identify_fields()
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_handshake_in_pieces(size: int) -> None:
-    session = new()
-    data = reply_json(topology_region="eu", unknown_field=[1, 2]) + HEARTBEAT
-    events: list[Any] = []
-    for start in range(0, len(data), size):
-        events += session.receive(data[start : start + size])
-    assert kinds(events) == [Identified, Ready, Heartbeat]
-    assert session.info.topology_region == "eu"
-    assert (session.dialect, cluster().dialect) == (ORIGINAL, REDESIGNED)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -401,10 +389,6 @@ def test_rdy_is_bounded_by_the_server() -> None:
 @pytest.mark.parametrize(
     ("command", "say"),
     [
-        ("RDY", lambda session: session.set_rdy(1)),
-        ("FIN", lambda session: session.fin(Message(1, 1, ID, b""))),
-        ("REQ", lambda session: session.req(Message(1, 1, ID, b""), 0)),
-        ("TOUCH", lambda session: session.touch(Message(1, 1, ID, b""))),
         ("CLS", lambda session: session.cls()),
         ("columns", lambda session: session.column_reader()),
     ],
