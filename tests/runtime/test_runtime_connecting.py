@@ -20,7 +20,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
-from support.peers import PeerServer, message
+from support.peers import PeerServer, message_frame
 from support.processes import run_python
 from support.waiting import PROCESS, WAIT, promptly, until
 
@@ -354,7 +354,7 @@ def test_deflate_bomb_takes_no_memory(connect_to, kind):
         if kind == 0:
             peer.frame(0, b"\0" * (32 << 20))
         else:
-            peer.send(message(1, b"\0" * (32 << 20)) + message(2))
+            peer.send(message_frame(1, b"\0" * (32 << 20)) + message_frame(2))
         peer.read_all()
 
     owner = Mock()
