@@ -315,6 +315,7 @@ ENDS: dict[str, Any] = {
 @pytest.mark.parametrize("new_loop", LOOPS)
 @pytest.mark.parametrize("kind", ["single", "batch", "shared"])
 @pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)  # servers see a REQ like any other
 async def test_a_handler_that_ends_in_an_odd_way_fails_alone(
     filled: str, new_loop: NewLoop, kind: str, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:

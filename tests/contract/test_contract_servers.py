@@ -13,7 +13,7 @@ from support.waiting import WAIT
 
 from nsq_fast import Message, RequeueMessage, aio, threads
 from nsq_fast.client.give_up import PublishTo
-from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, NotRunning
+from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, NotRunning, TypeInvalid
 
 COUNT = len(BODIES)
 QUICK: dict[str, Any] = {"max_in_flight": 20, "max_backoff_duration": 0, "requeue_base_delay": 0.01}
@@ -60,9 +60,9 @@ async def test_what_many_publish_is_stored_once_each_and_in_the_order_of_its_key
 NAN = float("nan")
 WRONG: list[tuple[str, type[Exception], list[Any]]] = [
     ("topic", NameInvalid, [None, 5, b"t", ["t"], "", "a b", "t" * 65]),
-    ("body", TypeError, [None, 5, 1.5, "text", ["x"], {}, object(), True]),
+    ("body", TypeInvalid, [None, 5, 1.5, "text", ["x"], {}, object(), True]),
     ("body", BodyInvalid, [b"", memoryview(b""), bytes(101), bytearray(101)]),
-    ("bodies", TypeError, [None, 5, "text", b"bytes", object(), [b"x", None], [5], ["text"], [{}], [object()]]),
+    ("bodies", TypeInvalid, [None, 5, "text", b"bytes", object(), [b"x", None], [5], ["text"], [{}], [object()]]),
     ("bodies", BodyInvalid, [[], (each for each in [b""]), [b"x", bytes(101)]]),
     ("defer", ConfigError, [2**63, 2**64, 10**400, -1, 1.5, NAN, "1", True, []]),
     ("timeout", ConfigError, [0, *WRONG_TIMES]),

@@ -26,8 +26,7 @@ import trustme
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.http_server import Question, scripted_http
-from support.peers import Peer, PeerServer
-from support.peers import message as message_frame
+from support.peers import Peer, PeerServer, message_frame
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until

@@ -20,7 +20,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
-from support.peers import PeerServer, message
+from support.peers import PeerServer, message_frame
 from support.processes import run_python
 from support.waiting import PROCESS, WAIT, promptly, until
 
@@ -29,7 +29,7 @@ from nsq_fast._snappy_chunks import crc32c
 from nsq_fast.broker import Broker, BrokerProcess
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.gevent_loop import GeventLoop, run
-from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer, TlsLayer, client_context
+from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFailed,
@@ -354,7 +354,7 @@ def test_deflate_bomb_takes_no_memory(connect_to, kind):
         if kind == 0:
             peer.frame(0, b"\0" * (32 << 20))
         else:
-            peer.send(message(1, b"\0" * (32 << 20)) + message(2))
+            peer.send(message_frame(1, b"\0" * (32 << 20)) + message_frame(2))
         peer.read_all()
 
     owner = Mock()
@@ -395,7 +395,7 @@ def test_patched_or_not(real_nsqd, tls_files, patched):
     assert (done.stdout, done.stderr) == ("b'OK'\n", "")
 
 
-# TLS, snappy and deflate as transformations of bytes: whole, in pieces, broken, and as bombs
+# Snappy and deflate as transformations of bytes: whole, in pieces, broken, and as bombs
 
 
 DATA = random.Random(7).randbytes(5000) + b"nsq " * 50_000
@@ -477,62 +477,6 @@ def test_snappy_bomb_comes_in_pieces() -> None:
     layer.feed(snapped(bytes(16 << 20))[: 2 * PIECE_SIZE])
     pieces = [layer.read() for _ in range(10)]
     assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
-
-
-RECORD = 16 * 1024
-
-
-class TlsEnd:
-    """The server's end of a TLS stream in memory, and the layer that is the other one, shaken hands."""
-
-    def __init__(self, folder: Path) -> None:
-        authority = trustme.CA()
-        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("localhost").configure_cert(context)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.layer = TlsLayer(client_context({"cafile": str(folder / "ca.pem")}), "localhost")
-        while not (self.layer.try_handshake() and self._is_done()):
-            self._incoming.write(self.layer.take_outgoing())
-            self._is_done()
-            self.layer.feed(self._outgoing.read())
-
-    def _is_done(self) -> bool:
-        self._incoming.write(self.layer.take_outgoing())
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        return True
-
-    def records(self, data: bytes) -> bytes:
-        for start in range(0, len(data), RECORD):
-            self._tls.write(data[start : start + RECORD])
-        return self._outgoing.read()
-
-
-def test_the_records_of_one_read_are_one_piece(tmp_path: Path) -> None:
-    end = TlsEnd(tmp_path)
-    end.layer.feed(end.records(DATA))
-    pieces = []
-    while piece := end.layer.read():
-        pieces.append(piece)
-    assert b"".join(pieces) == DATA
-    assert max(map(len, pieces)) == PIECE_SIZE
-    assert len(pieces) == -(-len(DATA) // PIECE_SIZE)
-
-
-def test_what_comes_before_a_broken_record_is_read(tmp_path: Path) -> None:
-    end = TlsEnd(tmp_path)
-    whole = end.records(DATA[:RECORD])
-    broken = bytearray(end.records(DATA[RECORD : 2 * RECORD]))
-    broken[-1] ^= 1
-    end.layer.feed(whole + bytes(broken))
-    assert end.layer.read() == DATA[:RECORD]
-    for _ in range(2):
-        with pytest.raises(RemoteProtocolError, match="broken TLS stream"):
-            end.layer.read()
 
 
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"

@@ -368,11 +368,7 @@ def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, caplog):
         "t", "c", str(served.tcp_address), message_handler=lambda c, m: handled.append(m.body), give_up=give_up,
         max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
     )  # fmt: skip
-
-    def receiver(sender, message, error):
-        errors.append((message.attempts, error))
-
-    consumer.on_exception.connect(receiver)
+    consumer.on_exception.connect(lambda _, message, error: errors.append((message.attempts, error)), weak=False)
     with consumer:
         until(lambda: given_up)
         publish(served, b"three")
@@ -398,11 +394,7 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
     options = {"max_tries": 1, "requeue_delay": 0, "max_in_flight": 5, "max_backoff_duration": 0, "msg_timeout": 1.0}
     options |= {"message_handler": ignore, "give_up": policy, "max_frame_size": LIMIT}
     consumer = Consumer("t", "c", str(served.tcp_address), **options)
-
-    def receiver(sender, message, error):
-        errors.append(message.attempts)
-
-    consumer.on_exception.connect(receiver)
+    consumer.on_exception.connect(lambda _, message, error: errors.append(message.attempts), weak=False)
     with consumer:
         until(lambda: 3 in errors)
     assert large_comes_back(served)
@@ -455,11 +447,7 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     server = ScriptedNsqd()
     errors, release = [], Event()
     consumer = Consumer("t", "c", str(server.address), message_handler=lambda c, m: release.wait(), max_in_flight=10)
-
-    def receiver(sender, error):
-        errors.append(error)
-
-    consumer.on_error.connect(receiver)
+    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
     consumer.start(block=False)
     conn = server.connection()
     conn.wait_rdy(10)

@@ -20,7 +20,7 @@ from typing import Any
 
 import gevent
 import pytest
-from support.peers import Peer, PeerServer, message
+from support.peers import Peer, PeerServer, message_frame
 from support.processes import run_python
 from support.publishing import PublishNsqd
 
@@ -38,7 +38,7 @@ class Flood(PeerServer):
 
     def __init__(self) -> None:
         self.finished = 0
-        self._batch = b"".join(message(number, b"x" * 200) for number in range(RDY))
+        self._batch = b"".join(message_frame(number, b"x" * 200) for number in range(RDY))
         super().__init__(self._flood)
 
     def _flood(self, peer: Peer) -> None:

@@ -44,7 +44,6 @@ def listing(*addresses):
 
 
 NOT_FOUND = reply(b'{"message":"NOT_FOUND"}', "404 Not Found")
-TOPIC_NOT_FOUND = reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found")
 
 
 class Routes:
@@ -128,17 +127,12 @@ def cut(data):
 
 LIES = {
     "html": reply(b"<html>It works!</html>"),
-    "wrong json": reply(b'{"hello": "world"}'),
-    "wrong types": reply(b'{"producers": [{"broadcast_address": 1, "tcp_port": "x"}]}'),
-    "json cut": reply(b'{"producers": ['),
-    "deep json": reply(b"[" * 100_000),
     "status 500": reply(b"{}", "500 Internal Server Error"),
     "status 302": reply(b"", "302 Found", "Location: http://127.0.0.1:1/lookup\r\n"),
     "no such route": NOT_FOUND,
     "closes at once": cut(b""),
     "closes within the body": cut(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
     "hangs": hang,
-    "hangs within the body": lambda question: (question.send(reply(b"{}" * 10)[:-3]), question.hang()),
     "huge": reply(b'{"channels":[' + b'"c",' * 500_000 + b'"c"],"producers":[]}'),
     "too many": producers(*range(1, 500)),
 }
@@ -264,9 +258,6 @@ def test_addresses_that_cannot_be_used_are_refused(bad):
     with pytest.raises(ConfigError) as error:
         LookupPoller(bad)
     assert "secret" not in str(error.value)
-
-
-# Real servers
 
 
 # Consumers of several topics, by name and by pattern, and ``discovery_filter``: what is consumed, and where
