@@ -29,12 +29,14 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakSet
 
+from msgspec import UNSET
+
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
-from nsq_fast.client.loop import EXIT_TIMEOUT, SLICE, check_end_timeout, tell_unconfirmed
+from nsq_fast.client.consumer import ConsumerCore, warn_unclosed
+from nsq_fast.client.loop import EXIT_TIMEOUT, SLICE, EndTimeout, check_end_timeout, tell_unconfirmed
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import AllStored, Body, Group, Headers, Publish, Stored, options_of
 from nsq_fast.client.workers import Cursor, Pool, Worker, deferred_kind, thread_frames
@@ -421,7 +423,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         self._check_loop("Consumer.join()")
         return await self._wait_closed(timeout)
 
-    async def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+    async def close(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``. In a handler it only begins to close.
 
         The message at which the calling task iterates is requeued, unless it was responded to; those of other tasks
@@ -613,10 +615,10 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
 
 class _DeadLetters(Producer):
-    """Of a consumer's policy; it is started when it is used first."""
+    """Of a consumer's policy: it is started when it is used first, by each of those who come until it runs."""
 
     async def publish(self, *arguments: Any, **place: Any) -> Any:
-        if self._home is None:
+        if not self._is_running:
             await self.start()
         return await super().publish(*arguments, **place)
 

@@ -435,6 +435,14 @@ class ConsumerConfig(Config, frozen=True):
         "do not handle a message whose msg_timeout is over, which nsqd has taken back, and ask for no more messages"
         " than handlers can begin with in time",
     )
+    close_timeout: float | None = option(
+        30.0,
+        "limit for close(), and for the end of a with block, where close() is given no timeout; None: handlers may take"
+        " for ever",
+        unit="s",
+        minimum=0.0,
+        kind=float,
+    )
     requeue_unfinished: bool = option(
         False,
         "when the timeout of close() is over, requeue at once what handlers have not finished; otherwise nsqd delivers"

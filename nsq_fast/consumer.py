@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gevent import GreenletExit, Timeout, get_hub, getcurrent
+from gevent import GreenletExit, get_hub, getcurrent
+from msgspec import UNSET
 
 from nsq_fast._codec import Message
 from nsq_fast.client.connection import Connection
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, warn_unclosed
+from nsq_fast.client.consumer import ConsumerCore, warn_unclosed
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
 from nsq_fast.client.greenlets import (
@@ -32,7 +33,7 @@ from nsq_fast.client.greenlets import (
     may_wait,
     tell_forks,
 )
-from nsq_fast.client.loop import check_end_timeout
+from nsq_fast.client.loop import EndTimeout, check_end_timeout
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Pool, Worker, check_handler
 from nsq_fast.errors import CallInvalid
@@ -211,7 +212,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     # Closing
 
-    def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+    def close(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Stop consuming, gracefully: running handlers end, every answer is sent, what was not begun is given back.
 
         Called in a handler, in a receiver of a signal, in a handler of ``signal.signal`` or in the hub it only begins
@@ -219,7 +220,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
         Args:
             drain: let running handlers and asynchronous messages be answered first.
-            timeout: s that all of it may take; None: draining may take for ever.
+            timeout: s that all of it may take; None: draining may take for ever. Default: the option ``close_timeout``.
         """
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
@@ -287,7 +288,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         runner.start()
 
     def is_failure(self, error: BaseException) -> bool:
-        return isinstance(error, (Exception, Timeout))
+        return not isinstance(error, (SystemExit, KeyboardInterrupt, GreenletExit))
 
     def escaped(self, error: BaseException, message: Message) -> None:
         if isinstance(error, CopyEnded):
@@ -303,11 +304,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         return get_hub().threadpool.apply(function, arguments)
 
     def dead_letters(self, options: dict[str, Any]) -> Any:
-        from .producer import Producer
+        from .producer import DeadLetters  # most consumers have no policy that publishes
 
-        producer = Producer(list(self.nsqd_addresses), list(self.lookupd_addresses), **options)
-        producer.start()
-        return producer
+        return DeadLetters(list(self.nsqd_addresses), list(self.lookupd_addresses), **options)
 
     def _count_orphaned(self) -> int:
         is_here = self._thread.ident in (0, get_ident())

@@ -698,6 +698,11 @@ def printable(said: str | bytes, limit: int = MAX_LENGTH) -> str:
     return f"{text}... ({left_out} more)" if left_out else text
 
 
+def said_at(address: object, error: object) -> str:
+    """What an error says, without the address that it begins with: the line of a log has it in front already."""
+    return str(error).removeprefix(f"{address}: ")
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 message``, ``2,000 messages``; ``plural`` where an s does not make it: ``2 queries``."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

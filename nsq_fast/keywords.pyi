@@ -55,6 +55,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     """The options of a Consumer."""
 
     drop_expired: bool
+    close_timeout: float | None
     requeue_unfinished: bool
     requeue_base_delay: float
     requeue_factor: float

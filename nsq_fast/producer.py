@@ -346,3 +346,10 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
         if not self._is_inherited:
             raise self._not_running()
         self.start()
+
+
+class DeadLetters(Producer):
+    """Of a consumer's policy: it is started when it is used first, by each of those who come until it runs."""
+
+    def _resume(self) -> None:
+        self.start()

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gevent._hub_local import get_hub_if_exists
 from gevent.exceptions import HubDestroyed
+from msgspec import UNSET
 
 from nsq_fast._codec import Message
 from nsq_fast._publish_path import PlainPath, wake_all
 from nsq_fast.bridge import Batch, HubThread, OutsideHandlers, Place, Reply, arguments_of
-from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, ConsumerOptions, warn_unclosed
+from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.gevent_loop import run
-from nsq_fast.client.loop import SLICE, check_end_timeout
+from nsq_fast.client.loop import SLICE, EndTimeout, check_end_timeout
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
     AllStored,
@@ -840,7 +841,7 @@ class Consumer(ConsumerOptions):
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first."""
         return self._call(lambda consumer: consumer.join(timeout, raise_error))
 
-    def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+    def close(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``.
 
         In any thread. In a handler, in a handler of ``signal.signal``, and in a thread that iterates and is at a

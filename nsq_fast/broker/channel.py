@@ -192,6 +192,54 @@ class BackendQueue:
         return ranges
 
 
+class MemoryRuns:
+    """Which records a queue in memory has, for checkpoints: what has come and gone is added up, nothing else is walked.
+
+    Messages come in behind, and go out in front, as they came in. So what is behind the last one of the time before
+    is new, and what the count lacks has gone. A message that was taken out and came back has one attempt more.
+    """
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[int, int, Message | None]] = deque()
+        self._count = 0
+        self._last: tuple[Message | None, int] = None, 0
+
+    def of(self, memory: deque[Message]) -> Iterable[tuple[int, int, Message | None]]:
+        """The records of ``memory``, in its order: ranges of (first, one after the last, None) of those that were never
+        delivered nor deferred; each other one with its message."""
+        last, attempts = self._last
+        new = []
+        for message in reversed(memory):
+            if message is last and message.attempts == attempts:
+                break
+            new.append(message)
+        else:
+            self._runs.clear()
+            self._count = 0
+        self._leave_out(self._count + len(new) - len(memory))
+        for message in reversed(new):
+            self._add(message)
+        self._count = len(memory)
+        self._last = (memory[-1], memory[-1].attempts) if memory else (None, 0)
+        return self._runs
+
+    def _leave_out(self, count: int) -> None:
+        while count > 0:
+            first, end, message = self._runs.popleft()
+            if end - first > count:
+                self._runs.appendleft((first + count, end, message))
+            count -= end - first
+
+    def _add(self, message: Message) -> None:
+        number, runs = message.sequence, self._runs
+        if message.attempts or message.due:
+            runs.append((number, number + 1, message))
+        elif runs and runs[-1][1] == number and runs[-1][2] is None:
+            runs[-1] = (runs[-1][0], number + 1, None)
+        else:
+            runs.append((number, number + 1, None))
+
+
 _REFILL = 2000
 _RETRY_INTERVAL = 0.1
 """Seconds until messages that could not be read are tried again."""
@@ -212,7 +260,7 @@ class Channel(BaseChannel[Message]):
     Attributes:
         message_count: messages that came in, ever.
         is_exiting: closed or deleted.
-        memory: the queue in memory; ``backend``: the one on disk.
+        memory: the queue in memory, and ``runs``, its records for checkpoints; ``backend``: the one on disk.
     """
 
     def __init__(
@@ -228,6 +276,7 @@ class Channel(BaseChannel[Message]):
     ) -> None:
         super().__init__(name, on_unused)
         self.memory: deque[Message] = deque()
+        self.runs = MemoryRuns()
         self.backend: BackendQueue = BackendQueue(log, self._sort_out)
         self.log = log
         self._capacity = capacity
@@ -395,6 +444,10 @@ class Channel(BaseChannel[Message]):
     def in_memory(self) -> Iterator[Message]:
         """Every message that is in memory, ready or not."""
         yield from self.memory
+        yield from self.besides_memory()
+
+    def besides_memory(self) -> Iterator[Message]:
+        """Those of them that are not in the queue in memory."""
         yield from self.backend.in_memory()
         yield from self.deferred
 

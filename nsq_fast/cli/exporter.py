@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+from gevent import socket
 from gevent.pywsgi import WSGIServer
 
-from nsq_fast.errors import ConfigError
-from nsq_fast.names import Address, parse_listen_address
+from nsq_fast.worker.status_page import listen
 
 from . import options
 from .options import NSQD_HTTP, Servers, flag, option, stop_signals
@@ -64,13 +64,11 @@ def _answer(respond: Respond, status: str, body: bytes, kind: str = _TEXT) -> li
 
 
 def _serve(http: str, application: Callable[..., Iterable[bytes]]) -> None:
-    host, port = parse_listen_address(http, "--http")
-    server = WSGIServer((host, port), application, log=None)
-    try:
-        server.start()
-    except OSError as error:
-        raise ConfigError(f"--http={http!r}: cannot listen there: {error.strerror or error}") from error
-    click.echo(f"http://{Address(host or '0.0.0.0', int(server.server_port or port))}/metrics", err=True)
+    listening, url = listen(http, "--http")
+    listener = socket.socket(listening.family, listening.type, fileno=listening.detach())
+    server = WSGIServer(listener, application, log=None)
+    server.start()
+    click.echo(f"{url}/metrics", err=True)
     with stop_signals() as stop:
         stop.wait()
         server.stop(timeout=1)

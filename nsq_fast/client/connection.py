@@ -42,6 +42,7 @@ from nsq_fast.errors import (
     NsqError,
     ServerError,
     printable,
+    said_at,
 )
 from nsq_fast.log_events import (
     CLOSE_FAILED,
@@ -725,7 +726,7 @@ class Connection(ConnectionPath):
                 self._failed(token, error)
             except Exception:  # the others must still hear of theirs
                 logger.exception("%s: on_failed", self.address, extra=INTERNAL_ERROR)
-        logger.info("%s: disconnected: %s", self.address, reason, extra=DISCONNECTED)
+        logger.info("%s: disconnected: %s", self.address, said_at(self.address, reason), extra=DISCONNECTED)
         try:
             self._owner.on_disconnect(self, reason)
         except Exception as fault:

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from nsq_fast._codec import Message
 from nsq_fast._record import HistogramStats, Record
@@ -40,7 +41,7 @@ from .acknowledger import BLOCKED_POLICIES, PAUSE, Acknowledger, BlockedPolicy, 
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import TELL_AFTER, Connection
 from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
-from .loop import Event, check_end_timeout
+from .loop import EndTimeout, Event, check_end_timeout
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Flow, Subscriber, Subscriptions
@@ -60,9 +61,6 @@ if TYPE_CHECKING:
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 BatchHandlerT = TypeVar("BatchHandlerT", bound=Callable[..., object])
-
-CLOSE_TIMEOUT = 30.0
-"""Seconds that a close may take, by default."""
 
 CLOSING_SHARE = 0.1
 SHORTEST_CLOSING = 0.1
@@ -348,7 +346,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         raise NotImplementedError
 
     def dead_letters(self, options: dict[str, Any]) -> Any:
-        """A Producer on the loop, for a give-up policy, made with these options; started here or when first used."""
+        """A Producer on the loop, for a give-up policy, made with these options; it is started when it is used first.
+        Waits for nothing."""
         raise NotImplementedError
 
     # Running
@@ -420,10 +419,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     # Step 5 has a share of the timeout of its own, and happens on all connections at once: a server that does not
     # answer makes it last as long as it may.
 
-    def begin_closing(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+    def begin_closing(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Steps 1 and 2; the others follow by themselves. Does not block; later calls do nothing."""
         if self._is_closing:
             return
+        if timeout is UNSET:
+            timeout = self.config.close_timeout
         self._is_closing = True
         self._live_here()
         if self._keeper is not None:

@@ -140,7 +140,7 @@ def _decode(content: bytes | str | Mapping[str, Any], form: str) -> DynamicConfi
     if isinstance(content, Mapping):
         return msgspec.convert(content, DynamicConfig)
     if len(content) > MAX_DOCUMENT_SIZE:
-        raise ValueError(f"it has {len(content)} bytes, more than {MAX_DOCUMENT_SIZE}")
+        raise ValueError(f"it has more than {MAX_DOCUMENT_SIZE} bytes")  # how many, who has read it need not know
     if form == "toml":
         return msgspec.toml.decode(content, type=DynamicConfig)
     if form == "json":

@@ -15,7 +15,9 @@ import os
 from _socket import SOCK_STREAM, getaddrinfo  # which monkey.patch_all leaves as they are
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from msgspec import UNSET, UnsetType
 
 from nsq_fast._lazy import get_original
 from nsq_fast.errors import ConfigError, InternalError, NsqError, printable
@@ -331,9 +333,13 @@ class Repeated:
             self._timer = self._loop.call_later(pause, self._run)
 
 
+EndTimeout: TypeAlias = float | UnsetType | None
+"""Of the close of a consumer: seconds, None for ever, UNSET what its option ``close_timeout`` says."""
+
+
 def check_end_timeout(timeout: object) -> None:
     """Raise ConfigError unless it is one of ``close`` or ``join``: seconds, or None. With 0 nothing is waited for."""
-    if timeout is None:
+    if timeout is None or timeout is UNSET:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from nsq_fast._publish_path import Command, QueuePath
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, ConnectionLost, LookupFailed, NoLeader, NoNsqd, NsqError
-from nsq_fast.log_events import COMPRESSION_OFF, LEADER_MOVED, LOOKUP_UNANSWERED, PUBLISHES_WAIT
+from nsq_fast.log_events import COMPRESSION_OFF, LEADER_MOVED, PUBLISHES_WAIT
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.publishing import Key, key_partitioner
@@ -1047,7 +1047,7 @@ class Routing:
         try:
             nodes = await self.lookup.nodes(self._config.lookupd_timeout)
         except LookupFailed as error:
-            logger.warning("no nsqds from lookup: %s", error, extra=LOOKUP_UNANSWERED)
+            route.tell_lack(str(error))
             return
         finally:
             self._asking.pop(route, None)

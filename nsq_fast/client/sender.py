@@ -56,11 +56,11 @@ from nsq_fast.errors import (
     PublishTimeout,
     ServerError,
     counted,
+    said_at,
 )
 from nsq_fast.log_events import (
     CLOSE_WAITS,
     CONNECT_FAILED,
-    CONNECTED,
     CONNECTION_LOST,
     CONNECTION_RECOVERED,
     CONNECTION_STALLED,
@@ -346,7 +346,6 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._news.set()
 
     def _opened(self, conn: Connection) -> None:
-        logger.info("[%s] connected", self.address, extra=CONNECTED)
         self._delay.connected(monotonic())
         self.error = None
         self._has_failed = False
@@ -367,7 +366,8 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self.tried.set()
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
-        logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error, extra=CONNECT_FAILED)
+        text = "%s: %s; it is tried again"
+        logger.log(level, text, self.address, said_at(self.address, error), extra=CONNECT_FAILED)
         self._sender.routing.link_failed(self)
 
     def drop(self, conn: Any, error: NsqError) -> None:
@@ -413,7 +413,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._sample = None
         self.error = ConnectionLost(f"{self.address}: connected, but has not replied for {limit:.3g} s")
         logger.warning(
-            "[%s] has not replied for %.3g s, gets no publishes until it does",
+            "%s: has not replied for %.3g s, gets no publishes until it does",
             self.address,
             limit,
             extra=CONNECTION_STALLED,
@@ -446,7 +446,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         if conn is self.conn and self.owed:
             self.owed -= 1
             if not self.owed:
-                logger.info("[%s] replies again", self.address, extra=CONNECTION_RECOVERED)
+                logger.info("%s: replies again", self.address, extra=CONNECTION_RECOVERED)
                 self.on_reply = self._sender.replied
                 self.error = None
                 self._news.set()
@@ -484,11 +484,14 @@ class ProducerConnection(ConnectionOwner[Connection]):
         )
 
     def _give_up(self, conn: Connection) -> None:
-        text = f"{self.address}: given up: it does not reply, while a new connection does"
-        logger.warning("[%s] connection lost: %s", self.address, text, extra=CONNECTION_LOST)
-        error = ConnectionLost(text)
+        error = ConnectionLost(f"{self.address}: given up: it does not reply, while a new connection does")
+        self._tell_lost(error)
         self.drop(conn, error)
         conn.close(error)  # what it owes comes back soon, when the new one is there
+
+    def _tell_lost(self, error: NsqError) -> None:
+        text = "%s: connection lost: %s"
+        logger.warning(text, self.address, said_at(self.address, error), extra=CONNECTION_LOST)
 
     # What the connection tells its owner
 
@@ -514,7 +517,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         if self.conn is conn and not self.is_stopping:
-            logger.warning("[%s] connection lost: %s", self.address, error, extra=CONNECTION_LOST)
+            self._tell_lost(error)
         self.drop(conn, error)
         if conn is self._latest:
             if self.is_stopping:
@@ -838,6 +841,8 @@ class Sender(SendPath):
         """``text`` as an error that says, too, what is known of each nsqd and of lookup; the last is its cause."""
         errors = {str(address): (str(error), error) for address, error in self.pool.errors()}
         reasons = [said if said.startswith(name) else f"{name}: {said}" for name, (said, _) in errors.items()]
+        begun = {str(link.address): None for link in self.pool if link.conn is None and link.error is None}
+        reasons += [f"{name}: not connected yet" for name in begun]
         problem = self.routing.lookup_problem(topic)
         if problem:
             reasons.append(problem)

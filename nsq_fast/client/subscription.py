@@ -29,6 +29,7 @@ from nsq_fast.errors import (
     MessageTooLarge,
     NsqError,
     ServerError,
+    said_at,
 )
 from nsq_fast.log_events import (
     HEARTBEAT_LATE,
@@ -457,8 +458,9 @@ class Subscription:
         if self.backoff is not consumer.flow.backoff:
             consumer.flow.result(False, self.backoff)
         consumer.logger.warning(
-            "%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted), extra=SUBSCRIPTION_LOST
-        )
+            "%s: %s; %d unstarted messages dropped",
+            self.target, said_at(self.target.address, error), len(unstarted), extra=SUBSCRIPTION_LOST,
+        )  # fmt: skip
         emit(consumer, "on_error", error=error)
         self._subscriber.doubt()
 

@@ -36,6 +36,7 @@ from nsq_fast.errors import (
     OrderedSubRequired,
     ServerError,
     TopicNotExist,
+    said_at,
 )
 from nsq_fast.log_events import (
     BACKOFF_BEGAN,
@@ -723,7 +724,8 @@ class Subscriber:
         is_repeated = is_move and str(error) == self.last_failure
         self.last_failure = str(error)
         level = logging.ERROR if is_final else logging.INFO if is_repeated else logging.WARNING
-        self._consumer.logger.log(level, "%s: %s", self.target, error, extra=SUBSCRIPTION_FAILED)
+        why = said_at(self.target.address, error)
+        self._consumer.logger.log(level, "%s: %s", self.target, why, extra=SUBSCRIPTION_FAILED)
         emit(self._consumer, "on_error", error=error if is_final else cause)
         await self._close_connection(error)
         if not is_final:

@@ -84,7 +84,7 @@ class Transport(TransportPath):
                 self._drop_socket()
                 if len(found) == 1 and isinstance(error, TimeoutError) and error.errno is None:
                     raise
-                failures.append(f"{target[0]}: {error}")
+                failures.append(str(error) if target[0] == self.address.host else f"{target[0]}: {error}")
             else:
                 self.local_address = Address(*self.sock.getsockname()[:2])
                 return
@@ -95,7 +95,7 @@ class Transport(TransportPath):
         self.use(sock)
         # It is connected or refused at once: while the server's backlog is full, with EAGAIN.
         if number := sock.connect_ex(path):
-            raise ConnectFailed(f"{path}: {strerror(number)}")
+            raise ConnectFailed(strerror(number))
         self.local_address = self.address  # our end has no name
 
     async def _resolve(self, deadline: float) -> Sequence[tuple[Any, ...]]:

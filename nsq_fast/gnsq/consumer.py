@@ -16,12 +16,14 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from gevent import sleep
+from msgspec import UNSET
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
 from nsq_fast.client.acknowledger import NO_LIMIT, Acknowledger
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import OptionAttribute
+from nsq_fast.client.loop import EndTimeout
 from nsq_fast.client.signals import receivers
 from nsq_fast.client.subscriptions import Subscriber
 from nsq_fast.client.workers import Handler
@@ -173,7 +175,7 @@ class Consumer(_Consumer):
             low_ready_idle_timeout,
             max_backoff_duration,
             backoff_on_requeue,
-            **connection_options(options),
+            **{"close_timeout": CLOSE_TIMEOUT, **connection_options(options)},
         )
         self.conn_kwargs = options
         self.lookupds: list[LookupdClient] = parse_lookupds(lookupd_http_addresses)
@@ -186,7 +188,7 @@ class Consumer(_Consumer):
 
     # Closing
 
-    def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+    def close(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Stop taking messages, wait for the handlers, requeue what was not started, and close."""
         if self.is_running:
             super().close(drain, timeout)

@@ -43,6 +43,7 @@ from .health import (
     DRAIN,
     EXIT_GRACE,
     REPORT_INTERVAL,
+    SCRAPE,
     UNFINISHED,
     WRONG_PROGRAM,
     ConsumerReport,
@@ -61,7 +62,7 @@ class Link:
     """The socket, as a file descriptor.
 
     Attributes:
-        report: makes the report of now; called in the link's thread, and may be set at any time.
+        report: makes the report of now, with metrics or without; called in the link's thread, may be set at any time.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -70,7 +71,7 @@ class Link:
         self._ask_to_drain: Callable[[], object] | None = None
         self._exit_at: float | None = None
         self._is_supervised = True
-        self.report: Callable[[], Report] = Report
+        self.report: Callable[[bool], Report] = lambda with_metrics: Report()
 
     def read(self, size: int) -> bytes:
         """Exactly so many bytes of what the supervisor sent. Raises EOFError."""
@@ -98,11 +99,11 @@ class Link:
         if self._exit_at is None:
             self._exit_at = monotonic() + self._drain_timeout + EXIT_GRACE
 
-    def send(self) -> None:
+    def send(self, with_metrics: bool = False) -> None:
         """Report now. In any thread."""
         with self._lock:  # from when it is made until it is sent: a later report is never followed by an earlier one
             try:
-                line = self.report().line()
+                line = self.report(with_metrics).line()
             except Exception:  # when the interpreter ends, nothing can be asked; a missing report is noticed
                 return
             try:
@@ -114,14 +115,17 @@ class Link:
     # In its thread
 
     def _run(self) -> None:
+        is_asked = False
         while True:
-            self.send()
-            self._listen()
+            self.send(is_asked)
+            is_asked = self._listen()
             if self._exit_at is not None and monotonic() > self._exit_at:
+                self.send(with_metrics=True)
                 os.write(2, b"nsq_fast.worker: handlers have not finished in time: the process ends without them\n")
                 os._exit(UNFINISHED)
 
-    def _listen(self) -> None:
+    def _listen(self) -> bool:
+        """Whether the next report is to have metrics."""
         waiting, said = _poll(), b""
         if self._is_supervised:
             waiting.register(self._descriptor, POLLIN)
@@ -129,10 +133,11 @@ class Link:
             with suppress(OSError):
                 said = os.read(self._descriptor, 65536)
             self._is_supervised &= bool(said)
-            if (not said or said.endswith(DRAIN)) and self._ask_to_drain is not None:
+            if (not said or DRAIN in said) and self._ask_to_drain is not None:
                 self.expect_end()
                 self._ask_to_drain()
                 self._ask_to_drain = None
+        return SCRAPE in said
 
 
 logger: logging.Logger = logging.getLogger("nsq_fast.worker")
@@ -431,7 +436,7 @@ class Child:
             _look(in_hub)
             sleep(_BEAT)
 
-    def _report(self) -> Report:
+    def _report(self, with_metrics: bool) -> Report:
         """In any thread."""
         beats = [self._beat, *([self._loop.beat] if self._loop is not None else [])]
         shown = self._running if self._phase is not Phase.STARTING else []
@@ -439,7 +444,7 @@ class Child:
             phase=self._phase,
             loop_age=monotonic() - min(beats) if self._phase is Phase.RUNNING else 0.0,
             consumers=[self._consumer_report(each) for each in shown],
-            metrics=self._metrics(),
+            metrics=self._metrics() if with_metrics else None,
             failure=self._failure,
         )
 
@@ -472,7 +477,7 @@ class Child:
             totals = each.consumer.stats().totals
             counts = totals.finished, totals.requeued
             logger.info("%s: closed: %d finished, %d requeued", each.name, *counts, extra=WORKER_CONSUMER_CLOSED)
-        self._link.send()
+        self._link.send(with_metrics=True)
 
 
 def _collected(running: Sequence[Running]) -> Callable[[], str]:

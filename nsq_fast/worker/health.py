@@ -27,7 +27,10 @@ EXIT_GRACE = 3.0
 """Seconds that a process has after ``drain_timeout`` to close its connections and end by itself."""
 
 DRAIN = b"drain\n"
-"""What the supervisor asks of a process. There is nothing else to ask, and the end of the socket says the same."""
+"""What the supervisor asks of a process at its end. The end of the socket says the same."""
+
+SCRAPE = b"scrape\n"
+"""What it asks when its own metrics are asked for: a report with metrics, which costs what the program shows."""
 
 
 class Phase(str, enum.Enum):
@@ -93,14 +96,14 @@ class Report(msgspec.Struct, frozen=True):
 
     Attributes:
         loop_age: seconds since the event loops of the process last turned.
-        metrics: of now, as Prometheus reads them; empty without prometheus_client.
+        metrics: of now, as Prometheus reads them; empty without prometheus_client. None: nobody has asked for them.
         failure: why it is about to end by itself; empty when it is not.
     """
 
     phase: Phase = Phase.STARTING
     loop_age: float = 0.0
     consumers: list[ConsumerReport] = []
-    metrics: str = ""
+    metrics: str | None = None
     failure: str = ""
 
     @property
@@ -111,10 +114,6 @@ class Report(msgspec.Struct, frozen=True):
     def line(self) -> bytes:
         """As it is sent."""
         return msgspec.json.encode(self) + b"\n"
-
-
-def parse_report(line: bytes) -> Report:
-    return msgspec.json.decode(line, type=Report)
 
 
 class ProcessState(NamedTuple):
@@ -209,8 +208,8 @@ class Totals:
     def __init__(self, past: Sums | None = None) -> None:
         self._past: Sums = past or {}
 
-    def with_ended(self, metrics: str) -> Totals:
-        """These, and what another process had counted when it reported last."""
+    def with_ended(self, metrics: str | None) -> Totals:
+        """These, and what another process had counted when it said so last."""
         sums = self._copy()
         _add(sums, metrics, KEPT)
         return Totals(sums)
@@ -218,7 +217,7 @@ class Totals:
     def _copy(self) -> Sums:
         return {name: (family, dict(values)) for name, (family, values) in self._past.items()}
 
-    def now(self, processes: Iterable[str]) -> Iterator[Metric]:
+    def now(self, processes: Iterable[str | None]) -> Iterator[Metric]:
         """The sums of those that run, and of what those that have ended had counted."""
         sums = self._copy()
         for metrics in processes:
@@ -230,7 +229,7 @@ class Totals:
             yield shown
 
 
-def _add(sums: Sums, metrics: str, kinds: Container[str] | None = None) -> None:
+def _add(sums: Sums, metrics: str | None, kinds: Container[str] | None = None) -> None:
     if not metrics:
         return
     from prometheus_client.parser import text_string_to_metric_families

@@ -31,6 +31,21 @@ RATE_SECONDS = 5
 """Rates are those over about so long."""
 
 
+def listen(address: str, name: str) -> tuple[socket.socket, str]:
+    """Listen at ``host:port``, or at ``:port`` or ``[::]:port`` on all interfaces, of IPv4 and IPv6; and the URL.
+
+    Raises ConfigError, which calls the address ``name``.
+    """
+    host, port = parse_listen_address(address, name)
+    both = host in ("", "::") and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    except OSError as error:
+        raise ConfigError(f"{name}={address!r}: cannot listen there: {error.strerror or error}") from error
+    return listening, f"http://{Address(host or '0.0.0.0', listening.getsockname()[1])}"
+
+
 class Answer(NamedTuple):
     status: int
     body: str | bytes
@@ -38,25 +53,19 @@ class Answer(NamedTuple):
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers requests; listens as soon as it is made. Raises OSError when it cannot.
+    """Answers requests, as soon as it is made.
 
     Args:
-        address: host and port; an empty host for all interfaces.
+        listening: what it accepts from.
         pages: by path; each is made anew for each request, in a thread of its own.
     """
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], pages: Mapping[str, Callable[[], Answer]]) -> None:
-        host, _ = address
-        if not host and socket.has_dualstack_ipv6():
-            listening = socket.create_server(("", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            listening = socket.create_server(address, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    def __init__(self, listening: socket.socket, pages: Mapping[str, Callable[[], Answer]]) -> None:
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
-        self.port = listening.getsockname()[1]
         self.pages = pages
         threading.Thread(target=self.serve_forever, name="nsq_fast status", daemon=True).start()
 
@@ -93,12 +102,14 @@ class StatusPage:
 
     Args:
         timeout: ``alive_timeout``.
+        scrape: called in the thread of a request; when it returns, ``show`` was given the metrics of now.
 
     The supervisor says how it is with ``show``; the threads of requests read what it said last.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, scrape: Callable[[], object] = bool) -> None:
         self._timeout = timeout
+        self._scrape = scrape
         self._server: _Server | None = None
         self._now = Snapshot(monotonic())
         self._earlier = deque([self._now], RATE_SECONDS + 1)
@@ -115,19 +126,15 @@ class StatusPage:
         """Serve at ``host:port`` or ``:port``; None: nowhere. Raises ConfigError."""
         if address is None:
             return
-        host, port = parse_listen_address(address, "http")
+        listening, url = listen(address, "http")
         pages = {
             "/": lambda: Answer(200, self.html(), HTML),
             "/healthz": lambda: self._probe(liveness),
             "/readyz": lambda: self._probe(readiness),
             "/metrics": self._metrics,
         }
-        try:
-            self._server = _Server((host, port), pages)
-        except OSError as error:
-            raise ConfigError(f"http={address!r}: cannot listen there: {error.strerror or error}") from error
-        shown = Address(host or "0.0.0.0", self._server.port)
-        logger.info("http://%s has %s", shown, " ".join(pages), extra=WORKER_LISTENING)
+        self._server = _Server(listening, pages)
+        logger.info("%s has %s", url, " ".join(pages), extra=WORKER_LISTENING)
 
     def close(self) -> None:
         """Serve no longer."""
@@ -154,6 +161,7 @@ class StatusPage:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
             return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n")
+        self._scrape()
         snapshot, past = self._now, self._past
         metrics = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
         return Answer(200, generate_latest(SimpleNamespace(collect=lambda: metrics)), CONTENT_TYPE_LATEST)

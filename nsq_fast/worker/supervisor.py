@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -42,6 +43,7 @@ from nsq_fast.worker.settings import WorkerConfig
 from .health import (
     DRAIN,
     EXIT_GRACE,
+    SCRAPE,
     UNFINISHED,
     WRONG_PROGRAM,
     Phase,
@@ -50,7 +52,6 @@ from .health import (
     Snapshot,
     Totals,
     liveness,
-    parse_report,
     readiness,
 )
 from .settings import Settings, Task, pack
@@ -123,10 +124,11 @@ class Process:
         number: which of the worker's processes it is.
 
     Attributes:
-        report: the last one.
+        report: the last one, with the last metrics that it said.
         reported_at: when it came, or when the process was started; monotonic.
         last_line: the last line that it wrote on stderr.
         is_leaving: whether it was asked to end.
+        is_scraped: whether it was asked for its metrics, and has not said them.
     """
 
     reported_at: float
@@ -138,6 +140,7 @@ class Process:
         self.started_at = self.reported_at = monotonic()
         self.last_line: str = ""
         self.is_leaving: bool = False
+        self.is_scraped: bool = False
         self._kill_at: float | None = None
         self._drain_timeout = task.settings.worker.drain_timeout
         self._socket, theirs = socket.socketpair()
@@ -168,6 +171,13 @@ class Process:
         self._kill_at = monotonic() + self._drain_timeout + EXIT_GRACE + KILL_GRACE
         with suppress(OSError):  # it has ended
             self._socket.sendall(DRAIN)
+
+    def scrape(self) -> None:
+        """Ask for its metrics. Does not block; one that has not begun to run has none, and may take long to say so."""
+        if not self.is_scraped and self.report.phase is not Phase.STARTING:
+            with suppress(OSError):  # it has ended
+                self._socket.sendall(SCRAPE)
+                self.is_scraped = True
 
     def enforce(self, now: float) -> None:
         """Kill it when it has not ended in time."""
@@ -210,8 +220,12 @@ class Process:
     def _take_reports(self, lines: list[bytes]) -> None:
         for line in lines:
             with suppress(msgspec.DecodeError):
-                self.report = parse_report(line)
-                self.reported_at = monotonic()
+                report = msgspec.json.decode(line, type=Report)
+                if report.metrics is None:
+                    report = msgspec.structs.replace(report, metrics=self.report.metrics)
+                else:
+                    self.is_scraped = False
+                self.report, self.reported_at = report, monotonic()
 
     def _show(self, lines: list[bytes]) -> None:
         last = next((line for line in reversed(lines) if line.strip()), b"").strip()
@@ -462,8 +476,11 @@ def watch_files(folder: Path, on_change: Callable[[str], object]) -> threading.E
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONGEST_WAIT = 1.0
-_FILE_CHANGED = 0
-"""Stands for it among the numbers of signals."""
+SCRAPE_TIMEOUT = 2.0
+"""Seconds for which a scrape waits for the metrics of all processes. Of one that does not say them, the last count."""
+
+_FILE_CHANGED, _SCRAPE = 0, 255
+"""Stand for what other threads have to say, among the numbers of signals."""
 
 
 class Supervisor:
@@ -478,9 +495,15 @@ class Supervisor:
         self._read = read
         self._config = task.settings.worker
         self._selector = selectors.DefaultSelector()
+        reader, self._waker = os.pipe()
+        for descriptor in (reader, self._waker):
+            os.set_blocking(descriptor, False)
+        self._selector.register(reader, selectors.EVENT_READ, lambda: self._happened(os.read(reader, 4096)))
         self._past = Totals()
         self._slots = [Slot(number, self._config, self._start_process) for number in range(self._config.processes)]
         self._changed_file = ""
+        self._scrapes: deque[threading.Event] = deque()
+        self._answering: list[threading.Event] = []
         self._replacement: Iterator[None] = iter(())
         self._stop_signal = 0
         self._exit_code = 0
@@ -488,7 +511,7 @@ class Supervisor:
         self._has_replacement_failed = False
         self._notifier = Notifier()
         self._watchdog_at = 0.0
-        self._status = StatusPage(self._config.alive_timeout)
+        self._status = StatusPage(self._config.alive_timeout, self._scrape)
         self._tell(monotonic())
 
     def run(self) -> int:
@@ -515,19 +538,25 @@ class Supervisor:
     # What happens
 
     def _take_signals(self) -> None:
-        reader, self._waker = os.pipe()
-        for descriptor in (reader, self._waker):
-            os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda number, frame: None)  # what came is in the pipe
-        self._selector.register(reader, selectors.EVENT_READ, lambda: self._happened(os.read(reader, 4096)))
 
     def _file_changed(self, path: str) -> None:
         """In another thread."""
         self._changed_file = path
+        self._wake(_FILE_CHANGED)
+
+    def _scrape(self) -> None:
+        """In another thread: have all processes say their metrics, and wait until ``_tell`` has shown them."""
+        answered = threading.Event()
+        self._scrapes.append(answered)
+        self._wake(_SCRAPE)
+        answered.wait(SCRAPE_TIMEOUT)
+
+    def _wake(self, number: int) -> None:
         with suppress(BlockingIOError):
-            os.write(self._waker, bytes([_FILE_CHANGED]))
+            os.write(self._waker, bytes([number]))
 
     def _happened(self, numbers: bytes) -> None:
         for number in numbers:
@@ -537,6 +566,10 @@ class Supervisor:
                 self._begin_replacing("SIGHUP: the processes are replaced one by one")
             elif number == _FILE_CHANGED:
                 self._begin_replacing(f"{self._changed_file} has changed")
+            elif number == _SCRAPE and self._scrapes:
+                self._answering.append(self._scrapes.popleft())
+                for process in self._processes():
+                    process.scrape()
 
     # Starting, and starting again
 
@@ -620,9 +653,8 @@ class Supervisor:
             text = "%s again: the processes are killed; nsqd delivers again what they held"
             logger.warning(text, name, extra=WORKER_KILLED)
             self._exit_code = 128 + number
-            for slot in self._slots:
-                for process in slot.processes():
-                    process.kill()
+            for process in self._processes():
+                process.kill()
             return
         limit = self._config.drain_timeout
         logger.info("%s: the processes drain for %g s at most", name, limit, extra=WORKER_DRAINING)
@@ -637,7 +669,10 @@ class Supervisor:
 
     @property
     def _is_over(self) -> bool:
-        return self._is_ending and not any(True for slot in self._slots for _ in slot.processes())
+        return self._is_ending and not any(self._processes())
+
+    def _processes(self) -> Iterator[Process]:
+        return (process for slot in self._slots for process in slot.processes())
 
     # What is told
 
@@ -648,6 +683,10 @@ class Supervisor:
     def _tell(self, now: float) -> None:
         snapshot = self._snapshot(now)
         self._status.show(snapshot, self._past)
+        if self._answering and not any(process.is_scraped for process in self._processes()):
+            for answered in self._answering:
+                answered.set()
+            self._answering.clear()
         ready = readiness(snapshot, now, self._config.alive_timeout)
         self._notifier.status("ready" if ready.is_well else "; ".join(ready.reasons))
         if not self._is_up and all(_is_running(slot) for slot in self._slots):
@@ -662,8 +701,7 @@ class Supervisor:
     def _snapshot(self, now: float) -> Snapshot:
         processes = tuple(
             ProcessState(each.number, each.pid, each.report, each.reported_at, each.is_leaving)
-            for slot in self._slots
-            for each in slot.processes()
+            for each in self._processes()
         )
         missing = tuple(slot.number for slot in self._slots if slot.current is None and not self._is_ending)
         restarts = sum(slot.restarts for slot in self._slots)

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import random
 import tempfile
 import time
 import zlib
@@ -26,7 +27,7 @@ from nsq_fast.broker.journal import OPEN_FILES, Journal, Position
 from nsq_fast.broker.message import DataPathError, SnowflakeIds, encode_frames
 from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.servers import ServerGroup
-from nsq_fast.broker.store import Store
+from nsq_fast.broker.store import ChannelCheckpoint, Store, take_checkpoint
 from nsq_fast.broker.topic import Topic
 
 # What survives with a data path: a stop, a SIGKILL, and files that were not written whole.
@@ -101,6 +102,73 @@ def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None
         until(lambda: json.loads(path.read_text().splitlines()[0])["channels"]["c"][1:] == [[[done, 500]], []])
         kill(server)
         assert consume(subscribe(server), 500 - done) == list(range(done, 500))
+
+
+def numbers_of(checkpoint: ChannelCheckpoint, end: int) -> list[int]:
+    """The records that a checkpoint names as not finished."""
+    fresh = [number for first, stop in [*checkpoint.fresh, (checkpoint.next, end)] for number in range(first, stop)]
+    return sorted([*fresh, *(number for number, _, _ in checkpoint.tried)])
+
+
+@pytest.mark.parametrize("preserve_order", [False, True])
+def test_a_checkpoint_names_what_is_not_finished_whatever_came_and_went(tmp_path: Path, preserve_order: bool) -> None:
+    chance = random.Random(11)
+    nsqd = Nsqd(
+        NsqdOptions(data_path=str(tmp_path), sync_timeout=60.0, mem_queue_size=40, preserve_order=preserve_order)
+    )
+    nsqd.start()
+    topic = nsqd.get_topic("t")
+    channel, consumer = topic.get_channel("c"), Client()
+    channel.add_client(consumer)  # type: ignore[arg-type]
+    held: list[bytes] = []
+    for turn in range(600):
+        kind = chance.randrange(5)
+        if kind < 2:
+            topic.put_many([b"x"] * chance.randrange(1, 12))
+        elif kind == 2:
+            held += [frame[18:34] for frame in channel.deliver(consumer, chance.randrange(30))]  # type: ignore[arg-type]
+        chance.shuffle(held)
+        for _ in range(min(len(held), chance.randrange(20) if kind > 2 else 0)):
+            if kind == 3:
+                channel.finish(consumer, [held.pop()])  # type: ignore[arg-type]
+            else:
+                channel.requeue(consumer, held.pop(), chance.choice([0, 0, 3600]))  # type: ignore[arg-type]
+        if turn == 300:
+            channel.empty()
+            held.clear()
+        if chance.random() < 0.5:
+            found = take_checkpoint(topic).channels["c"]
+            unfinished = {message.sequence: message for message in channel.unfinished()}
+            assert numbers_of(found, topic.log.end) == sorted(unfinished)
+            tried = [(number, each.attempts, each.due) for number, each in unfinished.items() if each.attempts]
+            assert sorted(found.tried) == sorted(tried)
+    nsqd.close()
+
+
+def test_a_checkpoint_costs_what_has_changed_and_not_what_waits(tmp_path: Path) -> None:
+    nsqd = Nsqd(NsqdOptions(data_path=str(tmp_path), sync_timeout=3600.0, mem_queue_size=200_000))
+    nsqd.start()
+    topic = nsqd.get_topic("t")
+    channel, consumer = topic.get_channel("c"), Client()
+    channel.add_client(consumer)  # type: ignore[arg-type]
+    for _ in range(100):
+        topic.put_many([b"x"] * 1000)
+
+    def taken() -> float:
+        began = time.thread_time()
+        checkpoint = take_checkpoint(topic).channels["c"]
+        cost = time.thread_time() - began
+        assert len(numbers_of(checkpoint, topic.log.end)) == 100_000
+        return cost
+
+    first, later = taken(), []
+    for _ in range(5):
+        (frame,) = channel.deliver(consumer, 1)  # type: ignore[arg-type]
+        channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
+        topic.put(b"x")
+        later.append(taken())
+    assert min(later) * 10 < first
+    nsqd.close()
 
 
 @pytest.mark.parametrize("again", [stop, kill])

@@ -11,12 +11,16 @@ from time import time_ns
 from typing import Any
 
 import pytest
+from gevent.event import Event
+from gevent.pywsgi import WSGIServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.contract import BODIES, FACES, Face, Topic
 from support.scripted_nsqd import ScriptedNsqd, frame, message_frame
+from support.servers import free_address
+from support.waiting import promptly
 
-from nsq_fast import Message, NsqdHTTPClient
+from nsq_fast import HttpConfigSource, Message, NsqdHTTPClient
 from nsq_fast.client.give_up import PublishTo
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
 
@@ -424,6 +428,32 @@ async def test_close_ends_in_time_while_a_handler_runs_and_says_so(
     assert "closed while handlers run" in caplog.text
 
 
+async def test_a_line_of_the_log_is_one_event_and_names_the_nsqd_once(
+    face: Face, nsqd_process: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(*events: str) -> list[str]:
+        return [each.getMessage() for each in caplog.records if getattr(each, "event", "") in events]
+
+    async def handle(_consumer: Any, _message: Any) -> None:
+        """Nothing."""
+
+    address = nsqd_process.address
+    caplog.set_level("INFO", "nsq_fast")
+    options = {"message_handler": handle, "max_reconnect_delay": 0.1}
+    async with (
+        face.client("Producer", address) as producer,
+        face.client("Consumer", "t", "c", address, **options) as consumer,
+    ):
+        await face(producer.publish("t", b"x"))
+        await face.until(lambda: consumer.stats().totals.finished)
+        await face.do(nsqd_process.stop)
+        await face.until(lambda: told("connect_failed") and told("subscription_failed"))
+    ended = told("disconnected", "connection_lost", "subscription_lost", "connect_failed", "subscription_failed")
+    connected = told("connected")
+    assert len(connected) == 2
+    assert [line for line in connected + ended if line.count("127.0.0.1") != 1] == []
+
+
 # What no handler gets: messages that failed too often, or are too old
 
 
@@ -445,6 +475,73 @@ async def test_the_producer_of_what_was_given_up_closes_with_the_consumer(face: 
         await face.until(is_published)
         await face.until(lambda: len(stats()["producers"] or ()) == 1)  # that of the first publish has gone
     await face.until(lambda: not stats()["producers"])
+
+
+async def test_the_end_of_a_block_waits_for_handlers_as_long_as_close_timeout_says(face: Face, filled: str) -> None:
+    begun: list[bytes] = []
+    may_end: list[bool] = []
+
+    async def handle(_consumer: Any, message: Message) -> None:
+        begun.append(message.body)
+        while not may_end:
+            await face.sleep(0.001)  # sleep: looks again and again
+
+    options = {"message_handler": handle, "concurrency": 1, "max_in_flight": 1}
+    with promptly():  # less than the 30 s that it is without the option
+        async with face.client("Consumer", "t", "c", filled, close_timeout=0.3, **options):
+            await face.until(lambda: begun)
+    may_end.append(True)
+
+
+async def test_messages_given_up_at_once_share_one_producer_that_is_slow_to_start(
+    face: Face, nsqd_process: Any
+) -> None:
+    asked: list[str] = []
+    may_answer = Event()
+
+    def serve(request: dict[str, Any], begin: Any) -> list[bytes]:
+        asked.append(request["PATH_INFO"])
+        if len(asked) > 1:  # the first is the consumer's own
+            may_answer.wait()
+        begin("200 OK", [])
+        return [b"{}"]
+
+    async def fail(_consumer: Any, _message: Any) -> None:
+        raise ValueError("a handler's own")
+
+    converted: list[bytes] = []
+
+    def convert(message: Message) -> bytes:
+        converted.append(message.body)
+        return message.body
+
+    def stats() -> tuple[int, int]:
+        """Messages in the topic, and producers that are connected."""
+        with NsqdHTTPClient(*nsqd_process.http) as client:
+            said = client.stats()
+        stored = sum(each["message_count"] for each in said["topics"] if each["topic_name"] == "dead")
+        return stored, len(said["producers"] or ())
+
+    async with face.client("Producer", nsqd_process.address) as producer:
+        await face(producer.multipublish("t", [b"1", b"2"]))
+    address = await face.do(free_address)
+    source = WSGIServer(tuple(address), serve, log=None, error_log=None)
+    await face.do(source.start)
+    options = {
+        **{"max_tries": 1, "requeue_delay": 0, "max_backoff_duration": 0, "concurrency": 2, "max_in_flight": 2},
+        "config_source": HttpConfigSource(f"http://{address}/", 3600.0),
+        "give_up": PublishTo("dead", convert=convert),
+    }
+    try:
+        async with face.client("Consumer", "t", "c", nsqd_process.address, message_handler=fail, **options) as consumer:
+            await face.until(lambda: len(converted) == 2)
+            await face.do(may_answer.set)
+            await face.until(lambda: consumer.stats().given_up == 2)
+            assert consumer.stats().totals.requeued == 2  # each of them once, when its handler had failed
+            await face.until(lambda: stats() == (2, 1))
+        await face.until(lambda: stats() == (2, 0))
+    finally:
+        await face.do(lambda: source.stop(timeout=0))
 
 
 HOUR = 3600 * 10**9
@@ -543,17 +640,6 @@ async def test_what_is_too_old_may_go_where_that_goes_which_failed_too_often(fac
         await face.until(lambda: sorted(connection.answered(b"FIN")) == [1, 2, 3, 4, 5, 6, 7], consumer.stats)
         assert got == [*OLD, 7]
         assert (consumer.stats().outdated, consumer.stats().given_up) == (3, 1)
-
-
-async def test_without_it_nothing_is_too_old(face: Face, nsqd: ScriptedNsqd) -> None:
-    found: list[int] = []
-
-    async def handle(consumer: Any, message: Message) -> None:
-        found.append(int(message.body))
-
-    async with face.client("Consumer", "t", "c", str(nsqd.address), message_handler=handle, max_in_flight=10):
-        await push(face, nsqd)
-        await face.until(lambda: sorted(found) == sorted(AGES))
 
 
 @settings(max_examples=15)

@@ -35,12 +35,6 @@ def counts(shares):
     return [share.rdy for share in shares]
 
 
-def test_max_in_flight_above_max_rdy_count_is_cut_to_it():
-    shares = [Share(max_rdy_count=2500), Share(max_rdy_count=100)]
-    apply(shares, 5000)
-    assert counts(shares) == [2500, 100]
-
-
 def test_no_remainder_is_wasted():
     assert sorted(rdy.split(10, [2500] * 3)) == [3, 3, 4]
 
@@ -49,20 +43,6 @@ def test_nothing_to_send_when_all_is_as_it_should_be():
     shares = [Share(), Share()]
     apply(shares, 10)
     assert apply(shares, 10) == ([], False)
-
-
-def test_a_new_connection_waits_until_the_old_one_has_room():
-    old, new = Share(), Share()
-    apply([old], 10)
-    old.in_flight = 10
-    assert apply([old, new], 10, now=1.0) == ([(0, 5)], True)
-    assert apply([old, new], 10, now=2.0) == ([], True), "ten are still held"
-    old.in_flight = 8
-    apply([old, new], 10, now=3.0)
-    assert new.rdy == 2
-    old.in_flight = 0
-    assert not apply([old, new], 10, now=4.0)[1]
-    assert counts([old, new]) == [5, 5]
 
 
 def test_a_lower_is_charged_until_the_server_knows_it():
@@ -81,13 +61,6 @@ def test_nothing_is_raised_while_more_is_held_than_may_be():
     late[1].sent(0, 0.0)
     late[1].in_flight = 0
     assert rdy.plan(late, [1, 0, 1], 3, 1.0)[0] == [(0, 1)]
-
-
-def test_lowers_come_before_raises():
-    shares = [Share(rdy=10), Share(rdy=0), Share(rdy=2)]
-    changes, _ = rdy.plan(shares, [4, 4, 4], 20, 0.0)
-    assert changes[0] == (0, 4)
-    assert {index for index, _ in changes[1:]} == {1, 2}
 
 
 def test_a_connection_with_messages_keeps_its_turn_and_an_idle_one_passes_it_on():
@@ -346,16 +319,6 @@ def requeue_delay(**options):
     return RequeueDelay(options.pop("fixed_ms", None), **options)
 
 
-def test_a_failure_pauses_and_a_success_after_the_pause_ends_it():
-    backoff = Backoff(128.0, random=no_chance)
-    assert backoff.record(False, 0.0)
-    assert backoff.is_paused(0.9)
-    assert not backoff.is_paused(1.0)
-    assert backoff.is_on
-    assert backoff.record(True, 1.0)
-    assert not backoff.is_on
-
-
 def test_one_result_counts_in_a_window():
     backoff = Backoff(128.0, random=no_chance)
     backoff.record(False, 0.0)
@@ -435,12 +398,6 @@ def test_full_jitter_gives_any_pause_up_to_the_exponential_one(luck, level):
     assert backoff.until == pytest.approx(longest * (1.0 - luck))
 
 
-def test_zero_turns_backoff_off():
-    backoff = Backoff(0.0, random=no_chance)
-    assert not backoff.record(False, 0.0)
-    assert not backoff.is_on
-
-
 @given(st.floats(0.01, 1000.0), st.lists(st.tuples(st.booleans(), st.floats(0.0, 300.0)), max_size=60), chances)
 def test_no_pause_is_longer_than_the_longest(longest, results, luck):
     backoff = Backoff(longest, random=lambda: luck)
@@ -471,20 +428,6 @@ def test_a_connection_that_lasted_resets_the_pauses():
     assert reconnect.next(100.1) > grown  # accepted and closed at once: not good
     reconnect.connected(200.0)
     assert reconnect.next(300.0) == first
-
-
-def test_a_requeue_waits_longer_with_each_attempt():
-    assert [requeue_delay()(attempts) for attempts in (1, 2, 3, 4)] == [1000, 2000, 4000, 8000]
-
-
-def test_a_fixed_requeue_delay_is_exact():
-    assert requeue_delay(fixed_ms=0)(7) == 0
-    assert requeue_delay(fixed_ms=1500, jitter=1.0)(7) == 1500
-
-
-@pytest.mark.parametrize("attempts", [1, 10, 65535])
-def test_a_requeue_delay_is_capped(attempts):
-    assert requeue_delay(base=10.0, cap=3.0)(attempts) == 3000
 
 
 @given(st.integers(0, 65535), st.floats(0, 1e6), st.floats(1, 1e6), st.floats(0, 3600), st.floats(0, 1), chances)

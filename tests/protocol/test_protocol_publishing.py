@@ -1,46 +1,34 @@
-"""Publishes without sockets: the commands of each form, the table of retries, one publish through its attempts, which
-publishes share a command, compressed bodies, and copies.
-"""
+"""Publishes without sockets: the table of retries, one publish through its attempts, which publishes share a command,
+copies, and keys."""
 
 from __future__ import annotations
 
-import gzip
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Any
 
-import lz4.block
 import pytest
-import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nsq_fast import _codec, errors
-from nsq_fast._codec import Records, TracedReply
+from nsq_fast import errors
+from nsq_fast._codec import TracedReply
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
+from nsq_fast.protocol.dialect import REDESIGNED
 from nsq_fast.protocol.publishing import (
-    CODEC_NUMBERS,
     COUNT_BYTES,
     LENGTH_BYTES,
-    OK,
     PLAIN,
-    PLAIN_BATCH,
     BatchForm,
     PublishState,
     Receipt,
     RetryPolicy,
-    RowsForm,
     SeenKeys,
-    StoredRows,
     Verdict,
     WireForm,
     batch_command,
     classify,
-    compressed,
     decide,
     hashcode_partition,
     java_long_hash,
@@ -50,58 +38,15 @@ from nsq_fast.protocol.publishing import (
     partition_of_hash,
     retry_delay,
     sent,
-    stored,
     take_command,
     take_receipts,
 )
 
-# The commands that forms make for the two kinds of servers, and what callers get for them
+# What a message takes in a command, and where receipts come from
 
 TRACED = WireForm("PUB_TRACE", 7, is_traced=True)
-OPTIONAL = replace(TRACED, is_optional=True)
 HEADER = WireForm("PUB_EXT", header=b'{"a":1}')
 NSQD = Address("127.0.0.1", 4150)
-RECEIPT = Receipt(1, 7, 0, 30, 0, NSQD)
-EMPTY = Receipt(2, 0, 30, 30, 0, NSQD)
-
-
-def rows(trace_ids: list[int] | None = None, *, is_optional: bool = False) -> RowsForm:
-    ids = None if trace_ids is None else array("Q", trace_ids)
-    return RowsForm(Records(array("i", [0, 1, 3]), b"abb", trace_ids=ids), None, 0, 2, is_optional=is_optional)
-
-
-@pytest.mark.parametrize(
-    ("form", "body", "dialect", "name", "data"),
-    [
-        (PLAIN, b"x", ORIGINAL, "PUB", _codec.pub("t", b"x")),
-        (TRACED, b"x", REDESIGNED, "PUB_TRACE", _codec.pub_trace("t", 7, b"x")),
-        (OPTIONAL, b"x", REDESIGNED, "PUB_TRACE", _codec.pub_trace("t", 7, b"x")),
-        (OPTIONAL, b"x", ORIGINAL, "PUB", _codec.pub("t", b"x")),
-        (HEADER, b"x", REDESIGNED, "PUB_EXT", _codec.pub_ext("t", b'{"a":1}', b"x")),
-        (WireForm("DPUB", defer=9), b"x", ORIGINAL, "DPUB", _codec.dpub("t", 9, b"x")),
-        (PLAIN_BATCH, [b"x", b"y"], ORIGINAL, "MPUB", _codec.mpub("t", [b"x", b"y"])),
-        (BatchForm([HEADER]), [b"x"], REDESIGNED, "MPUB_EXT", _codec.mpub_ext("t", [(b'{"a":1}', b"x")])),
-        (BatchForm([OPTIONAL]), [b"x"], ORIGINAL, "MPUB", _codec.mpub("t", [b"x"])),
-        (rows(), b"", ORIGINAL, "MPUB", _codec.mpub("t", [b"a", b"bb"])),
-        (rows([5, 6], is_optional=True), b"", ORIGINAL, "MPUB", _codec.mpub("t", [b"a", b"bb"])),
-        (rows([5, 6]), b"", REDESIGNED, "MPUB_TRACE", _codec.mpub_trace("t", [(5, b"a"), (6, b"bb")])),
-    ],
-)
-def test_a_form_makes_its_command(form: Any, body: Any, dialect: Any, name: str, data: bytes) -> None:
-    assert form.command("t", body, None, dialect) == (name, data)
-
-
-def test_the_partition_stands_in_the_command() -> None:
-    assert PLAIN.command("t", b"x", 3, REDESIGNED) == ("PUB", _codec.pub("t", b"x", 3))
-    assert batch_command("t", [b"x", b"y"], [TRACED, TRACED], TRACED, 3, REDESIGNED) == (
-        "MPUB_TRACE",
-        _codec.mpub_trace("t", [(7, b"x"), (7, b"y")], 3),
-    )
-
-
-def test_rows_that_the_server_cannot_take_say_what_to_do() -> None:
-    with pytest.raises(errors.ConfigError, match=r"original servers: .*leave trace_id out"):
-        rows([5, 6]).command("t", b"", None, ORIGINAL)
 
 
 @pytest.mark.parametrize("form", [PLAIN, TRACED, HEADER])
@@ -111,21 +56,6 @@ def test_the_overhead_is_what_a_message_takes_besides_its_body(form: WireForm) -
     assert len(two) - len(one) == LENGTH_BYTES + 2 + form.overhead
     _, body = one.split(b"\n", 1)
     assert COUNT_BYTES + LENGTH_BYTES + 1 + form.overhead == int.from_bytes(body[:4], "big")
-
-
-@pytest.mark.parametrize(
-    ("form", "receipts", "result"),
-    [
-        (PLAIN, [], OK),
-        (TRACED, [RECEIPT], RECEIPT),
-        (PLAIN_BATCH, [], OK),
-        (BatchForm([TRACED, TRACED]), [RECEIPT, RECEIPT], [RECEIPT, RECEIPT]),
-        (rows(), [], StoredRows(2, 4, [])),
-        (rows([7, 0]), [RECEIPT, EMPTY], StoredRows(2, 4, [RECEIPT])),
-    ],
-)
-def test_what_a_caller_gets(form: Any, receipts: list[Receipt], result: Any) -> None:
-    assert form.result(form.kept(receipts), 4) == result
 
 
 class Traced(PublishState):
@@ -278,58 +208,6 @@ def on_wire() -> PublishState:
     return publish
 
 
-def in_doubt() -> PublishState:
-    """It waits, and its first attempt may have been stored."""
-    publish = on_wire()
-    publish.attempt_failed(LOST, POLICY)
-    return publish
-
-
-def ended(make: Callable[[], PublishState]) -> PublishState:
-    publish = make()
-    publish.end(errors.PublishTimeout("late"))
-    return publish
-
-
-def answered() -> PublishState:
-    publish = on_wire()
-    assert stored([publish]) == [publish]
-    return publish
-
-
-@pytest.mark.parametrize(
-    ("publish", "state"),
-    [
-        (waiting(), (False, True, False)),
-        (on_wire(), (False, True, True)),
-        (in_doubt(), (False, True, True)),
-        (answered(), (True, True, True)),
-        (ended(waiting), (True, False, False)),
-        (ended(in_doubt), (True, False, True)),
-        (ended(on_wire), (True, False, True)),
-    ],
-)
-def test_where_events_lead(publish: PublishState, state: tuple[bool, bool, bool]) -> None:
-    assert (publish.done, publish.error is None, publish.may_be_stored) == state
-
-
-@pytest.mark.parametrize("make", [answered, lambda: ended(waiting), lambda: ended(in_doubt)])
-def test_an_end_is_an_end(make: Callable[[], PublishState]) -> None:
-    publish = make()
-    error, may_be_stored = publish.error, publish.may_be_stored
-    publish.end(REFUSED)
-    assert stored([publish]) == []
-    assert (publish.error, publish.may_be_stored) == (error, may_be_stored)
-
-
-def test_what_ended_on_the_wire_is_not_stored_by_the_late_reply() -> None:
-    late, other = on_wire(), on_wire()
-    late.end(errors.PublishTimeout("late"))
-    assert stored([late, other]) == [other]
-    assert isinstance(late.error, errors.PublishTimeout)
-    assert late.may_be_stored
-
-
 @pytest.mark.parametrize(
     ("error", "policy", "retry", "attempts", "may_be_stored"),
     [
@@ -468,32 +346,6 @@ def test_a_queue_is_taken_in_order_and_within_the_limits(sizes: list[int], most:
     assert taken == everything
 
 
-# Compressed bodies, as youzan's Go client makes them
-
-BODY = b"hello, hello, hello, " * 100
-
-
-@pytest.mark.parametrize("codec", CODEC_NUMBERS)
-def test_each_codec_is_read_by_its_own_library(codec: str) -> None:
-    found = compressed(codec, BODY)
-    assert found is not None
-    packed, headers = found
-    assert len(packed) < len(BODY)
-    assert headers == {"nsq.client.compress": CODEC_NUMBERS[codec], "nsq.msg.size": str(len(BODY))}
-    read = {
-        "gzip": gzip.decompress,
-        "snappy": snappy.uncompress,
-        "lz4": lambda data: lz4.block.decompress(data, uncompressed_size=len(BODY)),
-    }[codec]
-    assert bytes(read(packed)) == BODY
-
-
-@pytest.mark.parametrize("codec", CODEC_NUMBERS)
-def test_what_would_not_become_smaller_is_left_as_it_is(codec: str) -> None:
-    assert compressed(codec, bytes(range(256))) is None
-    assert compressed(codec, b"x" * 40) is None
-
-
 # The window of idempotence keys
 
 
@@ -569,10 +421,6 @@ def test_partitions_are_those_of_both_clients() -> None:
     for java_key, partitions in JAVA_PARTITIONS.items():
         assert tuple(hashcode_partition(java_key, count) for count in (3, 4, 8)) == partitions
     assert [partition_of_hash(-7, count) for count in (3, 4, 8)] == [1, 3, 7], "an Integer's hash is its value"
-
-
-def test_characters_beyond_the_basic_plane_count_as_two_code_units() -> None:
-    assert java_string_hash("\U0001f600") == 0xD83D * 31 + 0xDE00
 
 
 @given(st.text(), st.integers(1, 254))

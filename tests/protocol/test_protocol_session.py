@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nsq_fast import errors
-from nsq_fast._codec import Message, TracedReply, encode_frame, encode_message
+from nsq_fast._codec import Message, encode_frame, encode_message
 from nsq_fast._frame import ColumnReader
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NameInvalid, RemoteProtocolError, server_error
@@ -132,12 +132,6 @@ def test_handshake_in_pieces(size: int) -> None:
     assert kinds(events) == [Identified, Ready, Heartbeat]
     assert session.info.topology_region == "eu"
     assert (session.dialect, cluster().dialect) == (ORIGINAL, REDESIGNED)
-
-
-def test_plain_ok_means_that_nothing_was_negotiated() -> None:
-    session = new()
-    assert kinds(session.receive(OK)) == [Identified, Ready]
-    assert session.info.max_rdy_count == 2500
 
 
 @pytest.mark.parametrize(
@@ -272,15 +266,6 @@ def test_auth_refused_or_answered_with_something_else() -> None:
     session, _ = authenticating()
     with pytest.raises(RemoteProtocolError):
         session.receive(response(b'{"permission_count":"all"}'))
-
-
-def test_identify_refused() -> None:
-    session = new()
-    (failed,) = session.receive(error(b"E_BAD_BODY IDENTIFY heartbeat interval (10) is invalid"))
-    assert isinstance(failed.error, errors.BadBody)
-    assert failed.command == "IDENTIFY"
-    (end,) = session.receive(b"")
-    assert end.pending == ()
 
 
 # Commands
@@ -432,18 +417,6 @@ def test_consumer_commands_need_a_subscription(command: str, say: Say) -> None:
 # Replies
 
 
-def test_replies_match_commands_in_order() -> None:
-    session = ready()
-    first, second, third = object(), object(), object()
-    session.pub("t", b"1", token=first)
-    session.mpub("t", [b"2"], token=second)
-    session.dpub("t", 100, b"3", token=third)
-    events = session.receive(OK + OK + OK)
-    assert [(event.command, event.token) for event in events] == [("PUB", first), ("MPUB", second), ("DPUB", third)]
-    assert all(event.data == b"OK" for event in events)
-    assert session.pending_count == 0
-
-
 def publishing(*tokens: Any) -> Session:
     session = ready()
     for token in tokens:
@@ -477,23 +450,6 @@ def test_oks_behind_half_a_frame_or_of_other_commands_are_left_to_receive() -> N
     session.sub("t", "c", token="b")
     assert session.receive_oks(OK * 2) is None
     assert [each.token for each in session.receive(OK * 2)] == ["a", "b"]
-
-
-RECEIPT = TracedReply(internal_id=2**50 + 4, trace_id=2**64 - 1, offset=64, size=32)
-RECEIPT_FRAME = response(b"OK" + struct.pack(">QQQI", *RECEIPT))
-
-
-def test_traced_publishes_get_receipts() -> None:
-    session = cluster()
-    session.pub_trace("t", 5, b"x", partition=0, token=1)
-    session.mpub_trace("t", [(5, b"x")], partition=0, token=2)
-    session.pub_ext("t", b'{"##trace_id":"5"}', b"x", token=3)
-    session.pub_ext("t", b"{}", b"x", token=4)
-    session.pub("t", b"x", token=5)
-    replies = session.receive(RECEIPT_FRAME * 3 + OK * 2)
-    assert [reply.token for reply in replies] == [1, 2, 3, 4, 5]
-    assert [reply.receipt for reply in replies] == [RECEIPT, RECEIPT, RECEIPT, None, None]
-    assert replies[0].data == RECEIPT_FRAME[8:]
 
 
 @pytest.mark.parametrize("data", [b"O", b"", b"CLOSE_WAIT", b"OK" + bytes(27), b"OK" + bytes(29), b"KO" + bytes(28)])
@@ -674,20 +630,6 @@ def test_messages_only_come_as_the_list_of_the_reader_and_mixed_frames_keep_thei
     got = session.receive(message(b"1") + OK + message(b"2") + HEARTBEAT)
     assert kinds(got) == [Message, Reply, Message, Heartbeat]
     assert session.message_count == 2
-
-
-def test_in_flight_counts_what_was_not_answered() -> None:
-    session = subscribed()
-    got = session.receive(b"".join(message(id=b"%016x" % number) for number in range(6)))
-    assert session.in_flight == 6
-    session.touch(got[0])
-    assert session.in_flight == 6
-    session.fin(got[0])
-    session.req(got[1], 0)
-    assert session.in_flight == 4
-    session.fin_many(got[2:])
-    session.fin(got[0])
-    assert session.in_flight == 0
 
 
 def test_messages_after_cls_are_messages() -> None:

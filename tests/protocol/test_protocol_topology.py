@@ -404,27 +404,6 @@ def test_a_topology_without_nsqds_says_whom_the_filter_left_out() -> None:
 # Which topics a consumer takes, where channels begin, and the order of partitions: all pure.
 
 
-HA = "0.3.7-HA.1.13.0"
-ONE, TWO, OLD = (Nsqd(Address(name, 4150), Address(name, 4151), version) for name, version in
-             (("a", HA), ("b", HA), ("old", "1.3.0")))  # fmt: skip
-
-
-def test_what_goes_backwards_is_found_and_what_comes_again_is_counted():
-    ledger = OrderLedger()
-    found = [ledger.check("p", each) for each in [(1, 0), (2, 40), (2, 40), (5, 90), (2, 40), (6, 100)]]
-    assert found == [None, None, None, None, (5, 90), None]
-    assert (ledger.repeated, ledger.violations) == (1, 1)
-
-
-def test_after_a_rewind_the_order_begins_there():
-    ledger = OrderLedger()
-    ledger.check("p", (5, 100))
-    ledger.check("p", (2, 40))
-    ledger.rewind("p", (2, 40))
-    assert ledger.check("p", (3, 60)) is None
-    assert ledger.violations == 1
-
-
 places = st.tuples(st.sampled_from("pq"), st.integers(0, 2**64 - 1) | st.integers(3, 6), st.integers(0, 2**64 - 1))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import gevent
 import pytest
-from support.partitions import HasAddress, PartitionNsqd, ProducerLookup, ScriptedLookup, lookup_of, topology
+from support.partitions import HasAddress, PartitionNsqd, ScriptedLookup, lookup_of, topology
 from support.publishing import REDESIGNED, Answer, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd, agree
 from support.scenarios import Records
 from support.waiting import WAIT
@@ -176,13 +176,13 @@ def new_producer() -> Iterator[Producers]:
 @pytest.fixture
 def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) -> LookupProducers:
     """A factory of producers whose lookup says what a test wants: ``make(topology, **options)``."""
-    lookups: list[ProducerLookup] = []
+    lookups: list[ScriptedLookup] = []
 
-    def scripted(*args: Any) -> ProducerLookup:
-        lookups.append(ProducerLookup(*args))
+    def scripted(*args: Any) -> ScriptedLookup:
+        lookups.append(ScriptedLookup(*args))
         return lookups[-1]
 
-    def make(answer: Topology | None = None, **options: Any) -> tuple[Producer, ProducerLookup]:
+    def make(answer: Topology | None = None, **options: Any) -> tuple[Producer, ScriptedLookup]:
         sender = new_producer(lookupd_http_addresses=["127.0.0.1:1"], **options)
         lookup = lookups[-1]
         if answer is not None:

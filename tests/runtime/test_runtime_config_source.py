@@ -280,3 +280,11 @@ def test_sources_refuse_what_they_cannot_use(make: Callable[[], object], said: s
     with pytest.raises(ConfigError, match=said) as caught:
         make()
     assert "secret" not in str(caught.value)
+
+
+def test_a_document_that_is_too_long_is_refused_by_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b" " * (3 << 20))
+    with Producer(free_address(), config_source=FileConfigSource(path)) as producer:
+        refusal = until(lambda: producer.stats()["config"]["refusal"])
+    assert refusal.endswith("it has more than 1048576 bytes")

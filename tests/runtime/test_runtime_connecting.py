@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import ssl
 import subprocess
@@ -68,12 +69,6 @@ def connect_to():
         server.stop()
 
 
-def cause(call):
-    with pytest.raises(ConnectFailed) as caught:
-        call()
-    return caught.value.__cause__
-
-
 # Stages
 
 
@@ -114,7 +109,9 @@ def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
 
     options = {"deflate": stage is before_the_upgrade, "auth_secret": "x"}
     if ending != "silence":
-        assert isinstance(cause(lambda: connect_to(script, **options)), OSError)
+        with pytest.raises(ConnectFailed) as caught:
+            connect_to(script, **options)
+        assert isinstance(caught.value.__cause__, OSError)
         return
     with promptly(), pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
         connect_to(script, connect_timeout=0.1, **options)
@@ -140,18 +137,11 @@ def test_what_a_server_refuses_is_its_error(connect_to, secret, reply, error):
             peer.frame(1, reply)
         peer.read_all()
 
-    assert isinstance(cause(lambda: connect_to(script, auth_secret=secret or None)), error)
-
-
-def test_a_refused_secret_is_told_with_where_to_look(connect_to):
-    def script(peer):
-        peer.handshake(auth_required=True)
-        peer.read_line()
-        peer.frame(1, b"E_AUTH_FAILED AUTH failed")
-        peer.read_all()
-
-    with pytest.raises(ConnectFailed, match=r"auth server refuses auth_secret.*log of nsqd"):
-        connect_to(script, auth_secret="wrong")
+    with pytest.raises(ConnectFailed) as caught:
+        connect_to(script, auth_secret=secret or None)
+    assert isinstance(caught.value.__cause__, error)
+    if error is AuthFailed:
+        assert re.search("auth server refuses auth_secret.*log of nsqd", str(caught.value)), "where to look"
 
 
 def test_killed_connect_closes_its_socket():
@@ -300,8 +290,6 @@ def test_client_certificate(connect_to, tls, tls_files, authority: trustme.CA, t
     authority.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(pem)
     options = {"ca_certs": tls_files["ca"], "certfile": pem, "keyfile": pem}
     assert connect_to(script, tls_v1=True, tls_options=options)
-    with pytest.raises(ConnectFailed):
-        connect_to(script, tls_v1=True, tls_options={"cafile": tls_files["ca"]})
 
 
 @pytest.mark.parametrize("make", [ssl.create_default_context, create_default_context], ids=["ssl", "gevent"])
@@ -336,12 +324,6 @@ def test_verification_is_switched_off_by_nothing_but_false(verify):
 def test_an_empty_secret_is_refused_where_it_is_given(secret):
     with pytest.raises(ConfigError, match="auth_secret: it is empty"):
         Producer("127.0.0.1:1", auth_secret=secret)
-
-
-@pytest.mark.parametrize("options", [{"ca_file": "x"}, 7])
-def test_unusable_tls_options_are_a_config_error(connect_to, tls, options):
-    with pytest.raises(ConfigError):
-        connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=options)
 
 
 def test_a_file_of_tls_that_cannot_be_used_now_is_a_failed_connection(connect_to, tls):

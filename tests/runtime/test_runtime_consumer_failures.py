@@ -83,14 +83,26 @@ def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume, delay, m
         assert "must be a number of seconds, 0 or more, a timedelta, or None" in str(told[0])
 
 
-@pytest.mark.parametrize("error", [gevent.GreenletExit(), gevent.Timeout(3)])
-def test_no_base_exception_loses_a_message_or_a_worker(nsqd, consume, error):
-    consume(raising(error), requeue_delay=7)
+class Odd(BaseException):
+    """As outcomes of test runners are, and cancellations of other loops."""
+
+
+@pytest.mark.parametrize(
+    "error", [gevent.GreenletExit(), gevent.Timeout(3), GeneratorExit(), Odd()], ids=lambda error: type(error).__name__
+)
+@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=str)
+def test_no_base_exception_loses_a_message_or_a_worker(nsqd, consume, error, options, caplog):
+    consumer = consume(raising(error), requeue_delay=7, **options)
+    told = []
+    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
     conn.wait_for(lambda: conn.answered(b"FIN") == [2])
     assert requeues(conn) == [(1, 7)]
+    is_killed = isinstance(error, gevent.GreenletExit)
+    assert told == ([] if is_killed else [error])
+    assert ("was killed" if is_killed else "handler failed on message") in caplog.text
 
 
 def test_an_interrupt_goes_to_the_main_greenlet_and_the_message_back(nsqd, consume, no_unseen_errors):

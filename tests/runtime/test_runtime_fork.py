@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from support.processes import run_quietly
 
-from nsq_fast import NsqdHTTPClient, Producer
+from nsq_fast import NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess
 
 PLAIN = "from os import fork, waitpid\n"
@@ -378,15 +378,6 @@ def test_a_handler_may_fork(broker: BrokerProcess, way: str) -> None:
 def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProcess) -> None:
     run(broker, PLAIN, OTHER_THREAD)
     assert stored(broker, "t") == {b"thread": 1, b"child": 1, b"thread after": 1}
-
-
-def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:
-    closed = Producer([broker.nsqd.tcp])
-    closed.start()
-    closed.close()
-    closed.forked()
-    assert not closed.is_running
-    assert closed.join(0)
 
 
 IN_A_LOOKUP = """

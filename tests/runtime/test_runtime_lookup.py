@@ -105,22 +105,6 @@ def test_the_role_metadata_and_accept_header_are_always_sent(access):
     assert "s3cret" not in repr(config)
 
 
-def test_a_topic_that_nobody_knows_yet_is_asked_for_again_and_again(caplog):
-    """Within seconds, not at the next poll in a minute; and said once, not at each question."""
-    found = []
-    listener = lambda _, topology: found.append(ports(topology))  # noqa: E731
-    with polling(TOPIC_NOT_FOUND, TOPIC_NOT_FOUND, listener=listener) as (poller, first, second):
-        assert poller.wait_topology("t", WAIT).is_empty
-        poller.add_topic("t")
-        until(lambda: first.count("/lookup") >= 4)
-        second.script.answer = producers(7)
-        until(lambda: found[-1] == {7})
-        assert first.count("/lookup") <= 8  # the pauses grow
-    texts = [record.getMessage() for record in caplog.records]
-    assert [text for text in texts if "yet" in text] == ["no nsqlookupd knows topic t yet; asking again until one does"]
-    assert [text for text in texts if "is known now" in text] == ["topic t is known now: 1 nsqds, first 10.0.0.1:7"]
-
-
 def test_a_removed_topic_is_asked_for_no_more():
     heard = []
     with polling(producers(1), config=FAST, listener=lambda topic, _: heard.append(topic)) as (poller, _):
@@ -268,17 +252,9 @@ def test_nodes_of_lookupds_that_fail_are_an_error():
 # Arguments
 
 
-@pytest.mark.parametrize("text", ["{}", "http://{}", "http://{}/", " {} ,"])
-def test_a_lookupd_may_be_given_as_text(text):
-    with scripted_http(Routes(producers(1))) as [lookupd]:
-        poller = LookupPoller(text.format(lookupd.address), CALM)
-        poller.start()
-        assert ports(poller.wait_topology("t", WAIT)) == {1}
-        poller.stop()
-
-
-def test_one_pair_of_a_host_and_a_port_is_one_lookupd():
-    assert LookupPoller(("h", 1)).lookupds == ("http://h:1",)
+@pytest.mark.parametrize("given", ["h:1", "http://h:1", "http://h:1/", " h:1 ,", ("h", 1)])
+def test_a_lookupd_may_be_given_as_text_or_as_a_pair(given):
+    assert LookupPoller(given).lookupds == ("http://h:1",)
 
 
 @pytest.mark.parametrize(

@@ -475,20 +475,16 @@ PATIENT = {"max_publish_attempts": 100, "publish_timeout": 60.0}
 class Log:
     """A partition as servers keep it: what was stored, in order. ``answer`` fails by a script of errors first.
 
-    An error is bytes; None stores the messages but ends the connection before the reply; ``stored`` after an error
-    means that the messages were stored all the same.
+    An error is bytes; None stores the messages but ends the connection before the reply.
     """
 
-    def __init__(self, *script, stored=False):
+    def __init__(self, *script):
         self.stored = []
-        self.attempts = []
         self._script = list(script)
-        self._stores_what_fails = stored
 
     def answer(self, peer, command):
-        self.attempts.append(command.bodies)
         error = self._script.pop(0) if self._script else b""
-        if error == b"" or error is None or self._stores_what_fails:
+        if not error:
             self.stored += command.bodies
         if error is None:
             peer.reset()
@@ -542,42 +538,12 @@ def fail(failures):
     ],
 )
 def test_what_is_tried_again_is_not_overtaken(leading, options, script):
-    log = Log(*script, stored=True)
+    log = Log(*script)
     _, sender, _ = leading(log.answer, max_publish_attempts=9, **options)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(30)]
     gevent.joinall(results, timeout=WAIT)
     assert all(result.successful() for result in results)
     assert list(dict.fromkeys(log.stored)) == numbers(30)
-
-
-def test_one_command_is_on_its_way_at_a_time(leading):
-    nsqd, sender, _ = leading(stay_mute, coalesce=True)
-    results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
-    nsqd.wait_commands(1)
-    results += [sender.publish_nowait("t", body, key="k") for body in numbers(9)[5:]]
-    results += [sender.publish_nowait("t", b"free") for _ in range(2)]  # they do not wait for those with a key
-    nsqd.wait_commands(2)
-    assert [command.bodies for command in nsqd.commands] == [numbers(5), [b"free"] * 2]
-    nsqd.answer = agree
-    for _ in range(2):
-        nsqd.peers[0].ok()
-    gevent.joinall(results, timeout=WAIT)
-    assert nsqd.commands[2].bodies == numbers(9)[5:]
-
-
-def test_what_waited_leaves_with_what_those_publish_whom_the_reply_wakes(leading):
-    def publish_twice():
-        for body in (b"first", b"second"):
-            sender.publish("t", body, key="k")
-
-    nsqd, sender, _ = leading(stay_mute, coalesce=True)
-    caller = gevent.spawn(publish_twice)
-    nsqd.wait_commands(1)
-    waiting = [sender.publish_nowait("t", body, key="k") for body in numbers(2)]
-    nsqd.answer = agree
-    nsqd.peers[0].ok()
-    gevent.joinall([caller, *waiting], timeout=WAIT, raise_error=True)
-    assert [command.bodies for command in nsqd.commands] == [[b"first"], [*numbers(2), b"second"]]
 
 
 def test_what_waited_for_a_reply_does_not_linger_besides_and_close_sends_the_rest(leading):
@@ -740,19 +706,6 @@ def test_publishes_without_key_go_round_a_leader_in_trouble(lookup_producer, lea
         assert sender.publish("t", b"later-%d" % number, timeout=1 if trouble == "moving" else 60) == b"OK"
     assert len(leaders[1].commands) == owed, "then it was left alone"
     assert lookup.refreshed > before
-
-
-def test_callers_that_waited_for_room_are_not_passed(leading):
-    def work(name):
-        for number in range(20):
-            called.append(b"%d-%d" % (name, number))
-            sender.publish("t", called[-1], key="k")
-
-    log, called = Log(), []
-    _, sender, _ = leading(log.answer, max_pending=3)
-    gevent.joinall([gevent.spawn(work, name) for name in range(10)], timeout=WAIT, raise_error=True)
-    assert log.stored == called
-    assert sender.stats()["held"] == 0
 
 
 # A topic that is deleted, and made anew with another number of partitions

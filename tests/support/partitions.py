@@ -8,7 +8,8 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from nsq_fast.client.lookup import TopicListing
+import gevent
+
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
 from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, wait_for
@@ -38,9 +39,6 @@ class PartitionNsqd(ScriptedNsqd):
     def __init__(self, info: dict[str, Any] | None = None, replies: dict[bytes, Any] | None = None) -> None:
         subs = dict.fromkeys((b"SUB", b"SUB_ORDERED", b"SUB_ADVANCED"), OK)
         super().__init__({"version": VERSION} | (info or {}), subs | (replies or {}))
-
-    def as_leader(self, http_port: int = 1) -> Nsqd:
-        return Nsqd(self.address, self.address._replace(port=http_port), VERSION)
 
     def live(self, partition: int | None) -> list[ScriptedConnection]:
         """Open connections that subscribed to a partition and have a RDY."""
@@ -103,16 +101,14 @@ def topology(leaders: Mapping[int, HasAddress], *old: HasAddress, partition_num:
 class ScriptedLookup:
     """Stands for LookupPoller: tells its listener what the test says; after ``answer`` was set, at each refresh."""
 
-    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any, supervisor: Any = None) -> None:
+    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any) -> None:
         self.listener = listener
         self.refreshed = 0
-        self.pauses: list[float] = []
         self.listed_nodes: tuple[Nsqd, ...] = ()
         self.errors = 0
         self.answer: Topology | None = None
         self.topic = ""
         self.added: list[str] = []
-        self.listing = TopicListing(frozenset(), is_whole=True)
         self.is_stopped = False
 
     def add_topic(self, topic: str, is_sought: bool = True) -> None:
@@ -125,12 +121,7 @@ class ScriptedLookup:
     def start(self, *where: Any) -> None:
         pass
 
-    async def topics(self, on_names: Any = None, grace: float | None = None) -> TopicListing:
-        if on_names is not None:
-            on_names(self.listing.names)
-        return self.listing
-
-    def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
+    async def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
         return self.listed_nodes
 
     @property
@@ -150,12 +141,9 @@ class ScriptedLookup:
         self.is_stopped = True
 
     def refresh(self, topic: str | None = None, later: float = 0.0) -> None:
-        from gevent import spawn
-
         self.refreshed += 1
-        self.pauses.append(later)
         if self.answer is not None:
-            spawn(lambda: self.is_stopped or self.listener(self.topic, self.answer))
+            gevent.spawn(lambda: self.is_stopped or self.listener(self.topic, self.answer))
 
     def asked_at(self, topic: str) -> float:
         return monotonic()
@@ -169,16 +157,3 @@ def lookup_of(consumer: Any) -> ScriptedLookup:
     """That of a consumer whose lookup is scripted."""
     found: ScriptedLookup = consumer._subscriptions.lookup
     return found
-
-
-class ProducerLookup(ScriptedLookup):
-    """Stands for the LookupPoller of a producer."""
-
-    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any) -> None:
-        super().__init__(lookupds, config, access, listener, None)
-
-    def start(self, *_: Any) -> None:
-        pass
-
-    async def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:  # type: ignore[override]
-        return super().nodes(timeout)

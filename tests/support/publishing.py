@@ -19,7 +19,6 @@ from gevent.event import Event
 from nsq_fast import Producer
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import PUBLISHES
-from nsq_fast.protocol.topology import Nsqd
 from support.partitions import ScriptedLookup
 from support.peers import Peer, PeerServer
 from support.waiting import WAIT
@@ -88,7 +87,6 @@ class PublishNsqd:
         commands: every publish received, in order.
         peers: every connection made so far.
         listener: the socket that takes new ones.
-        nops: heartbeats answered.
         answer: what is done with a publish; may be changed.
     """
 
@@ -97,15 +95,10 @@ class PublishNsqd:
         self.info = info
         self.commands: list[Command] = []
         self.peers: list[Peer] = []
-        self.nops = 0
         self._changed = Event()
         self._server = PeerServer(self._serve)
         self.address: Address = self._server.address
         self.listener = self._server.listener
-
-    def as_leader(self) -> Nsqd:
-        """As lookup names it."""
-        return Nsqd(self.address, self.address, REDESIGNED)
 
     def bodies_of(self, partition: int | None) -> list[bytes]:
         """Every message received for a partition, in order."""
@@ -137,9 +130,7 @@ class PublishNsqd:
         with suppress(EndOfPeer):
             while True:
                 command = read_publish(peer)
-                if command is None:
-                    self.nops += 1
-                else:
+                if command is not None:
                     self.commands.append(command)
                     self._changed.set()
                     self.answer(peer, command)

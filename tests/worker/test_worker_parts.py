@@ -6,10 +6,12 @@ import json
 import logging
 import random
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Info, generate_latest
 from support.browser import Browser
+from support.waiting import WAIT
 
 from nsq_fast import Consumer
 from nsq_fast.cli import main
@@ -319,6 +322,18 @@ def test_where_the_pages_are_is_said_as_a_browser_takes_it(caplog: pytest.LogCap
     page.close()
     (record,) = caplog.records
     assert re.match(r"http://\[::1\]:\d+ has / /healthz", record.message)
+
+
+def test_all_interfaces_are_those_of_ipv4_and_ipv6(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsq_fast.worker")
+    page = StatusPage(timeout=5.0)
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    page.listen("[::]:0")
+    (port,) = re.findall(r":(\d+) has", caplog.records[0].message)
+    with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=WAIT) as answer:
+        assert answer.status == 200
+    page.close()
 
 
 # The configuration of a worker: which source counts, and what is said of what is wrong.

@@ -475,6 +475,36 @@ REGISTRY.register(Failing())
 
 
 @embedded
+def test_what_a_program_shows_is_read_when_somebody_asks(run: Run) -> None:
+    program = """
+from prometheus_client import REGISTRY
+
+class Costly:
+    def describe(self):
+        return []
+
+    def collect(self):
+        note(b"read")
+        return []
+
+REGISTRY.register(Costly())
+"""
+    worker = run(program + HANDLER, "--processes", "2").ready()
+    holds(lambda: not worker.noted(), 2.5)  # longer than it is between two reports
+    assert worker.figure("nsq_fast_consumer_connections") == 2
+    assert sorted(worker.noted()) == sorted((pid, "read") for pid in worker.children().values())
+
+
+@embedded
+def test_metrics_do_not_wait_for_a_process_that_does_not_answer(run: Run) -> None:
+    worker = run(HANDLER, "--processes", "2").ready()
+    assert worker.figure("nsq_fast_consumer_connections") == 2
+    os.kill(worker.children()[0], signal.SIGSTOP)
+    with promptly():
+        assert worker.figure("nsq_fast_consumer_connections") == 2  # of the one as it was
+
+
+@embedded
 def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER, "--processes", "2").ready()
     before = worker.children()
