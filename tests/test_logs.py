@@ -26,7 +26,6 @@ from support.waiting import WAIT, until
 from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events
 from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.errors import ConfigError, NsqError
-from nsq_fast.log_events import MEANINGS
 from nsq_fast.logs import JsonFormatter, RepeatLimiter, make_handler
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +33,7 @@ PACKAGE = ROOT / "nsq_fast"
 PROGRAMS = {"cli", "bench"}  # what they log is their output
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 LOGGERS = {"logger", "log", "_log", "_logger"}
-CONSTANTS = {name: value["event"] for name, value in vars(log_events).items() if name.isupper() and name != "MEANINGS"}
+CONSTANTS = {name: value["event"] for name, value in vars(log_events).items() if name.isupper()}
 
 
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
@@ -57,17 +56,16 @@ def test_each_log_call_names_its_event() -> None:
     named = {place: [ast.unparse(k.value) for k in call.keywords if k.arg == "extra"] for place, call in calls.items()}
     assert [place for place, names in named.items() if len(names) != 1 or names[0] not in CONSTANTS] == []
     used = {CONSTANTS[name] for names in named.values() for name in names}
-    assert used == set(MEANINGS), "each event has a call"
+    assert used == set(CONSTANTS.values()), "each event has a call"
 
 
 def test_the_name_of_an_event_is_that_of_its_constant() -> None:
-    assert {name.lower(): event for name, event in CONSTANTS.items()} == {name: name for name in MEANINGS}
+    assert [name for name, event in CONSTANTS.items() if name.lower() != event] == []
 
 
 def test_the_page_has_each_event_and_no_other() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE)
-    assert dict(rows) == MEANINGS
-    assert len(rows) == len(MEANINGS)
+    rows = re.findall(r"^\| `(\w+)` \| .+ \|$", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(CONSTANTS.values())
 
 
 class Kept(logging.Handler):
@@ -114,7 +112,7 @@ def test_the_records_of_a_program_carry_their_events() -> None:
             producer.publish("orders", b"good")
             producer.publish("orders", b"bad")
             until(lambda: "message_given_up" in kept.events())
-    assert kept.events() <= set(MEANINGS)
+    assert kept.events() <= set(CONSTANTS.values())
     assert {"connected", "subscribed", "handler_failed", "backoff_began", "disconnected"} <= kept.events()
 
 

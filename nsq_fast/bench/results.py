@@ -383,18 +383,12 @@ METRICS = {
 }
 
 
-def read_of(metric: str) -> Callable[[Round, int], float | None]:
-    """What reads a metric from a round and the size of its messages."""
-    return METRICS[metric].read
-
-
 def value_of(result: ClientResult, metric: str, size: int = 0) -> Figure | None:
     """The figure of a metric over a client's rounds, or of what was counted; None where it has none. ``size`` is that
     of a message."""
     if metric in COUNTED:
         return figure([result.counted[metric]]) if metric in result.counted else None
-    read = read_of(metric)
-    values = [value for each in result.rounds if (value := read(each, size)) is not None]
+    values = [value for each in result.rounds if (value := METRICS[metric].read(each, size)) is not None]
     return figure(values) if values else None
 
 

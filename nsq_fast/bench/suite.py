@@ -19,6 +19,7 @@ import msgspec
 from .clients import CORE_FLOOR, KEYED, OURS, SPARK, SPARK_FLOOR
 from .results import (
     INSTRUCTIONS,
+    METRICS,
     ClientResult,
     Figure,
     Run,
@@ -26,7 +27,6 @@ from .results import (
     Settings,
     figure,
     limit_of,
-    read_of,
     shown,
     value_of,
 )
@@ -259,7 +259,7 @@ def result_of(scenarios: Iterable[Scenario], side: Side) -> tuple[ClientResult |
 
 def _values(scenarios: Iterable[Scenario], side: Side) -> list[float]:
     result, size = result_of(scenarios, side)
-    found = [read_of(side.metric)(each, size) for each in result.rounds] if result else []
+    found = [METRICS[side.metric].read(each, size) for each in result.rounds] if result else []
     return [value for value in found if value is not None] if None not in found else []
 
 

@@ -69,7 +69,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno not in _NOT_WRITTEN or error.filename is not None:
                 raise
-            _drop_output()
+            drop_output()
             click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
             sys.exit(1)
 
@@ -83,13 +83,13 @@ class Commands(click.Group):
         except BrokenPipeError:
             if ctx.invoked_subcommand not in _ONLY_SHOW:
                 raise
-            _drop_output()
+            drop_output()
             ctx.exit()
         except KeyboardInterrupt:
             ctx.exit(130)
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
     """What is left in the buffer goes nowhere, or the end of the interpreter would complain of it once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

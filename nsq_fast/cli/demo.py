@@ -63,8 +63,7 @@ _NOTES = {
     "traces_published": "trace records of publishes",
     "traces_joined": "of these, found again in those of the consumer",
     "left_on_server": "waiting, in flight or deferred at the end",
-    "discovery_seconds": "start to the first message of every topic",
-    "messages_per_second": "",
+    "messages_per_second": "finished, from the start until all was done",
     "latency_p50_ms": "publish to handler, first delivery",
     "latency_p99_ms": "",
 }
@@ -137,7 +136,7 @@ def _run(job: Job, stop: Event, quiet: bool) -> tuple[Results, int]:
         results = job.run(stop, progress)
     if not quiet:
         title = f"{counted(job.ledger.size, 'message')} of {BODY_SIZE} bytes, {job.title}"
-        _print_rows(title, results, {**_NOTES, "messages_per_second": job.rate})
+        _print_rows(title, results, _NOTES)
     return results, INTERRUPTED if results["ended"] == "interrupted" else int(not job.is_good(results))
 
 

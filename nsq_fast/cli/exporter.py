@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,10 @@ import click
 from gevent import socket
 from gevent.pywsgi import WSGIServer
 
-from nsq_fast.worker.status_page import listen
+from nsq_fast.worker.status_page import Answer, answer, listen
 
 from . import options
 from .options import NSQD_HTTP, Servers, flag, option, stop_signals
-
-_TEXT = "text/plain; charset=utf-8"
-
-Respond = Callable[[str, list[tuple[str, str]]], object]
 
 
 @options.command("exporter", "Show Prometheus depth, in flight, clients of a cluster.")
@@ -45,25 +42,16 @@ def command(
         found.nsqds, found.lookupds, timeout=timeout, lookup_config=of_lookup, with_ephemeral=ephemeral, **found.of_http
     )
 
-    def application(environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        if path == "/metrics":
-            return _answer(
-                respond, "200 OK", generate_latest(SimpleNamespace(collect=cluster.scrape)), CONTENT_TYPE_LATEST
-            )
-        if path == "/healthz":
-            return _answer(respond, "200 OK", b"ok\n")
-        return _answer(respond, "404 Not Found", b"there are /metrics and /healthz\n")
+    pages: dict[str, Callable[[], Answer]] = {
+        "/metrics": lambda: Answer(200, generate_latest(SimpleNamespace(collect=cluster.scrape)), CONTENT_TYPE_LATEST),
+        "/healthz": lambda: Answer(200, b"ok\n"),
+    }
 
-    _serve(http, application)
+    def application(environ: dict[str, Any], respond: Callable[[str, list[tuple[str, str]]], object]) -> list[bytes]:
+        status, body, kind = answer(pages, environ["PATH_INFO"])
+        respond(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
 
-
-def _answer(respond: Respond, status: str, body: bytes, kind: str = _TEXT) -> list[bytes]:
-    respond(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-    return [body]
-
-
-def _serve(http: str, application: Callable[..., Iterable[bytes]]) -> None:
     listening, url = listen(http, "--http")
     listener = socket.socket(listening.family, listening.type, fileno=listening.detach())
     server = WSGIServer(listener, application, log=None)

@@ -43,7 +43,6 @@ STALL_TIMEOUT = 30.0
 """Seconds without any progress after which a job ends."""
 
 _TICK = 0.1
-_BULK = 0.95  # the rate is that of the first so many
 _CLOSE_TIMEOUT = 10.0
 _PARTITIONS = 3
 _READY_TIMEOUT = 120.0
@@ -159,7 +158,6 @@ class Ledger:
         settled: messages finished or given up at least once.
         events: how often handlers failed, requeued, touched, answered later.
         latencies: nanoseconds from publish to first delivery.
-        bulk: so many are settled at ``bulk_at``; the last ones are late on purpose.
     """
 
     def __init__(self, size: int) -> None:
@@ -171,8 +169,6 @@ class Ledger:
         self.given_up: int = 0
         self.events: Counter[str] = Counter()
         self.latencies: array[int] = array("q")
-        self.bulk: int = max(1, int(size * _BULK))
-        self.bulk_at: float = 0.0
         self._ok, self._finished, self._given_up = (bytearray(size) for _ in range(3))
 
     def account(self, numbers: range, publish: Callable[..., Any], *arguments: Any, **options: Any) -> None:
@@ -198,8 +194,6 @@ class Ledger:
     def _settle(self, number: int) -> None:
         if not self.is_settled(number):
             self.settled += 1
-            if self.settled == self.bulk:
-                self.bulk_at = perf_counter()
 
     def is_settled(self, number: int) -> bool:
         """Whether this message was finished or given up."""
@@ -240,10 +234,9 @@ class Ledger:
 
 
 class Job(ABC):
-    """What the jobs have in common. ``title`` says what it is, ``rate`` what its messages a second are."""
+    """What the jobs have in common. ``title`` says what it is."""
 
     title: str
-    rate: str
 
     def __init__(self, place: Place, messages: int) -> None:
         self.place = place
@@ -284,6 +277,7 @@ class Job(ABC):
         """What came of it; when it was interrupted messages are still on their way, so that ``lost`` is None."""
         counts = ("published", "publish_failed", "delivered", "finished", "lost", "duplicated")
         found = {**watched, **{name: getattr(self.ledger, name) for name in counts}, "server": self.place.name}
+        found["messages_per_second"] = round(self.ledger.finished / max(watched["seconds"], 0.001), 1)
         return {**found, "lost": None} if found["ended"] == "interrupted" else found
 
     def is_good(self, results: Results) -> bool:
@@ -307,8 +301,6 @@ class DeliberateFailure(Exception):
 class MainJob(Job):
     """One run of the job. ``topics`` are fresh names, so that servers in use are not disturbed."""
 
-    rate = "the first 95 %: the rest is late on purpose"
-
     def __init__(self, place: Place, messages: int, topics: int) -> None:
         super().__init__(place, messages)
         run = uuid4().hex[:8]
@@ -316,15 +308,10 @@ class MainJob(Job):
         self.title: str = f"{counted(topics, 'topic')}, {place.name}"
         self._padding = b"." * (BODY_SIZE - _HEAD.size)
         self._is_running = True
-        self._openers: set[int] = set()
-        self._unopened = topics
-        self._all_open = Event()
         self._later: list[tuple[Message, int]] = []
-        self._started = self._flowing_since = 0.0
 
     def run(self, stop: Event, tell: Tell) -> Results:
         consumers = [self._consumer(topic) for topic in self.topics]
-        self._started = perf_counter()
         with Producer(**self.place.servers.of_client, lookupd_poll_interval=1.0) as producer:
             size, count = self.ledger.size, len(self.topics)
             edges = [size * number // count for number in range(count + 1)]
@@ -337,7 +324,6 @@ class MainJob(Job):
                 watched = self._watch(publishers, stop, tell)
             finally:
                 self._is_running = False
-                self._all_open.set()
                 joinall([*publishers, later], timeout=_CLOSE_TIMEOUT)
                 joinall([spawn(consumer.close, drain=True, timeout=_CLOSE_TIMEOUT) for consumer in consumers])
         tell(self.ledger)
@@ -350,11 +336,7 @@ class MainJob(Job):
         return super().is_good(results) and not results["left_on_server"]
 
     def _results(self, watched: Results) -> Results:
-        ledger, events, rate = self.ledger, self.ledger.events, 0.0
-        if self._flowing_since:
-            # Where not as many were settled, it is the rate until now.
-            until, count = (ledger.bulk_at, ledger.bulk) if ledger.bulk_at else (perf_counter(), ledger.settled)
-            rate = count / max(1e-6, until - self._flowing_since)
+        ledger, events = self.ledger, self.ledger.events
         return {
             **super()._results(watched),
             "failed": events["failed"],
@@ -362,8 +344,6 @@ class MainJob(Job):
             "touched": events["touched"],
             "answered_later": events["answered_later"],
             "given_up": ledger.given_up,
-            "discovery_seconds": round(max(0.0, self._flowing_since - self._started), 3),
-            "messages_per_second": round(rate, 1),
             "latency_p50_ms": ledger.latency_ms(50),
             "latency_p99_ms": ledger.latency_ms(99),
         }
@@ -373,8 +353,7 @@ class MainJob(Job):
     def _publish_topic(self, producer: Producer, topic: str, first: int, last: int) -> None:
         """Publish one by one, deferred, and in batches, by turns."""
         account = self.ledger.account
-        self._open(producer, topic, first)
-        for turn, start in enumerate(range(first + 1, last, _BATCH)):
+        for turn, start in enumerate(range(first, last, _BATCH)):
             while self._is_running and self.ledger.published - self.ledger.settled > _WINDOW:
                 sleep(_POLL)
             if not self._is_running:
@@ -390,19 +369,6 @@ class MainJob(Job):
             else:
                 now = perf_counter_ns()
                 account(numbers, producer.multipublish, topic, [self._body(number, now) for number in numbers])
-
-    def _open(self, producer: Producer, topic: str, number: int) -> None:
-        """Publish a message that is simply finished; wait until it is, then for the other topics: discovery is over
-        then, and the clock for the rate starts."""
-        self._openers.add(number)
-        self.ledger.account(range(number, number + 1), producer.publish, topic, self._body(number))
-        while self._is_running and not self.ledger.is_settled(number) and not self.ledger.publish_failed:
-            sleep(_POLL)
-        self._unopened -= 1
-        if not self._unopened:
-            self._flowing_since = perf_counter()
-            self._all_open.set()
-        self._all_open.wait()
 
     def _body(self, number: int, published_at: int = 0) -> bytes:
         return _HEAD.pack(number, published_at) + self._padding
@@ -433,9 +399,7 @@ class MainJob(Job):
         if published_at and message.attempts == 1:
             ledger.latencies.append(perf_counter_ns() - published_at)
         action = _PLAN[number % len(_PLAN)]
-        if action == "finish" or number in self._openers:
-            pass
-        elif action == "later":
+        if action == "later":
             message.enable_async()
             self._later.append((message, number))
             return
@@ -486,8 +450,6 @@ _PIPELINE = 20
 class OrderedJob(Job):
     """One run, on a topic that exists, with as many messages for each key. A message that comes again is a duplicate,
     not a violation of the order. ``trace_file`` is where the traces go."""
-
-    rate = "published and finished"
 
     def __init__(self, place: Place, messages: int, trace_file: Path, keys: int = 20) -> None:
         self._each = max(1, messages // keys)
@@ -565,7 +527,6 @@ class OrderedJob(Job):
             "leader_moves": self._moves,
             "traces_published": len(published),
             "traces_joined": sum(each in consumed for each in published),
-            "messages_per_second": round(self.ledger.finished / watched["seconds"], 1),
         }
 
     def is_good(self, results: Results) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import secrets
 import sys
@@ -22,7 +21,7 @@ from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage, counted
 from nsq_fast.names import Address
 
-from . import options
+from . import drop_output, options
 from .console import say, text_or_base64, warnings_shown
 from .options import NSQD_TCP, Servers, argument, flag, number, option, several, stop_signals
 
@@ -198,7 +197,7 @@ class _Printer:
     def check(self) -> None:
         """Raise what writing raised; a reader that went away is no error."""
         if isinstance(self._error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
         elif self._error is not None:
             raise click.ClickException(f"cannot write: {self._error}")
 

@@ -48,8 +48,18 @@ def listen(address: str, name: str) -> tuple[socket.socket, str]:
 
 class Answer(NamedTuple):
     status: int
-    body: str | bytes
+    body: bytes
     kind: str = TEXT
+
+
+Pages = Mapping[str, Callable[[], Answer]]
+"""By path; each is made anew for each request."""
+
+
+def answer(pages: Pages, path: str) -> Answer:
+    """What is answered to a GET of a path, whatever its query."""
+    make = pages.get(path.partition("?")[0])
+    return make() if make else Answer(404, f"there is no such page; there are {' '.join(pages)}\n".encode())
 
 
 class _Server(ThreadingHTTPServer):
@@ -57,12 +67,12 @@ class _Server(ThreadingHTTPServer):
 
     Args:
         listening: what it accepts from.
-        pages: by path; each is made anew for each request, in a thread of its own.
+        pages: each is made in a thread of its own.
     """
 
     daemon_threads = True
 
-    def __init__(self, listening: socket.socket, pages: Mapping[str, Callable[[], Answer]]) -> None:
+    def __init__(self, listening: socket.socket, pages: Pages) -> None:
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
@@ -80,12 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        make = self.server.pages.get(self.path.partition("?")[0])
-        known = " ".join(self.server.pages)
-        page = make() if make is not None else Answer(404, f"there is no such page; there are {known}\n")
-        body = page.body.encode() if isinstance(page.body, str) else page.body
-        self.send_response(page.status)
-        self.send_header("Content-Type", page.kind)
+        status, body, kind = answer(self.server.pages, self.path)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -128,7 +135,7 @@ class StatusPage:
             return
         listening, url = listen(address, "http")
         pages = {
-            "/": lambda: Answer(200, self.html(), HTML),
+            "/": lambda: Answer(200, self.html().encode(), HTML),
             "/healthz": lambda: self._probe(liveness),
             "/readyz": lambda: self._probe(readiness),
             "/metrics": self._metrics,
@@ -154,13 +161,13 @@ class StatusPage:
             for each in self._now.processes
         ]
         body = {"ok": verdict.is_well, "reasons": verdict.reasons, "processes": processes}
-        return Answer(200 if verdict.is_well else 503, json.dumps(body) + "\n", "application/json")
+        return Answer(200 if verdict.is_well else 503, json.dumps(body).encode() + b"\n", "application/json")
 
     def _metrics(self) -> Answer:
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
-            return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n")
+            return Answer(501, b"metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n")
         self._scrape()
         snapshot, past = self._now, self._past
         metrics = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
