@@ -171,7 +171,7 @@ class GeventLoop:
         if isinstance(self._hub.resolver, ThreadResolver):  # gevent's default
             return await self._names.resolve(self, host, port, timeout)
         found: Sequence[tuple[Any, ...]]
-        with Timeout(timeout, TimeoutError(f"{host} was not resolved within {timeout:.3g} s")):
+        with Timeout(timeout, TimeoutError(f"{host} was not resolved within {timeout:.2g} s")):
             found = gsocket.getaddrinfo(host, port, 0, SOCK_STREAM)
         return found
 

@@ -403,7 +403,7 @@ class Names:
         try:
             found: Sequence[tuple[Any, ...]] = await loop.wait(waiter, timeout)
         except TimeoutError:
-            raise TimeoutError(f"{host} was not resolved within {timeout:.3g} s") from None
+            raise TimeoutError(f"{host} was not resolved within {timeout:.2g} s") from None
         finally:
             waiters.remove(waiter)
         return found
