@@ -69,7 +69,7 @@ CONFIG_BACK = _event("config_back", "a config source that could not be read can 
 
 # Messages and their handlers
 
-HANDLER_FAILED = _event("handler_failed", "a handler raised; its message is requeued")
+HANDLER_FAILED = _event("handler_failed", "a handler or a give-up policy raised; the message is requeued")
 HANDLER_DEFERRED = _event("handler_deferred", "a handler returned work that nobody runs; its message is requeued")
 HANDLER_KILLED = _event("handler_killed", "the greenlet of a handler was killed; its message is requeued")
 HANDLER_SLOW = _event("handler_slow", "a message is still being handled, and nsqd takes it back soon")
