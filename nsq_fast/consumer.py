@@ -301,7 +301,16 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         get_hub().handle_error(getcurrent(), type(error), error, error.__traceback__)
 
     def apart(self, function: Callable[..., object], *arguments: Any) -> Any:
-        return get_hub().threadpool.apply(function, arguments)
+        def work() -> tuple[Any, BaseException | None]:
+            try:
+                return function(*arguments), None
+            except BaseException as error:  # which a thread of the pool would print, too
+                return None, error
+
+        result, error = get_hub().threadpool.apply(work)
+        if error is not None:
+            raise error
+        return result
 
     def dead_letters(self, options: dict[str, Any]) -> Any:
         from .producer import DeadLetters  # most consumers have no policy that publishes

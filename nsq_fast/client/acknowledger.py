@@ -152,9 +152,9 @@ class Acknowledger:
 
     # Failures
 
-    def failed(self, message: Message, error: BaseException, is_ordered: bool = False) -> None:
+    def failed(self, message: Message, error: BaseException, is_ordered: bool = False, who: str = "handler") -> None:
         """A handler raised: requeue the message unless it is answered. Never raises because of ``error``."""
-        backoff = self._note(error, message)
+        backoff = self._note(error, message, who)
         if not is_ordered:  # an ordered partition has told of it before the handler was called: see ``Ordered``
             self._warn_of_attempts(message)
         self.requeue(message, _requested_delay_ms(error), backoff)
@@ -204,7 +204,7 @@ class Acknowledger:
             if not message.is_async():
                 self.requeue(message, None, True)
 
-    def _note(self, error: BaseException, message: Message) -> bool:
+    def _note(self, error: BaseException, message: Message, who: str = "handler") -> bool:
         """Log and signal what a handler raised; say whether it counts as a failure for backoff."""
         if isinstance(error, RequeueMessage):
             return self.consumer.config.backoff_on_requeue if error.backoff is None else error.backoff
@@ -215,9 +215,8 @@ class Acknowledger:
             emit(self.consumer, "on_exception", message=message, error=error)
             return True
         if self.consumer.is_failure(error):
-            self._log.error(
-                "handler failed on message %s: %r", message_name(message), error, exc_info=error, extra=HANDLER_FAILED
-            )
+            text = "%s failed on message %s: %r"
+            self._log.error(text, who, message_name(message), error, exc_info=error, extra=HANDLER_FAILED)
             emit(self.consumer, "on_exception", message=message, error=error)
             return True
         self.consumer.escaped(error, message)
@@ -284,7 +283,7 @@ class Acknowledger:
 
     def policy_failed(self, inbound: InboundQueue, message: Message, error: BaseException) -> None:
         """The policy raised: keep the message."""
-        self.failed(message, error, is_ordered=inbound.lock is not None)
+        self.failed(message, error, inbound.lock is not None, "give-up policy")
 
     def given_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy) -> None:
         """The policy is done with a message: finish it."""

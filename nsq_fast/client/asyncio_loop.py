@@ -16,7 +16,7 @@ from weakref import WeakSet, finalize, ref
 
 from nsq_fast.errors import NsqError, WrongThread
 
-from .loop import FaultReporter, RestartPauses, look_up
+from .loop import FaultReporter, Names, RestartPauses
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger("nsq_fast.client")
@@ -221,6 +221,7 @@ class AsyncioLoop:
         self.get_ident: Callable[[], int] = threading.get_ident
         self.reads_all: bool = type(self._loop).__module__.partition(".")[0] == "uvloop"
         self._supervisor = self.supervisor(logger)
+        self._names = Names(self, self._loop.call_soon_threadsafe)
 
     @property
     def is_closed(self) -> bool:
@@ -257,16 +258,7 @@ class AsyncioLoop:
         return sock
 
     async def resolve(self, host: str, port: int, timeout: float) -> Sequence[tuple[Any, ...]]:
-        question = self._loop.run_in_executor(None, look_up, host, port)
-        try:
-            await asyncio.wait((question,), timeout=timeout)
-        except BaseException:
-            question.cancel()
-            raise
-        if not question.done():
-            question.cancel()
-            raise TimeoutError(f"{host} was not resolved within {timeout:.3g} s")
-        return question.result()
+        return await self._names.resolve(self, host, port, timeout)
 
     def waiter(self) -> LoopWaiter:
         return LoopWaiter(loop=self._loop)

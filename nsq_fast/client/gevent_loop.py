@@ -21,7 +21,7 @@ from nsq_fast.errors import NsqError, WrongThread
 from .connection import Connection
 from .greenlets import IN_THE_HUB, LAST, Job, OwnerThread, get_ident, known, loop_turns, tell_forks
 from .greenlets import Loop as GreenletLoop
-from .loop import FaultReporter, look_up
+from .loop import FaultReporter, Names
 from .transport import Transport
 
 T = TypeVar("T")
@@ -41,17 +41,6 @@ def run(sequence: Coroutine[Any, Any, T]) -> T:
         raise WrongThread(f"What has to wait {IN_THE_HUB.format(done='it was broken off')}") from error
     sequence.close()
     raise RuntimeError("a sequence waited for something else than the leaves of the port")
-
-
-def resolve_name(host: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """What the resolver that the program has chosen says for TCP, in the calling greenlet. Raises OSError."""
-    hub: Any = get_hub()
-    found: Sequence[tuple[Any, ...]]
-    if isinstance(hub.resolver, ThreadResolver):  # gevent's default
-        found = hub.threadpool.apply(look_up, (host, port))
-    else:
-        found = gsocket.getaddrinfo(host, port, 0, SOCK_STREAM)
-    return found
 
 
 class HubTimer:
@@ -147,6 +136,7 @@ class GeventLoop:
         self.tell_forks = tell_forks
         self.get_ident: Any = get_ident
         self.reads_all: bool = "libuv" in type(self._hub.loop).__module__
+        self._names = Names(self, self._hub.loop.run_callback_threadsafe)
 
     @classmethod
     def here(cls) -> GeventLoop:
@@ -178,8 +168,12 @@ class GeventLoop:
         return sock
 
     async def resolve(self, host: str, port: int, timeout: float) -> Sequence[tuple[Any, ...]]:
-        with Timeout(timeout, TimeoutError(f"{host} was not resolved within {timeout:.3g} s")):
-            return resolve_name(host, port)
+        if isinstance(self._hub.resolver, ThreadResolver):  # gevent's default
+            return await self._names.resolve(self, host, port, timeout)
+        found: Sequence[tuple[Any, ...]]
+        with Timeout(timeout, TimeoutError(f"{host} was not resolved within {timeout:.2g} s")):
+            found = gsocket.getaddrinfo(host, port, 0, SOCK_STREAM)
+        return found
 
     def waiter(self) -> AsyncResult[Any]:
         return AsyncResult()

@@ -117,10 +117,14 @@ class WriteToFolder:
     def _write(self, base: str, body: bytes, about: bytes) -> None:
         for suffix, data in ((".body", body), (".json", about)):
             part = self._folder / f"{base}{suffix}.part"
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with part.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except BaseException:  # a disk that is full has no room for halves
+                part.unlink(missing_ok=True)
+                raise
             part.replace(self._folder / f"{base}{suffix}")
 
 

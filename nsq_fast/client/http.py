@@ -19,7 +19,7 @@ import msgspec
 
 from nsq_fast import __version__
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConfigError, HttpError, RemoteProtocolError
+from nsq_fast.errors import ConfigError, ConnectFailed, HttpError, RemoteProtocolError
 from nsq_fast.names import Address, is_unix_address, parse_address
 from nsq_fast.protocol.topology import error_text
 
@@ -157,7 +157,8 @@ class HttpClient:
             raise self._no_reply(target, str(error)) from error
         except (OSError, UnicodeError) as error:
             # By the clock alone it is not seen: some loops are up to a millisecond early.
-            if (isinstance(error, TimeoutError) and error.errno is None) or monotonic() >= deadline:
+            is_late = (isinstance(error, TimeoutError) and error.errno is None) or monotonic() >= deadline
+            if is_late and not isinstance(error, ConnectFailed):
                 raise self._no_reply(target, f"no reply within {limit:g} s") from None
             raise self._no_reply(target, f"{type(error).__name__}: {error}") from error
         if not 200 <= head.status_code < 300:

@@ -14,6 +14,7 @@ import logging
 import os
 from _socket import SOCK_STREAM, getaddrinfo  # which monkey.patch_all leaves as they are
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -382,6 +383,57 @@ def look_up(host: str, port: int) -> Sequence[tuple[Any, ...]]:
         ended.release()
 
 
+class Names:
+    """Looks host names up, each in a native thread of its own, which all who ask for it meanwhile share.
+
+    The threads of a pool would do for names that are answered. Those that no name server answers would keep them all:
+    then no other name is found, the program's own work in the pool waits, and its end waits for them.
+
+    Args:
+        hand_over: has the loop's thread call a function.
+    """
+
+    def __init__(self, loop: Any, hand_over: Callable[..., object]) -> None:
+        self._hand_over = hand_over
+        self._asking: dict[tuple[str, int], list[Waiter]] = {}
+        loop.tell_forks(self)
+
+    async def resolve(self, loop: Any, host: str, port: int, timeout: float) -> Sequence[tuple[Any, ...]]:
+        """See ``Loop.resolve``."""
+        waiters = self._asking.get((host, port))
+        if waiters is None:
+            _start_thread(self._ask, (host, port))
+            waiters = self._asking[host, port] = []
+        waiter = loop.waiter()
+        waiters.append(waiter)
+        try:
+            found: Sequence[tuple[Any, ...]] = await loop.wait(waiter, timeout)
+        except TimeoutError:
+            raise TimeoutError(f"{host} was not resolved within {timeout:.2g} s") from None
+        finally:
+            waiters.remove(waiter)
+        return found
+
+    def _ask(self, host: str, port: int) -> None:
+        found: Sequence[tuple[Any, ...]] = ()
+        error: Exception | None = None
+        try:
+            found = look_up(host, port)
+        except Exception as caught:
+            error = caught
+        with suppress(Exception):  # the loop has ended
+            self._hand_over(self._answered, host, port, found, error)
+
+    def _answered(self, host: str, port: int, found: Sequence[tuple[Any, ...]], error: Exception | None) -> None:
+        for waiter in self._asking.pop((host, port), ()):
+            if not waiter.ready():
+                waiter.set(found) if error is None else waiter.set_exception(error)
+
+    def forked(self) -> None:
+        """The threads are the parent's."""
+        self._asking.clear()
+
+
 def _before_fork() -> None:
     _gate.acquire()  # from here on, none begins
     deadline = monotonic() + FORK_PATIENCE
@@ -399,6 +451,7 @@ def _after_fork_in_child() -> None:
 
 
 _new_lock = get_original("_thread", "allocate_lock")
+_start_thread = get_original("_thread", "start_new_thread")
 _gate = _new_lock()
 _running: set[Any] = set()
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

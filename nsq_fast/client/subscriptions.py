@@ -720,8 +720,8 @@ class Subscriber:
         cause = error.__cause__ or error
         is_move = self._is_led and is_leader_move(error)
         self._delay = self._leader_delay if is_move else self._reconnect
-        # A change of leader may take a minute of attempts: the same again is no news.
-        is_repeated = is_move and str(error) == self.last_failure
+        # A change of leader takes up to a minute of attempts, and an outage any number: the same again is no news.
+        is_repeated = str(error) == self.last_failure
         self.last_failure = str(error)
         level = logging.ERROR if is_final else logging.INFO if is_repeated else logging.WARNING
         why = said_at(self.target.address, error)

@@ -106,7 +106,10 @@ class Transport(TransportPath):
         try:
             found = getaddrinfo(host, port, 0, SOCK_STREAM, 0, AI_NUMERICHOST)
         except gaierror:
-            found = await self.loop.resolve(host, port, max(0.0, deadline - monotonic()))
+            try:
+                found = await self.loop.resolve(host, port, max(0.0, deadline - monotonic()))
+            except TimeoutError as error:
+                raise ConnectFailed(str(error)) from error
             self._check_aborted()
         if not found:
             raise ConnectFailed("the host has no address")

@@ -65,9 +65,9 @@ class GnsqAcknowledger(Acknowledger):
         self._options = consumer
         self._failure_delay, self.requeue_delay = self.requeue_delay, _NO_DELAY
 
-    def failed(self, message: Message, error: BaseException, is_ordered: bool = False) -> None:
+    def failed(self, message: Message, error: BaseException, is_ordered: bool = False, who: str = "handler") -> None:
         if not isinstance(error, _Kept):
-            super().failed(message, error, is_ordered)
+            super().failed(message, error, is_ordered, who)
 
     def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
         fixed = self._options.requeue_delay

@@ -246,6 +246,31 @@ async def test_who_does_not_answer_is_not_connected_in_time(
     assert not conn.is_open
 
 
+async def test_names_that_no_server_answers_keep_no_other_waiting(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))]
+    ended, asked = threading.Event(), list[str]()
+
+    def name_server(host: str, *_: Any) -> Any:
+        asked.append(host)
+        if host.endswith(".hung.test"):
+            ended.wait(2 * WAIT)
+        return found
+
+    monkeypatch.setattr("nsq_fast.client.loop.getaddrinfo", name_server)
+    names = [f"n{number}.hung.test" for number in range(40)]  # more than a pool of a loop has threads
+    try:
+        for name in 2 * names:
+            with pytest.raises(TimeoutError, match=f"{name} was not resolved within 0.001 s"):
+                await loop.resolve(name, 1, 0.001)
+        conn = Connection(Address(names[0], 1), ConnectionConfig(connect_timeout=0.1), Owner(loop), loop)
+        with pytest.raises(ConnectFailed, match=f"{names[0]}:1: cannot connect: {names[0]} was not resolved within"):
+            await conn.open()
+        assert await loop.resolve("good.test", 1, WAIT) == found
+        assert sorted(asked) == sorted([*names, "good.test"]), "who asks again waits for the same answer"
+    finally:
+        ended.set()
+
+
 async def test_closing_while_it_connects_ends_that(loop: Any, peer: Callable[..., Peer]) -> None:
     conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), Owner(loop), loop)
     loop.call_later(0.05, conn.close)

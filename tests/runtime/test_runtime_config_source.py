@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gevent.event import Event
 from support.http_server import Question, ScriptedHttp, reply
+from support.servers import free_address
 from support.waiting import until
 
 from nsq_fast import ConfigDocument, ConfigSource, Consumer, FileConfigSource, HttpConfigSource, Producer, TraceLog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import socket
@@ -22,6 +23,7 @@ from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 from support.peers import PeerServer, message_frame
 from support.processes import run_python
+from support.servers import free_address
 from support.waiting import PROCESS, WAIT, promptly, until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
@@ -216,6 +218,18 @@ def test_a_host_that_cannot_be_encoded_is_named_and_leaves_its_share_to_the_othe
         assert not producer.is_connected
     with pytest.raises(HttpError, match="is no host name"):
         NsqdHTTPClient(host).ping()
+
+
+def test_a_consumer_warns_once_of_an_nsqd_that_is_away(caplog):
+    def told():
+        return [record.levelname for record in caplog.records if getattr(record, "event", "") == "subscription_failed"]
+
+    with (
+        caplog.at_level(logging.INFO, "nsq_fast.consumer"),
+        Consumer("t", "c", free_address(), message_handler=print, max_reconnect_delay=0.01),
+    ):
+        until(lambda: len(told()) > 3)
+    assert told()[:4] == ["WARNING", "INFO", "INFO", "INFO"]
 
 
 IN_ONE_THREAD = """

@@ -205,6 +205,23 @@ def test_policies_write_log_and_call_back(nsqd, consume, tmp_path, caplog):
     assert seen == [b"3"]
 
 
+def test_a_full_disk_keeps_the_message_and_no_half_of_it(nsqd, consume, tmp_path, caplog, capfd):
+    written = tmp_path / f"topic.channel.{1:016x}.body"
+    part = written.with_name(f"{written.name}.part")
+    consume(ignore, max_tries=1, give_up=WriteToFolder(tmp_path), requeue_delay=3)
+    part.symlink_to("/dev/full")
+    conn = nsqd.connection()
+    conn.push(1, attempts=2)
+    conn.wait_for(lambda: requeues(conn) == [(1, 3)])
+    assert list(tmp_path.iterdir()) == []
+    assert "give-up policy failed on message" in caplog.text
+    assert "No space left" not in capfd.readouterr().err, "the log has it"
+    conn.push(1, attempts=3)
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
+    assert written.exists()
+    assert not part.exists()
+
+
 # Backoff
 
 

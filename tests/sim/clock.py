@@ -26,6 +26,7 @@ from typing import Any
 from nsq_fast import _dispatch, client
 from nsq_fast._client import SpinReader
 from nsq_fast.client import asyncio_loop, connection, http
+from nsq_fast.client import loop as client_loop
 from nsq_fast.protocol import session
 
 EPOCH = 1_000_000.0
@@ -195,11 +196,6 @@ class SimLoop(asyncio.SelectorEventLoop):
             if not handle._cancelled:
                 handle._run()
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """The client has threads for host names only."""
-        assert self.resolve is not None
-        return self.create_task(self.resolve(*args))
-
 
 class SimError(AssertionError):
     """A rule was broken."""
@@ -220,6 +216,14 @@ def _replaced(loop: SimLoop, new_socket: Callable[..., Any]) -> Iterator[tuple[A
                 if held.__class__ is type(time.time) and held in clocks:
                     yield module, attribute, clocks[held]
     yield asyncio_loop, "socket", new_socket
+
+    async def resolve(self: Any, _: Any, host: str, port: int, timeout: float) -> Any:
+        assert loop.resolve is not None
+        question = loop.create_task(loop.resolve(host, port))
+        await asyncio.wait((question,), timeout=timeout)
+        return question.result()
+
+    yield client_loop.Names, "resolve", resolve
     # What is said of the program, or of the machine, changes where the network cuts the bytes.
     yield connection, "gethostname", lambda: "simulated"
     yield session, "USER_AGENT", "nsq_fast/simulated"
