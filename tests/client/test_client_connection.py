@@ -514,7 +514,7 @@ def test_its_http_answers_on_a_unix_socket(folder: Path) -> None:
 def test_nobody_listens_and_the_error_names_the_path(tmp_path: Path) -> None:
     with (
         nsq_fast.Producer(nsqd_tcp_addresses=f"{tmp_path}/none") as producer,
-        pytest.raises(errors.NoNsqd, match=rf"{tmp_path}/none: No such file"),
+        pytest.raises(errors.NoNsqd, match=rf"{tmp_path}/none: cannot connect: No such file"),
     ):
         producer.publish("t", b"x", timeout=0.2)
 
