@@ -71,6 +71,7 @@ CLOSED = ["closed", "a with block", "a with block that is cancelled", "not start
 @pytest.mark.parametrize("new_loop", LOOPS)
 @pytest.mark.parametrize("way", [*UNCLOSED, *CLOSED])
 @pytest.mark.parametrize("cancels", [True, False])
+@pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)  # it is a warning of ours
 def test_the_end_of_the_loop_warns_of_a_consumer_that_nobody_closed(
     filled: str, new_loop: NewLoop, way: str, cancels: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
