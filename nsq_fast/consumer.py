@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gevent import GreenletExit, Timeout, get_hub, getcurrent
+from gevent import GreenletExit, get_hub, getcurrent
 from msgspec import UNSET
 
 from nsq_fast._codec import Message
@@ -288,7 +288,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         runner.start()
 
     def is_failure(self, error: BaseException) -> bool:
-        return isinstance(error, (Exception, Timeout))
+        return not isinstance(error, (SystemExit, KeyboardInterrupt, GreenletExit))
 
     def escaped(self, error: BaseException, message: Message) -> None:
         if isinstance(error, CopyEnded):

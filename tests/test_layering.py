@@ -229,7 +229,9 @@ def test_only_the_spark_layer_imports_spark() -> None:
 
 
 def test_spark_is_loaded_only_by_those_who_use_it() -> None:
-    assert loaded_after("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench") & SPARK == set()
+    assert (
+        loaded_after("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench") & SPARK == set()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CORE))

@@ -8,7 +8,6 @@ import gc
 import logging
 import re
 import sys
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -158,16 +157,6 @@ async def test_each_task_goes_on_in_its_own_context(nsqd_process: Any, new_loop:
         assert seen == [COUNT]
 
 
-async def test_a_loop_that_was_blocked_publishes_on(nsqd_process: Any) -> None:
-    """Longer than two heartbeat intervals: nsqd closes then, since nobody has answered it."""
-    async with Producer(nsqd_process.address, heartbeat_interval=1.0) as producer:
-        await producer.publish("t", b"first")
-        result = producer.publish_nowait("t", b"x")
-        time.sleep(4.0)  # sleep: keeps the loop
-        assert await result == b"OK"
-        assert await producer.publish("t", b"later") == b"OK"
-
-
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks that begin at once are new in 3.12")
 async def test_tasks_that_begin_at_once(nsqd_process: Any) -> None:
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
@@ -268,22 +257,6 @@ def test_the_end_of_the_loop_ends_the_connections_of_a_producer_that_nobody_clos
         gc.collect()
     told = {str(each.message).partition(" <")[0] for each in recwarn if each.category is ResourceWarning}
     assert told == ({"unclosed producer"} if way == "left in its loop" else set())
-
-
-def test_the_interpreter_ends_without_a_word(filled: str) -> None:
-    program = f"""
-import asyncio
-from nsq_fast.aio import Consumer
-async def handle(consumer, message):
-    await asyncio.sleep(100)  # sleep: a program that is ended
-async def main():
-    consumer = Consumer("t", "c", {filled!r}, message_handler=handle, max_in_flight=5)
-    await consumer.start()
-    while not consumer.total_in_flight:
-        await asyncio.sleep(0.01)  # sleep: looks again and again
-asyncio.run(main())
-"""
-    run_quietly(program)
 
 
 def test_a_handler_that_exits_ends_the_program_without_another_word(nsqd_process: Any) -> None:

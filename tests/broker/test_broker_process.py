@@ -616,12 +616,6 @@ def test_the_leader_of_a_partition_is_one_of_its_nodes(cluster_process: ClusterP
         cluster_process.leader_of("t", 9)
 
 
-def test_faults_of_nodes(cluster_process: ClusterProcess) -> None:
-    cluster_process.set_faults("lookupd1.http", lie="<html>")
-    assert ask(cluster_process.lookupds[1].http, "GET", "/topics").body == b"<html>"
-    cluster_process.set_faults("lookupd1.http", lie=None)
-
-
 def test_what_cannot_be(cluster_process: ClusterProcess) -> None:
     with pytest.raises(NsqError, match="there is no node 7"):
         cluster_process.kill_node(7)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.http import ask, channel_figures, create, post
+from support.http import ask, channel_figures, post
 from support.waiting import until
 from support.wire import WireClient
 

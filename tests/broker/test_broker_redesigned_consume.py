@@ -287,12 +287,12 @@ NOT_FATAL = {
 
 
 @pytest.fixture
-def client(cluster: RedesignedCluster, request: pytest.FixtureRequest) -> WireClient:
+def client(lasting_cluster: RedesignedCluster, request: pytest.FixtureRequest) -> WireClient:
     """A client of the node that leads the partition the test is about."""
     parameters = getattr(request.node, "callspec", None)
     sent = b"" if parameters is None else parameters.params.get("sent", b"")
     topic = "ord" if b" ord " in sent else "plain"
-    return WireClient(cluster.leader_of(topic, 0).tcp_address)
+    return WireClient(lasting_cluster.leader_of(topic, 0).tcp_address)
 
 
 def errors(client: WireClient) -> list[Frame]:
@@ -367,7 +367,9 @@ def test_a_replica_refuses(cluster: RedesignedCluster) -> None:
     assert client.reader.read() == b""
 
 
-def test_traces_tell_where_a_message_is(client: WireClient, cluster: RedesignedCluster) -> None:
+def test_traces_tell_where_a_message_is(cluster: RedesignedCluster) -> None:
+    client = WireClient(cluster.leader_of("plain", 0).tcp_address)
+
     def told(command: bytes) -> tuple[Any, ...]:
         return struct.unpack(">2sQQQI", client.command(command))
 

@@ -172,11 +172,6 @@ def test_a_line_goes_on_until_its_id_is_there(node: Any) -> None:
     assert client.frame().data.startswith(b"E_FIN_FAILED FIN [49 50 51 52 53 54 55 56 57 48 10 78 79 80 10 78] failed")
 
 
-def limit_clients(node: Any, ready: int, prefix: str = "") -> None:
-    path = f"/channel/setclientlimit?topic=t&partition=0&channel=c&ready={ready}&client_prefix={prefix}"
-    assert ask(node.http_address, "POST", path).status == 200
-
-
 def test_figures_for_people(node: Any) -> None:
     assert ask(node.http_address, "POST", "/pub?topic=t&partition=0", b"x").status == 200
     text = ask(node.http_address, "GET", "/stats").body.decode()

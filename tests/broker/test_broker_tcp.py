@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 import ssl
 import struct
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import snappy
 import trustme
-from gevent import Timeout, socket, spawn
-from gevent.event import Event
+from gevent import Greenlet, Timeout, socket, spawn
 from gevent.ssl import SSLContext
 from support.http import ask
 from support.waiting import WAIT, until
 from support.wire import ERROR, WireClient, identify, many, sized
-
-from nsq_fast.broker.net import Faults, Listener, bind
 
 # Every refusal of the TCP protocol, with its text, and whether the connection lives on; same on a real nsqd.
 
@@ -338,47 +335,20 @@ def test_a_switch_holds_for_those_who_publish_already(embedded: Any) -> None:
     assert last_error(client) == "E_PUB_FAILED PUB failed refused by the switch refuse_publishes"
 
 
-class Served:
-    """A server that reads once from each connection: ``reads`` has what came, in the order of its coming."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self.reads: list[bytes] = []
-        self.may_end = Event()
-        self.faults = Faults()
-        self.listener = Listener("test", bind("127.0.0.1:0"), self._handle, self.faults)
-        self.listener.start()
-
-    def _handle(self, sock: Any, _address: Any) -> None:
-        self.begun += 1
-        self.reads.append(sock.recv(100))
-        self.may_end.wait()
-
-    def connect(self, count: int) -> list[Any]:
-        """Connections that it has accepted."""
-        opened = [socket.create_connection(self.listener.address, timeout=WAIT) for _ in range(count)]
-        until(lambda: self.faults.accepted == count)
-        return opened
+def greenlets() -> int:
+    return sum(isinstance(each, Greenlet) for each in gc.get_objects())
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
-    server = Served()
-    yield server
-    server.may_end.set()
-    server.listener.stop()
-
-
-def test_a_connection_is_served_from_its_first_bytes_on(served: Served) -> None:
-    silent, speaking, closing = served.connect(3)
-    assert served.begun == 0
-    speaking.sendall(b"hello")
-    until(lambda: served.reads == [b"hello"])
-    closing.close()
-    until(lambda: served.reads == [b"hello", b""])
-    assert served.begun == 2
-    silent.close()
-    speaking.close()
+def test_a_connection_that_is_only_open_costs_a_socket(embedded: Any) -> None:
+    server = embedded()
+    before = greenlets()
+    opened = [socket.create_connection(server.tcp_address, timeout=WAIT) for _ in range(20)]
+    until(lambda: server.faults.tcp.accepted == len(opened))
+    assert greenlets() - before < 10
+    opened[0].sendall(b"  V2PUB t\n" + sized(b"x"))
+    assert opened[0].recv(100) == OK
+    for sock in opened:
+        sock.close()
 
 
 # TLS, snappy and deflate from the client's side, by hand; the same on a real nsqd.

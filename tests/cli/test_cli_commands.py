@@ -694,11 +694,6 @@ def start_program(program: str, lookupd: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_programs_are_as_short_as_they_say() -> None:
-    assert len(README_CONSUMER.splitlines()) <= 15
-    assert len(README_PRODUCER.splitlines()) <= 15
-
-
 def test_the_consumer_prints_what_the_producer_publishes_and_ends_at_ctrl_c() -> None:
     expected = {"hello", "hello in a while", *(f"hello {number}" for number in range(100))}
     with BrokerProcess() as broker:

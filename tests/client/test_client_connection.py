@@ -28,7 +28,6 @@ from nsq_fast import NsqdHTTPClient, Producer, _codec, errors
 from nsq_fast.broker import BrokerProcess, RedesignedCluster, options
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.greenlets import Waiters
-from nsq_fast.client.loop import Event
 from nsq_fast.client.trace import PublishRecord, TraceLog
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
@@ -186,36 +185,6 @@ async def test_a_refused_command_ends_it_with_the_servers_reason(loop: Any, nsqd
         conn.set_rdy(1)
 
 
-async def test_heartbeats_are_answered(loop: Any, nsqd_address: Address) -> None:
-    owner, conn = await opened(loop, nsqd_address, heartbeat_interval=1.0)
-    await owner.until(lambda: owner.heartbeats == 3)  # unanswered, nsqd would have closed after two
-    assert conn.is_open
-    conn.close()
-    await conn.closed()
-
-
-async def test_rdy_is_sent_when_it_is_another_one_and_not_after_cls(loop: Any, peer: Callable[..., Peer]) -> None:
-    received = bytearray()
-
-    def take_all(sock: socket.socket) -> None:
-        received.extend(sock.recv(1 << 16))
-        sock.sendall(frame(b"OK"))
-        while data := sock.recv(1 << 16):
-            received.extend(data)
-
-    server = peer(take_all)
-    _, conn = await opened(loop, server.address)
-    await conn.subscribe("t", "c")
-    for count in (5, 5, 7):
-        conn.set_rdy(count)
-    conn.start_close()
-    conn.set_rdy(9)
-    conn.close(timeout=0.1)
-    await conn.closed()
-    server.stop()
-    assert bytes(received) == b"SUB t c\nRDY 5\nRDY 7\nCLS\n"
-
-
 class Peer:
     """A server in a thread that takes one connection, answers IDENTIFY, and then does what a test says."""
 
@@ -275,12 +244,6 @@ async def test_who_does_not_answer_is_not_connected_in_time(
     with pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
         await conn.open()
     assert not conn.is_open
-
-
-async def test_who_refuses_is_named(loop: Any, closed_port: int) -> None:
-    conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), Owner(loop), loop)
-    with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1: .*refused"):
-        await conn.open()
 
 
 async def test_closing_while_it_connects_ends_that(loop: Any, peer: Callable[..., Peer]) -> None:
@@ -386,66 +349,10 @@ async def test_a_flood_leaves_others_their_turns(loop: Any, peer: Callable[..., 
     await conn.closed()
 
 
-@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "among messages"])
-async def test_replies_behind_one_whose_owner_raises_are_told_all_the_same(
-    loop: Any, peer: Callable[..., Peer], is_alone: bool, no_unseen_errors: list[Any]
-) -> None:
-    """An embedder's owner fails: of every command it hears, once, what became of it."""
-    message = _codec.encode_message(1, 1, b"0123456789abcdef", b"x")
-
-    def reply(sock: socket.socket) -> None:
-        with sock.makefile("rb") as lines:
-            for _ in range(6):  # PUB and a body that ends a line
-                lines.readline()
-        oks = frame(b"OK") * 3
-        sock.sendall(oks if is_alone else message + oks + message)
-
-    class Failing(Owner):
-        def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
-            super().on_reply(conn, token, data)
-            if token == 1:
-                raise ValueError("no")
-
-    owner = Failing(loop)
-    conn = Connection(peer(reply).address, ConnectionConfig(), owner, loop)
-    await conn.open()
-    for token in (1, 2, 3):
-        conn.request(_codec.pub("t", b"\n"), "PUB", token)
-    await owner.until(lambda: owner.ends)
-    assert "no" in str(owner.ends[0])
-    assert owner.replies == [1, 2, 3]
-    assert not owner.failed
-    no_unseen_errors.clear()
-
-
 # What the client asks of a loop, on each of them.
 
 
 log = logging.getLogger("nsq_fast.test")
-
-
-async def test_a_job_is_cancelled_where_it_waits_but_not_by_itself(loop: Any) -> None:
-    ended: list[object] = []
-    waits = Event(loop)
-
-    async def wait() -> None:
-        assert task.is_current()
-        task.cancel()
-        waits.set()
-        try:
-            await loop.wait(loop.waiter())
-        finally:
-            ended.append("well")
-
-    supervisor = loop.supervisor(log, ended.append)
-    task = supervisor.job("wait", wait)
-    assert not task.is_current()
-    assert await waits.wait(WAIT)
-    assert not await task.join(0.001)
-    task.cancel()
-    task.cancel()
-    assert await task.join(WAIT)
-    assert ended == ["well"]
 
 
 async def test_what_is_kept_begins_again_and_its_faults_are_told(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.contract import Face
+from support.contract import WRONG_TIMES, Face
 from support.held_publishes import PublishNsqd
 
 import nsq_fast
 from nsq_fast import aio, threads
 from nsq_fast.errors import (
     AlreadyResponded,
-    BodyInvalid,
     CallInvalid,
     ConfigError,
-    NameInvalid,
     NoLeader,
     NoNsqd,
     NsqError,
@@ -78,58 +76,13 @@ def test_arguments_in_the_wrong_place_are_told_in_names_that_people_know(package
         package.Producer(["127.0.0.1:4150"], [], 5)
 
 
-NAN = float("nan")
-WRONG_TIMES: list[Any] = [-1, NAN, "1", b"1", [], True]
-WRONG_OF_PUBLISH: list[tuple[str, type[Exception], list[Any]]] = [
-    ("topic", NameInvalid, [None, 5, b"t", [], "", "a b"]),
-    ("body", TypeInvalid, [None, 5, 1.5, "text", [], {}, object(), True]),
-    ("body", BodyInvalid, [b""]),
-    ("bodies", TypeInvalid, [None, 5, "text", b"bytes", object(), [b"x", None], [5], ["text"], [{}], [object()]]),
-    ("bodies", BodyInvalid, [[], (each for each in [b""])]),
-    ("defer", ConfigError, [2**63, 2**64, 10**400, -1, 1.5, NAN, "1", True, []]),
-    ("timeout", ConfigError, [0, *WRONG_TIMES]),
-    ("partition", ConfigError, [-1, 2**63, 10**400, 1.5, NAN, "1", True]),
-    ("key", ConfigError, [1.5, NAN, [], object()]),
-    ("trace_id", ConfigError, [-1, 2**64, 10**400, 1.5, NAN, "1", True]),
-    ("headers", ConfigError, [1, "a", [1], {1: "a"}]),
-    ("tag", ConfigError, [1, 1.5, b"a", [], ""]),
-]
-WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
-MOST = 3
+WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, float("nan"), "1", b"1", True, []]
 
 
 async def published(face: Face, producer: Any, method: str, *arguments: Any, **extras: Any) -> Any:
     """What becomes of a publish."""
     given = getattr(producer, method)(*arguments, **extras)
     return await (face.result if method == "publish_nowait" else face)(given)
-
-
-class Unstartable:
-    def __iter__(self) -> Iterator[bytes]:
-        raise AssertionError("asked for messages although another argument is wrong")
-
-
-def wrong_publishes() -> Iterator[tuple[str, str, type[Exception], dict[str, Any]]]:
-    """The method, the argument that is wrong, its error, and all arguments."""
-    for name, error, values in WRONG_OF_PUBLISH:
-        for method in ("publish", "publish_nowait", "multipublish"):
-            content = "bodies" if method == "multipublish" else "body"
-            if (name in ("body", "bodies") and name != content) or (name == "defer" and content == "bodies"):
-                continue
-            several = Unstartable() if name == "topic" else [b"one"]
-            right = {"topic": "t", content: b"one" if content == "body" else several}
-            yield from ((method, name, error, {**right, name: value}) for value in values)
-
-
-async def test_a_wrong_argument_is_refused_by_name_and_takes_no_room(face: Face, nsqd_process: Any) -> None:
-    async with face.client("Producer", nsqd_process.address, max_pending=MOST) as producer:
-        assert await published(face, producer, "publish", "t", b"the first") == b"OK"
-        for method, name, error, arguments in wrong_publishes():
-            for _ in range(MOST):
-                with pytest.raises(error, match=name):
-                    await published(face, producer, method, **arguments)
-        assert await published(face, producer, "publish", "t", b"the last") == b"OK"
-        assert producer.stats()["held"] == 0
 
 
 async def test_wrong_addresses_and_calls_are_errors_of_ours(face: Face, nsqd_process: Any) -> None:

@@ -642,17 +642,6 @@ async def test_what_is_too_old_may_go_where_that_goes_which_failed_too_often(fac
         assert (consumer.stats().outdated, consumer.stats().given_up) == (3, 1)
 
 
-async def test_without_it_nothing_is_too_old(face: Face, nsqd: ScriptedNsqd) -> None:
-    found: list[int] = []
-
-    async def handle(consumer: Any, message: Message) -> None:
-        found.append(int(message.body))
-
-    async with face.client("Consumer", "t", "c", str(nsqd.address), message_handler=handle, max_in_flight=10):
-        await push(face, nsqd)
-        await face.until(lambda: sorted(found) == sorted(AGES))
-
-
 @settings(max_examples=15)
 @given(
     limit=st.integers(1, 8),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.contract import BODIES, Face, Place, Topic
+from support.contract import BODIES, WRONG_TIMES, Face, Place, Topic
 from support.waiting import WAIT
 
 from nsq_fast import Message, RequeueMessage, aio, threads
 from nsq_fast.client.give_up import PublishTo
-from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, NotRunning
+from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, NotRunning, TypeInvalid
 
 COUNT = len(BODIES)
 QUICK: dict[str, Any] = {"max_in_flight": 20, "max_backoff_duration": 0, "requeue_base_delay": 0.01}
@@ -57,45 +57,60 @@ async def test_what_many_publish_is_stored_once_each_and_in_the_order_of_its_key
         assert sorted((body for body in stored if body in wanted), key=lambda body: body[0]) == wanted
 
 
+NAN = float("nan")
+WRONG: list[tuple[str, type[Exception], list[Any]]] = [
+    ("topic", NameInvalid, [None, 5, b"t", ["t"], "", "a b", "t" * 65]),
+    ("body", TypeInvalid, [None, 5, 1.5, "text", ["x"], {}, object(), True]),
+    ("body", BodyInvalid, [b"", memoryview(b""), bytes(101), bytearray(101)]),
+    ("bodies", TypeInvalid, [None, 5, "text", b"bytes", object(), [b"x", None], [5], ["text"], [{}], [object()]]),
+    ("bodies", BodyInvalid, [[], (each for each in [b""]), [b"x", bytes(101)]]),
+    ("defer", ConfigError, [2**63, 2**64, 10**400, -1, 1.5, NAN, "1", True, []]),
+    ("timeout", ConfigError, [0, *WRONG_TIMES]),
+    ("partition", ConfigError, [-1, 2**63, 10**400, 1.5, NAN, "1", True]),
+    ("key", ConfigError, [1.5, NAN, [], object(), "\udc80"]),
+    ("key", TypeError, [5]),
+    ("trace_id", ConfigError, [-1, 2**64, 10**400, 1.5, NAN, "1", True]),
+    ("headers", ConfigError, [1, "a", [1], {1: "a"}, {"bad": object()}]),
+    ("tag", ConfigError, [1, 1.5, b"a", [], ""]),
+]
+
+
+class Unstartable:
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("asked for messages although another argument is wrong")
+
+
+def wrong_publishes(topic: str) -> Iterator[tuple[str, str, type[Exception], dict[str, Any]]]:
+    """The method, the argument that is wrong, its error, and all arguments."""
+    for name, error, values in WRONG:
+        for method in ("publish", "publish_nowait", "multipublish"):
+            content = "bodies" if method == "multipublish" else "body"
+            if (name in ("body", "bodies") and name != content) or (name == "defer" and content == "bodies"):
+                continue
+            several = Unstartable() if name == "topic" else [b"one"]
+            right = {"topic": topic, content: b"one" if content == "body" else several}
+            yield from ((method, name, error, {**right, name: value}) for value in values)
+
+
 async def test_a_wrong_argument_is_refused_and_harms_nobody_beside_it(face: Face, place: Place) -> None:
+    """By its name, where it is given, before it takes any room."""
     topic = await face.do(lambda: Topic(place))
-    places: list[tuple[Any, Any, type[Exception]]] = [
-        *((name, b"x", NameInvalid) for name in ("bad topic", "", "t" * 65, b"t", ["t"], None)),
-        *((topic.name, body, TypeError) for body in ("text", None, 5, ["x"])),
-        *((topic.name, body, BodyInvalid) for body in (b"", memoryview(b""), bytes(101), bytearray(101))),
-    ]
-    options: list[tuple[dict[str, Any], type[Exception]]] = [
-        ({"defer": -1}, ConfigError),
-        ({"timeout": 0}, ConfigError),
-        ({"key": "k", "partition": 1}, ConfigError),
-        ({"partition": -1}, ConfigError),
-        ({"partition": True}, ConfigError),
-        ({"key": 5}, TypeError),
-        ({"key": "\udc80"}, ConfigError),
-        ({"trace_id": 2**64}, ConfigError),
-        ({"headers": {"bad": object()}}, ConfigError),
-        ({"tag": ""}, ConfigError),
-    ]
-    wrong: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
-        *((name, place, {}, error) for *place, error in places for name in ("publish", "publish_nowait")),
-        *((name, (topic.name, b"x"), *row) for row in options for name in ("publish", "publish_nowait")),
-        *(("multipublish", (name, [b"x", body]), {}, error) for name, body, error in places),
-        ("multipublish", (topic.name, []), {}, BodyInvalid),
-    ]
     async with face.client("Producer", max_msg_size=100, **topic.servers) as producer:
 
         async def publish() -> list[Any]:
             return [await face(producer.publish(topic.name, b"%d" % number)) for number in range(20)]
 
-        async def call(method: Any, *arguments: Any, **options: Any) -> None:
-            result = method(*arguments, **options)  # one that does not wait raises here, not in its promise
+        async def call(method: Any, **arguments: Any) -> None:
+            result = method(**arguments)  # one that does not wait raises here, not in its promise
             if method != producer.publish_nowait:
                 await face(result)
 
         beside = await face.begin(publish)
-        for name, arguments, options, error in wrong:
-            with pytest.raises(error):
-                await call(getattr(producer, name), *arguments, **options)
+        for method, name, error, arguments in wrong_publishes(topic.name):
+            with pytest.raises(error, match=name):
+                await call(getattr(producer, method), **arguments)
+        with pytest.raises(ConfigError):
+            await face(producer.publish(topic.name, b"x", key="k", partition=1))
         assert await beside() == [b"OK"] * 20
         stats = producer.stats()
         assert (stats["held"], stats["pending"], stats["stored"]) == (0, 0, 20)

@@ -238,13 +238,6 @@ def test_the_largest_header() -> None:
         _codec.pub_ext("t", b"x" * 65507, b"")
 
 
-def test_traced_reply() -> None:
-    data = b"OK" + struct.pack(">QQQI", 12, 77, 342, 36)
-    reply = _codec.traced_reply(memoryview(data))
-    assert reply == (12, 77, 342, 36)
-    assert (reply.internal_id, reply.trace_id, reply.offset, reply.size) == (12, 77, 342, 36)
-
-
 @pytest.mark.parametrize("data", [b"", b"OK", b"OK" + bytes(27), b"OK" + bytes(29), b"NO" + bytes(28)])
 def test_what_is_no_traced_reply(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="traced"):
@@ -550,13 +543,6 @@ def test_headers_that_are_not_json(ext: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="not JSON"):
         _ = message.headers
     assert message.ext == ext
-
-
-def test_what_came_from_the_server_cannot_be_changed() -> None:
-    message = make()
-    for name in ("timestamp", "attempts", "id", "body", "ext", "offset", "raw_size", "internal_id", "trace_id"):
-        with pytest.raises(AttributeError):
-            setattr(message, name, getattr(message, name))
 
 
 def test_repr_shows_what_one_looks_for() -> None:

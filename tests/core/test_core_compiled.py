@@ -78,17 +78,12 @@ def of_ours(module: ModuleType) -> list[Any]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_every_public_function_says_what_it_does_and_what_came_from_a_peer_is_not_set(module: ModuleType) -> None:
+def test_what_came_from_a_peer_is_not_set(module: ModuleType) -> None:
     for value in of_ours(module):
-        if not inspect.isclass(value):
-            assert value.__doc__, value
         if not inspect.isclass(value) or issubclass(value, tuple):
             continue
         instance: Any = Records(bytes(4), b"") if value is Records else value.__new__(value)
         stub = (PACKAGE / f"{module.__name__.rpartition('.')[2]}.pyi").read_text()
-        for name, each in vars(value).items():
-            if inspect.ismethoddescriptor(each) and not name.startswith("_"):
-                assert each.__doc__, (value, name)
         (own,) = (each for each in re.split(r"\n(?=\S)", stub) if re.match(rf"class {value.__name__}\b", each))
         for name in re.findall(r"@property\n    def (\w+)", own):
             with pytest.raises(AttributeError):

@@ -25,13 +25,12 @@ from support.core import (
     plain,
     read,
     read_columns,
-    rows,
 )
 from support.oracle import OracleFrame, OracleMessage, decode
 
 from nsq_fast import _frame, errors
 from nsq_fast._codec import Message, TruncatedMessage, encode_frame, encode_message
-from nsq_fast._frame import ColumnReader, Columns, ErrorFrame, FrameReader, Response, join_columns
+from nsq_fast._frame import ColumnReader, Columns, FrameReader, Response, join_columns
 
 ID = b"0123456789abcdef"
 FRAME = encode_message(1, 1, ID, b"body")
@@ -48,21 +47,6 @@ def header(size: int, kind: int = 0) -> bytes:
     return struct.pack(">II", size, kind)
 
 
-def test_a_chunk_of_everything() -> None:
-    reader = FrameReader()
-    chunk = FRAME + encode_frame(0, b"OK") + encode_frame(1, b"E_FIN_FAILED FIN x failed") + encode_frame(0, b"{}")
-    message, ok, error, json = reader.feed(chunk)
-    assert isinstance(message, Message)
-    assert ok is _frame.OK
-    assert isinstance(error, ErrorFrame)
-    assert isinstance(error.error, errors.FinFailed)
-    assert isinstance(json, Response)
-    assert json.data == b"{}"
-    assert reader.message_count == 1
-    assert reader.feed(b"") == []
-    assert reader.message_count == 0
-
-
 @pytest.mark.parametrize(
     ("data", "singleton"), [(b"OK", _frame.OK), (b"_heartbeat_", _frame.HEARTBEAT), (b"CLOSE_WAIT", _frame.CLOSE_WAIT)]
 )
@@ -71,11 +55,6 @@ def test_repeated_responses_are_one_object(data: bytes, singleton: Response) -> 
     assert singleton.data == data
     (other,) = FrameReader().feed(encode_frame(0, data.lower() + b"x"))
     assert other is not singleton
-
-
-def test_reprs() -> None:
-    assert repr(_frame.OK) == "Response(b'OK')"
-    assert repr(ErrorFrame(b"E_X y")) == "ErrorFrame(b'E_X y')"
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -124,14 +103,6 @@ def test_a_size_out_of_bounds_is_an_error_at_once(reader_type: Reader, size: int
     reader = reader_type(max_frame_size=1024)
     with pytest.raises(errors.RemoteProtocolError, match=rf"frame size {size} is not within 4 and max_frame_size=1024"):
         reader.feed(header(size)[:4])
-
-
-@both_readers
-def test_sizes_at_the_bounds(reader_type: Reader) -> None:
-    smallest, largest = encode_frame(0, b""), encode_message(1, 1, ID, bytes(1024 - 30))
-    reader = reader_type(max_frame_size=1024)
-    frames: Any = reader.feed(smallest + largest)
-    assert len(getattr(frames, "frames", [])) + len(frames) == 2
 
 
 @pytest.mark.parametrize("kind", [3, 2**31, 2**32 - 1])
@@ -230,15 +201,6 @@ def test_frames_before_the_bad_one_come_first_and_the_error_with_the_next_call(r
 
 
 @both_readers
-def test_a_response_before_the_bad_frame_is_not_lost_either(reader_type: Reader) -> None:
-    reader = reader_type()
-    result: Any = reader.feed(encode_frame(0, b"OK") + b"HTTP")
-    assert getattr(result, "frames", result) == [_frame.OK]
-    with pytest.raises(errors.RemoteProtocolError):
-        reader.feed(b"")
-
-
-@both_readers
 def test_a_poisoned_reader_keeps_raising_the_same(reader_type: Reader) -> None:
     reader = reader_type()
     seen = []
@@ -249,15 +211,6 @@ def test_a_poisoned_reader_keeps_raising_the_same(reader_type: Reader) -> None:
     assert len({id(error) for error, _ in seen}) == 1
     assert len({depth for _, depth in seen[1:]}) == 1
     assert reader.buffered == 0
-
-
-def test_bad_frame_completed_from_pieces_poisons_too() -> None:
-    reader = FrameReader(detail=True)
-    reader.feed(FRAME[:10])
-    for chunk in (FRAME[10:] + FRAME, b""):
-        with pytest.raises(errors.RemoteProtocolError, match="detail"):
-            reader.feed(chunk)
-    assert reader.take_buffered() == b""
 
 
 def test_feed_inside_feed_is_refused() -> None:
@@ -596,13 +549,6 @@ def test_what_servers_have_sent_cut_anywhere(conversation: Conversation) -> None
 def test_both_dialects_and_every_layout_are_there() -> None:
     assert {each.dialect for each in CONVERSATIONS} == {"original", "redesigned"}
     assert {(each.detail, each.ext) for each in CONVERSATIONS} >= {(False, False), (True, False), (False, True)}
-
-
-def test_no_message_gives_empty_columns() -> None:
-    for data in (b"", b"\0\0", encode_frame(0, b"OK")):
-        columns = ColumnReader(detail=True, ext=True).feed(data)
-        assert (columns.count, len(columns), columns.body) == (0, 0, b"")
-        assert list(rows(columns)) == []
 
 
 def test_columns_of_headers_are_none_where_the_layout_has_none() -> None:

@@ -169,11 +169,6 @@ def test_the_cython_counter(tmp_path: Path) -> None:
     assert python("count.py", str(recording)).split() == ["9", "4", "36", "1000", "1"]
 
 
-@pytest.mark.parametrize("script", ["asyncio_consumer.py", "asyncio_producer.py"])
-def test_the_asyncio_examples_stay_small(script: str) -> None:
-    assert len((EXAMPLES / script).read_text().splitlines()) < 120
-
-
 # The deployment files of examples/production, each checked by the tool that reads it.
 
 

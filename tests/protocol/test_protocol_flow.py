@@ -91,6 +91,7 @@ def test_who_waits_goes_before_who_has_had_a_turn_for_longer():
     assert rdy.Sharing(10.0, chance.random).wanted([holding, waiting], 1, 40.0) == [0, 1]
 
 
+@settings(max_examples=20)
 @given(st.integers(2, 12), st.integers(1, 11), st.randoms())
 def test_no_connection_sticks_at_zero(connections, limit, luck):
     shares = [Share() for _ in range(connections)]
@@ -299,9 +300,9 @@ class DistributionWithTimeouts(Distribution):
 
 
 TestDistribution = Distribution.TestCase
-TestDistribution.settings = settings(max_examples=60, stateful_step_count=30)
+TestDistribution.settings = settings(max_examples=20, stateful_step_count=30)
 TestDistributionWithTimeouts = DistributionWithTimeouts.TestCase
-TestDistributionWithTimeouts.settings = settings(max_examples=100, stateful_step_count=30)
+TestDistributionWithTimeouts.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 # Backoff, and delays of reconnects and requeues
@@ -584,7 +585,7 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=40)
+TestLedger.settings = settings(max_examples=20, stateful_step_count=40)
 
 
 # A server that ignores RDY is noticed in time, and a correct one never is
@@ -685,7 +686,7 @@ class CorrectServer:
         self._answers.append((self.now + delay, numbers))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     msg_timeout=st.sampled_from([0.1, 1.0, 7.0, 60.0]),

@@ -291,31 +291,12 @@ def test_a_server_that_ends_connection_after_connection_uses_up_one_attempt() ->
         assert publish.attempt_failed(LOST, POLICY, server="a").retry is (number < 3)
 
 
-def test_what_two_servers_were_working_on_when_they_ended_is_sent_to_no_third() -> None:
-    publish = waiting()
-    assert retries(publish, "a", "a") == [True, True]  # the same one again
-    assert publish.is_alone  # so that it takes no other with it
-    assert retries(publish, "b") == [False]
-    assert publish.ended_servers == ("a", "b")
-    assert publish.possibly_stored
-
-
 @pytest.mark.parametrize("kind", ["is_abrupt", "was_first", "outcome_unknown", "waited"])
 def test_what_cannot_have_ended_the_server_is_not_suspected(kind: str) -> None:
     publish = waiting()
     assert retries(publish, "a", "b", "c", **{kind: 2.0 if kind == "waited" else False}) == [True] * 3
     assert publish.ended_servers == ()
     assert not publish.is_alone
-
-
-def test_what_failed_because_of_another_in_its_command_is_tried_alone() -> None:
-    publish = on_wire()
-    assert publish.attempt_failed(BAD, CAREFUL, is_shared=True).retry
-    assert publish.is_alone
-    sent([publish], ATTEMPT)
-    assert not publish.attempt_failed(BAD, CAREFUL).retry
-    other = on_wire()
-    assert not other.attempt_failed(REFUSED, POLICY, is_shared=True).retry
 
 
 # What shares a command

@@ -52,63 +52,33 @@ def lookupd(recorder):
         yield client
 
 
-# What goes out
+# What goes out, where real servers do not show it below
 
 NSQD_ROUTES = [
-    (lambda c: c.ping(), "GET /ping", b""),
-    (lambda c: c.publish("t", b"x"), "POST /pub?topic=t", b"x"),
     (lambda c: c.publish("t#ephemeral", memoryview(b"x")), "POST /pub?topic=t%23ephemeral", b"x"),
-    (lambda c: c.publish("t", b"x", 500), "POST /pub?topic=t&defer=500", b"x"),
     (lambda c: c.publish("t", b"x", partition=2), "POST /pub?topic=t&partition=2", b"x"),
     (lambda c: c.multipublish("t", iter([b"x", b"y"])), "POST /mpub?topic=t", b"x\ny"),
-    (
-        lambda c: c.multipublish("t", [b"x\n", b"yz"], binary=True),
-        "POST /mpub?topic=t&binary=true",
-        b"\0\0\0\2\0\0\0\2x\n\0\0\0\2yz",
-    ),
-    (lambda c: c.create_topic("t"), "POST /topic/create?topic=t", b""),
-    (lambda c: c.delete_topic("t"), "POST /topic/delete?topic=t", b""),
-    (lambda c: c.empty_topic("t"), "POST /topic/empty?topic=t", b""),
-    (lambda c: c.pause_topic("t"), "POST /topic/pause?topic=t", b""),
-    (lambda c: c.unpause_topic("t"), "POST /topic/unpause?topic=t", b""),
-    (lambda c: c.create_channel("t", "c"), "POST /channel/create?topic=t&channel=c", b""),
-    (lambda c: c.delete_channel("t", "c"), "POST /channel/delete?topic=t&channel=c", b""),
-    (lambda c: c.empty_channel("t", "c"), "POST /channel/empty?topic=t&channel=c", b""),
-    (lambda c: c.pause_channel("t", "c"), "POST /channel/pause?topic=t&channel=c", b""),
     (lambda c: c.unpause_channel("t", "c", partition=0), "POST /channel/unpause?topic=t&channel=c&partition=0", b""),
-    (lambda c: c.stats(text=True), "GET /stats", b""),
     (
         lambda c: c.stats("t", "c", True, include_clients=False, include_mem=True),
         "GET /stats?topic=t&channel=c&include_clients=false&include_mem=true",
         b"",
     ),
-    (lambda c: c.get_config("log_level"), "GET /config/log_level", b""),
-    (lambda c: c.set_config("log_level", "debug"), "PUT /config/log_level", b"debug"),
-    (lambda c: c.set_config("some_addresses", ["a:4160"]), "PUT /config/some_addresses", b'["a:4160"]'),
     (lambda c: c.call("POST", "/channel/skip", topic="t", channel="c"), "POST /channel/skip?topic=t&channel=c", b""),
 ]
 
 LOOKUPD_ROUTES = [
-    (lambda c: c.create_topic("t"), "/topic/create?topic=t"),
     (
         lambda c: c.create_topic("t", partition_num=2, replicator=1, orderedmulti=True),
         "/topic/create?topic=t&partition_num=2&replicator=1&orderedmulti=true",
     ),
     (lambda c: c.delete_topic("t", partition="**"), "/topic/delete?topic=t&partition=%2A%2A"),
-    (lambda c: c.create_channel("t", "c"), "/channel/create?topic=t&channel=c"),
-    (lambda c: c.delete_channel("t", "c"), "/channel/delete?topic=t&channel=c"),
-    (lambda c: c.tombstone_topic("t", "nsqd.example:4151"), "/topic/tombstone?topic=t&node=nsqd.example%3A4151"),
     (lambda c: c.tombstone_topic("t", ("::1", 1)), "/topic/tombstone?topic=t&node=%5B%3A%3A1%5D%3A1"),
 ]
 
 LOOKUPD_QUERIES = [
-    (lambda c: c.lookup("t"), "/lookup?topic=t"),
     (lambda c: c.lookup("t", access="w", metainfo=True), "/lookup?topic=t&access=w&metainfo=true"),
-    (lambda c: c.topics(), "/topics"),
-    (lambda c: c.channels("t"), "/channels?topic=t"),
-    (lambda c: c.nodes(), "/nodes"),
     (lambda c: c.list_lookupds(), "/listlookup"),
-    (lambda c: c.info(), "/info"),
 ]
 
 
@@ -157,23 +127,6 @@ def test_replies_of_both_formats_and_none(nsqd_client, recorder):
             nsqd_client.info()
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "text"),
-    [
-        ("404 Not Found", b'{"message":"TOPIC_NOT_FOUND"}', "TOPIC_NOT_FOUND"),
-        ("500 Oh", b'{"status_code":500,"status_txt":"MISSING_ARG_TOPIC","data":null}', "MISSING_ARG_TOPIC"),
-        ("302 Found", b"", ""),
-        ("503 No", b"a proxy " * 1000, ("a proxy " * 1000)[:200]),
-    ],
-)
-def test_a_refusal_is_an_error_with_the_reason(nsqd_client, recorder, status, body, text):
-    recorder.reply = reply(body, status)
-    with pytest.raises(HttpError) as error:
-        nsqd_client.delete_topic("t")
-    assert (error.value.status, error.value.text) == (int(status[:3]), text)
-    assert error.value.url == f"http://127.0.0.1:{recorder.port}/topic/delete?topic=t"
-
-
 # What is refused before anything is sent
 
 
@@ -214,11 +167,8 @@ def test_bad_arguments_never_reach_the_wire(nsqd_client, lookupd, recorder, use,
     [
         {"host": "http://h"},
         {"host": ""},
-        {"host": None},
         {"port": 70000},
-        {"port": "x"},
         {"scheme": "ftp"},
-        {"timeout": 0},
         {"timeout": "5"},
         {"authorization": "a\r\nX: y"},
         {"scheme": "https", "tls_options": {"ca": "x"}},

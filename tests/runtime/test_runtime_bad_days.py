@@ -26,8 +26,7 @@ import trustme
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.http_server import Question, scripted_http
-from support.peers import Peer, PeerServer
-from support.peers import message as message_frame
+from support.peers import Peer, PeerServer, message_frame
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until
@@ -213,23 +212,16 @@ def test_a_name_that_dns_never_resolves_holds_up_no_other_nsqd(monkeypatch: pyte
     resolver = StuckResolver("nowhere.test")
     monkeypatch.setattr(gevent.get_hub(), "resolver", resolver)
     seen: list[bytes] = []
-    done = Event()
-
-    def handle(consumer: Consumer, message: Message) -> None:
-        seen.append(message.body)
-        if len(seen) == 100:
-            done.set()
-
     with Broker(lookupd=False) as broker:
         servers = ["nowhere.test:4150", broker.nsqd.tcp_address]
         with (
-            Consumer("t", "c", servers, max_in_flight=50, message_handler=handle),
+            Consumer("t", "c", servers, max_in_flight=50, message_handler=lambda _, m: seen.append(m.body)),
             Producer(servers, max_publish_attempts=10, connect_timeout=0.2) as producer,
         ):
             assert resolver.asked.wait(WAIT)
             for number in range(100):
                 producer.publish("t", b"%d" % number)
-            assert done.wait(10)
+            until(lambda: len(seen) == 100)
     assert sorted(seen) == sorted(b"%d" % number for number in range(100))
 
 

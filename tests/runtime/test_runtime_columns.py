@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -23,7 +22,7 @@ from support.waiting import WAIT, promptly, until
 
 import nsq_fast
 from nsq_fast import ColumnProducer, ColumnSubscription, NsqdHTTPClient, Receipt, TraceLog, errors
-from nsq_fast._codec import Records, encode_frame, encode_message, group_rows
+from nsq_fast._codec import Records, encode_frame, encode_message
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.columns import InFlightIds
 from nsq_fast.config import ConnectionConfig
@@ -158,15 +157,6 @@ def test_fetch_gathers_as_much_as_it_is_told_or_what_there_is_when_time_is_up(se
     assert server.counts() == (1499, 0)
     assert server.channel()["deferred_count"] == 1
     assert server.channel()["requeue_count"] >= 1500
-
-
-@pytest.mark.slow
-def test_heartbeats_are_answered_inside_fetch(server, subscribe):
-    subscription = subscribe(server.tcp, heartbeat_interval=1.0)
-    assert subscription.fetch(3.5).count == 0
-    subscription.set_rdy(1)
-    server.http.publish("t", b"late")
-    assert bodies_of(subscription.fetch(WAIT)) == [b"late"]
 
 
 def test_a_heartbeat_is_answered_while_many_messages_are_wanted(script, subscribe):
@@ -341,13 +331,6 @@ def test_a_refused_sub_is_the_servers_error(real_nsqd, subscribe):
     with pytest.raises(ConnectionLost):
         first.fetch(WAIT)
     assert not first.is_open
-
-
-def test_what_the_dialect_lacks_is_refused(server, subscribe):
-    with pytest.raises(LocalProtocolError, match="no partitions"):
-        subscribe(server.tcp, partition=0)
-    with pytest.raises(LocalProtocolError, match="SUB_ADVANCED"):
-        subscribe(server.tcp, advanced=True)
 
 
 @pytest.mark.parametrize(
@@ -632,36 +615,6 @@ def test_layout_of_a_cluster(
     cluster.create_topic("absent", 1, 1, channels=["ch"])
     monkeypatch.setattr("nsq_fast.client.routing.ABSENT_AFTER", 2 * WAIT)
     assert sender.layout("absent") == (True, 1, False)
-
-
-def test_rows_of_a_partition_keep_their_order_while_leaders_move(
-    cluster: RedesignedCluster, lookups: dict[str, Any], producer: Producers
-) -> None:
-    cluster.create_topic("t", PARTITIONS, 2, ordered=True, channels=["ch"])
-    sender = producer(**lookups, publish_timeout=20.0)
-    count, chance = 1500, random.Random(3)
-    records = records_of(numbered(count))
-    groups = group_rows(array("i", [chance.randrange(PARTITIONS) for _ in range(count)]), PARTITIONS)
-
-    def trouble() -> None:
-        for number in range(PARTITIONS):
-            cluster.move_leader("t", number)
-            gevent.sleep(0.03)  # sleep: trouble that is spread over the publishes
-        cluster.kill_node(cluster.leader_of("t", 1))
-
-    mover = gevent.spawn(trouble)
-    results = []
-    for start in range(0, count, 20):
-        for number, rows in enumerate(groups):
-            if start * 4 < len(rows):
-                stop = min(start + 20, len(rows) // 4)
-                results.append(sender.publish_rows("t", records, rows, start, stop, partition=number))
-        gevent.sleep(0.005)  # sleep: publishes that are spread over the trouble
-    gevent.joinall([mover, *results], timeout=20, raise_error=True)
-    assert sum(result.get(block=False).messages for result in results) == count
-    for number, rows in enumerate(groups):
-        stored = [record.body for record in cluster.partition("t", number).log.read(0, 100_000)]
-        assert list(dict.fromkeys(stored)) == [b"%d" % row for row in array("i", rows)]
 
 
 def test_receipts_of_traced_rows_and_their_records(

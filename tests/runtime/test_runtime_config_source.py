@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gevent.event import Event
-from gevent.pywsgi import WSGIServer
+from support.http_server import Question, ScriptedHttp, reply
 from support.servers import free_address
 from support.waiting import until
 
@@ -46,26 +46,24 @@ class KeptUrl:
     def __init__(self, has_tags: bool) -> None:
         self._has_tags = has_tags
         self._content = b""
-        self.sent: list[bytes] = []
-        address = free_address()
-        self._server = WSGIServer(tuple(address), self._serve, log=None, error_log=None)
-        self._server.start()
         self._is_away = False
-        self.source = HttpConfigSource(f"http://{address}/clients/config.json?team=a", 0.02, authorization="Bearer x")
+        self.sent: list[bytes] = []
+        self._server = ScriptedHttp(self._serve)
+        url = f"http://{self._server.address}/clients/config.json?team=a"
+        self.source = HttpConfigSource(url, 0.02, authorization="Bearer x")
 
-    def _serve(self, request: dict[str, Any], begin: Callable[..., Any]) -> list[bytes]:
-        if self._is_away or not self._content:
-            begin("503 Service Unavailable", [])
-            return [b"away"]
-        assert (request["PATH_INFO"], request["QUERY_STRING"]) == ("/clients/config.json", "team=a")
-        assert request["HTTP_AUTHORIZATION"] == "Bearer x"
+    def _serve(self, question: Question) -> None:
         tag = f'"{hash(self._content)}"'
-        if self._has_tags and request.get("HTTP_IF_NONE_MATCH") == tag:
-            begin("304 Not Modified", [("ETag", tag)])
-            return []
-        self.sent.append(self._content)
-        begin("200 OK", [("ETag", tag)] if self._has_tags else [])
-        return [self._content]
+        tags = f"ETag: {tag}\r\n" if self._has_tags else ""
+        if self._is_away or not self._content:
+            question.answer(b"away", "503 Service Unavailable")
+        elif question.target != "/clients/config.json?team=a" or "\r\nAuthorization: Bearer x\r\n" not in question.head:
+            question.answer(b"", "404 Not Found")
+        elif self._has_tags and f"If-None-Match: {tag}\r\n" in question.head:
+            question.send(reply(b"", "304 Not Modified", tags))
+        else:
+            self.sent.append(self._content)
+            question.send(reply(self._content, headers=tags))
 
     def write(self, content: str) -> None:
         self._content = content.encode()
@@ -77,7 +75,7 @@ class KeptUrl:
         self._is_away = False
 
     def stop(self) -> None:
-        self._server.stop(timeout=0)
+        self._server.stop()
 
 
 @pytest.fixture(params=["file", "http", "http-without-tags"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import ssl
 import subprocess
@@ -19,7 +20,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
-from support.peers import PeerServer, message
+from support.peers import PeerServer, message_frame
 from support.processes import run_python
 from support.waiting import PROCESS, WAIT, promptly, until
 
@@ -28,7 +29,7 @@ from nsq_fast._snappy_chunks import crc32c
 from nsq_fast.broker import Broker, BrokerProcess
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.gevent_loop import GeventLoop, run
-from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer, TlsLayer, client_context
+from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFailed,
@@ -66,12 +67,6 @@ def connect_to():
         conn.close(ConnectionLost("the test is over"))
     for server in servers:
         server.stop()
-
-
-def cause(call):
-    with pytest.raises(ConnectFailed) as caught:
-        call()
-    return caught.value.__cause__
 
 
 # Stages
@@ -114,7 +109,9 @@ def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
 
     options = {"deflate": stage is before_the_upgrade, "auth_secret": "x"}
     if ending != "silence":
-        assert isinstance(cause(lambda: connect_to(script, **options)), OSError)
+        with pytest.raises(ConnectFailed) as caught:
+            connect_to(script, **options)
+        assert isinstance(caught.value.__cause__, OSError)
         return
     with promptly(), pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
         connect_to(script, connect_timeout=0.1, **options)
@@ -140,18 +137,11 @@ def test_what_a_server_refuses_is_its_error(connect_to, secret, reply, error):
             peer.frame(1, reply)
         peer.read_all()
 
-    assert isinstance(cause(lambda: connect_to(script, auth_secret=secret or None)), error)
-
-
-def test_a_refused_secret_is_told_with_where_to_look(connect_to):
-    def script(peer):
-        peer.handshake(auth_required=True)
-        peer.read_line()
-        peer.frame(1, b"E_AUTH_FAILED AUTH failed")
-        peer.read_all()
-
-    with pytest.raises(ConnectFailed, match=r"auth server refuses auth_secret.*log of nsqd"):
-        connect_to(script, auth_secret="wrong")
+    with pytest.raises(ConnectFailed) as caught:
+        connect_to(script, auth_secret=secret or None)
+    assert isinstance(caught.value.__cause__, error)
+    if error is AuthFailed:
+        assert re.search("auth server refuses auth_secret.*log of nsqd", str(caught.value)), "where to look"
 
 
 def test_killed_connect_closes_its_socket():
@@ -300,8 +290,6 @@ def test_client_certificate(connect_to, tls, tls_files, authority: trustme.CA, t
     authority.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(pem)
     options = {"ca_certs": tls_files["ca"], "certfile": pem, "keyfile": pem}
     assert connect_to(script, tls_v1=True, tls_options=options)
-    with pytest.raises(ConnectFailed):
-        connect_to(script, tls_v1=True, tls_options={"cafile": tls_files["ca"]})
 
 
 @pytest.mark.parametrize("make", [ssl.create_default_context, create_default_context], ids=["ssl", "gevent"])
@@ -338,12 +326,6 @@ def test_an_empty_secret_is_refused_where_it_is_given(secret):
         Producer("127.0.0.1:1", auth_secret=secret)
 
 
-@pytest.mark.parametrize("options", [{"ca_file": "x"}, 7])
-def test_unusable_tls_options_are_a_config_error(connect_to, tls, options):
-    with pytest.raises(ConfigError):
-        connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=options)
-
-
 def test_a_file_of_tls_that_cannot_be_used_now_is_a_failed_connection(connect_to, tls):
     """It is read for each connection, and somebody may just be renewing it. A client checks it when it is made."""
     with pytest.raises(ConnectFailed, match="/no/such/file"):
@@ -372,7 +354,7 @@ def test_deflate_bomb_takes_no_memory(connect_to, kind):
         if kind == 0:
             peer.frame(0, b"\0" * (32 << 20))
         else:
-            peer.send(message(1, b"\0" * (32 << 20)) + message(2))
+            peer.send(message_frame(1, b"\0" * (32 << 20)) + message_frame(2))
         peer.read_all()
 
     owner = Mock()
@@ -413,7 +395,7 @@ def test_patched_or_not(real_nsqd, tls_files, patched):
     assert (done.stdout, done.stderr) == ("b'OK'\n", "")
 
 
-# TLS, snappy and deflate as transformations of bytes: whole, in pieces, broken, and as bombs
+# Snappy and deflate as transformations of bytes: whole, in pieces, broken, and as bombs
 
 
 DATA = random.Random(7).randbytes(5000) + b"nsq " * 50_000
@@ -495,62 +477,6 @@ def test_snappy_bomb_comes_in_pieces() -> None:
     layer.feed(snapped(bytes(16 << 20))[: 2 * PIECE_SIZE])
     pieces = [layer.read() for _ in range(10)]
     assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
-
-
-RECORD = 16 * 1024
-
-
-class TlsEnd:
-    """The server's end of a TLS stream in memory, and the layer that is the other one, shaken hands."""
-
-    def __init__(self, folder: Path) -> None:
-        authority = trustme.CA()
-        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("localhost").configure_cert(context)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.layer = TlsLayer(client_context({"cafile": str(folder / "ca.pem")}), "localhost")
-        while not (self.layer.try_handshake() and self._is_done()):
-            self._incoming.write(self.layer.take_outgoing())
-            self._is_done()
-            self.layer.feed(self._outgoing.read())
-
-    def _is_done(self) -> bool:
-        self._incoming.write(self.layer.take_outgoing())
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        return True
-
-    def records(self, data: bytes) -> bytes:
-        for start in range(0, len(data), RECORD):
-            self._tls.write(data[start : start + RECORD])
-        return self._outgoing.read()
-
-
-def test_the_records_of_one_read_are_one_piece(tmp_path: Path) -> None:
-    end = TlsEnd(tmp_path)
-    end.layer.feed(end.records(DATA))
-    pieces = []
-    while piece := end.layer.read():
-        pieces.append(piece)
-    assert b"".join(pieces) == DATA
-    assert max(map(len, pieces)) == PIECE_SIZE
-    assert len(pieces) == -(-len(DATA) // PIECE_SIZE)
-
-
-def test_what_comes_before_a_broken_record_is_read(tmp_path: Path) -> None:
-    end = TlsEnd(tmp_path)
-    whole = end.records(DATA[:RECORD])
-    broken = bytearray(end.records(DATA[RECORD : 2 * RECORD]))
-    broken[-1] ^= 1
-    end.layer.feed(whole + bytes(broken))
-    assert end.layer.read() == DATA[:RECORD]
-    for _ in range(2):
-        with pytest.raises(RemoteProtocolError, match="broken TLS stream"):
-            end.layer.read()
 
 
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"

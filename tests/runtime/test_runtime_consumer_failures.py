@@ -83,14 +83,26 @@ def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume, delay, m
         assert "must be a number of seconds, 0 or more, a timedelta, or None" in str(told[0])
 
 
-@pytest.mark.parametrize("error", [gevent.GreenletExit(), gevent.Timeout(3)])
-def test_no_base_exception_loses_a_message_or_a_worker(nsqd, consume, error):
-    consume(raising(error), requeue_delay=7)
+class Odd(BaseException):
+    """As outcomes of test runners are, and cancellations of other loops."""
+
+
+@pytest.mark.parametrize(
+    "error", [gevent.GreenletExit(), gevent.Timeout(3), GeneratorExit(), Odd()], ids=lambda error: type(error).__name__
+)
+@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=str)
+def test_no_base_exception_loses_a_message_or_a_worker(nsqd, consume, error, options, caplog):
+    consumer = consume(raising(error), requeue_delay=7, **options)
+    told = []
+    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
     conn.wait_for(lambda: conn.answered(b"FIN") == [2])
     assert requeues(conn) == [(1, 7)]
+    is_killed = isinstance(error, gevent.GreenletExit)
+    assert told == ([] if is_killed else [error])
+    assert ("was killed" if is_killed else "handler failed on message") in caplog.text
 
 
 def test_an_interrupt_goes_to_the_main_greenlet_and_the_message_back(nsqd, consume, no_unseen_errors):
@@ -356,11 +368,7 @@ def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, caplog):
         "t", "c", str(served.tcp_address), message_handler=lambda c, m: handled.append(m.body), give_up=give_up,
         max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
     )  # fmt: skip
-
-    def receiver(sender, message, error):
-        errors.append((message.attempts, error))
-
-    consumer.on_exception.connect(receiver)
+    consumer.on_exception.connect(lambda _, message, error: errors.append((message.attempts, error)), weak=False)
     with consumer:
         until(lambda: given_up)
         publish(served, b"three")
@@ -386,11 +394,7 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
     options = {"max_tries": 1, "requeue_delay": 0, "max_in_flight": 5, "max_backoff_duration": 0, "msg_timeout": 1.0}
     options |= {"message_handler": ignore, "give_up": policy, "max_frame_size": LIMIT}
     consumer = Consumer("t", "c", str(served.tcp_address), **options)
-
-    def receiver(sender, message, error):
-        errors.append(message.attempts)
-
-    consumer.on_exception.connect(receiver)
+    consumer.on_exception.connect(lambda _, message, error: errors.append(message.attempts), weak=False)
     with consumer:
         until(lambda: 3 in errors)
     assert large_comes_back(served)
@@ -443,11 +447,7 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     server = ScriptedNsqd()
     errors, release = [], Event()
     consumer = Consumer("t", "c", str(server.address), message_handler=lambda c, m: release.wait(), max_in_flight=10)
-
-    def receiver(sender, error):
-        errors.append(error)
-
-    consumer.on_error.connect(receiver)
+    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
     consumer.start(block=False)
     conn = server.connection()
     conn.wait_rdy(10)

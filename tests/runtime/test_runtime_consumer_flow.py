@@ -203,6 +203,7 @@ def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_l
         with Producer(str(nsqd.tcp_address)) as producer:
             producer.publish("young", b"first")
         until(lambda: seen == [b"first"])
+    assert caplog.text.count("no nsqlookupd knows topic young yet; asking again until one does") == 1
     assert caplog.text.count("topic young is known now") == 1
 
 

@@ -10,26 +10,22 @@ import asyncio
 import gc
 import json
 import os
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
-from gevent.server import StreamServer
+from support.peers import Peer, PeerServer, message_frame
 from support.processes import run_python
 from support.publishing import PublishNsqd
-from support.scripted_nsqd import frame, message_frame
 
 from nsq_fast import Consumer, Message, Producer, aio, threads
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.names import Address
 
 pytestmark = pytest.mark.timeout(300)
 RDY = 2000
@@ -37,38 +33,21 @@ CROSSING = int(os.environ.get("NSQ_FAST_FLAT_MESSAGES", "200000"))
 FIN_SIZE = len(b"FIN 0123456789abcdef\n")
 
 
-class Flood:
+class Flood(PeerServer):
     """An nsqd that sends messages as fast as their FINs come back; ``finished`` counts them."""
 
     def __init__(self) -> None:
         self.finished = 0
         self._batch = b"".join(message_frame(number, b"x" * 200) for number in range(RDY))
-        self._server = StreamServer(("127.0.0.1", 0), self._serve)
-        self._server.start()
-        self.address = Address(*self._server.address)
+        super().__init__(self._flood)
 
-    def _serve(self, sock: Any, _: object) -> None:
-        with suppress(OSError):
-            self._flood(sock)
-
-    def _flood(self, sock: Any) -> None:
-        stream = sock.makefile("rb")
-        stream.read(4)
-        while not (line := stream.readline()).startswith(b"RDY"):
-            if line.startswith(b"IDENTIFY"):
-                stream.read(struct.unpack(">i", stream.read(4))[0])
-                sock.sendall(frame(0, b'{"max_rdy_count": 2500, "version": "1.3.0"}'))
-            else:
-                sock.sendall(frame(0, b"OK"))
+    def _flood(self, peer: Peer) -> None:
+        peer.accept_sub()
+        assert peer.read_line().startswith(b"RDY")
         while True:
-            sock.sendall(self._batch)
-            answers = stream.read(RDY * FIN_SIZE)
-            if len(answers) < RDY * FIN_SIZE:
-                return
+            peer.send(self._batch)
+            peer.read(RDY * FIN_SIZE)
             self.finished += RDY
-
-    def stop(self) -> None:
-        self._server.stop(timeout=0)
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.processes import run_quietly
 
-from nsq_fast import NsqdHTTPClient, Producer
+from nsq_fast import NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess
 
 PLAIN = "from os import fork, waitpid\n"
@@ -315,8 +316,13 @@ def stored(broker: BrokerProcess, topic: str) -> Counter[bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("options", ["{}", "{'linger': 0.05}", "{'coalesce': True}"])
+def ways_with(first: str, *others: str) -> Any:
+    """Each way with the first, and ``os.fork`` with each of the others: what is made does not know who forks."""
+    pairs = [pytest.param(*way.values, first, id=f"{way.id}-{first}") for way in WAYS]  # type: ignore[attr-defined]
+    return [*pairs, *(pytest.param(PLAIN, other, id=f"os.fork-{other}") for other in others)]
+
+
+@pytest.mark.parametrize(("way", "options"), ways_with("{}", "{'linger': 0.05}", "{'coalesce': True}"))
 def test_a_producer_publishes_on_both_sides(broker: BrokerProcess, way: str, options: str) -> None:
     run(broker, way, f"OPTIONS = {options}\n", PUBLISH)
     assert stored(broker, "t") == Counter(
@@ -331,15 +337,14 @@ def test_a_producer_publishes_on_both_sides(broker: BrokerProcess, way: str, opt
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "address",
-    [
+    ("way", "address"),
+    ways_with(
         "nsqd_tcp_addresses=TCP",
         "lookupd_http_addresses=LOOKUPD",
         "topic=['t', 'u'], nsqd_tcp_addresses=TCP",
         "topic=__import__('re').compile('t'), lookupd_http_addresses=LOOKUPD",
-    ],
+    ),
 )
 def test_a_consumer_made_before_the_fork_starts_in_the_child(broker: BrokerProcess, way: str, address: str) -> None:
     run(broker, way, f"ADDRESS = dict({address})\n", START_IN_CHILD)
@@ -378,15 +383,6 @@ def test_a_handler_may_fork(broker: BrokerProcess, way: str) -> None:
 def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProcess) -> None:
     run(broker, PLAIN, OTHER_THREAD)
     assert stored(broker, "t") == {b"thread": 1, b"child": 1, b"thread after": 1}
-
-
-def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:
-    closed = Producer([broker.nsqd.tcp])
-    closed.start()
-    closed.close()
-    closed.forked()
-    assert not closed.is_running
-    assert closed.join(0)
 
 
 IN_A_LOOKUP = """

@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import sys
 
 import gevent
 import pytest
-from gevent import Timeout
 from gevent.event import Event
 from support.partitions import topology
 from support.peers import frame
-from support.processes import run_python
 from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
 from support.waiting import WAIT, until
 from support.wire import WireClient
 
 from nsq_fast import Producer, Receipt, errors
-from nsq_fast._codec import Message
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.client.subscription import decompressed
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Nsqd, Topology
 
@@ -194,30 +189,6 @@ def test_nothing_overtakes_what_gathers(publishing, options):
 # Callers whose publishes were stored together, or that are interrupted
 
 
-def test_callers_are_resumed_in_order_whatever_they_do_next(publishing):
-    _, producer = publishing(linger=0.01)
-    producer.publish("t", b"first")
-    order, callers = [], []
-
-    def call(number):
-        for step in range(3):
-            producer.publish("t", b"x")
-            order.append((step, number))
-            if number == 1 and step == 0:
-                return
-            if number == 3 and step == 0:
-                callers[5].kill(block=False)
-            if number == 4:
-                gevent.sleep(0)
-
-    callers += [gevent.spawn(call, number) for number in range(8)]
-    with Timeout(WAIT):
-        gevent.joinall(callers, raise_error=True)
-    assert [number for step, number in order if step == 0] == list(range(8))
-    assert sorted(number for step, number in order if step == 2) == [0, 2, 3, 4, 6, 7]
-    assert producer.stats()["held"] == 0
-
-
 @pytest.mark.parametrize("linger", [0.0, 0.001])
 def test_one_that_was_interrupted_keeps_nobody_waiting(publishing, linger):
     server, producer = publishing(linger=linger)
@@ -281,37 +252,6 @@ def test_who_publishes_in_a_loop_lets_others_run():
             producer.publish("t", b"x")
         other.kill()
     assert turns >= 9
-
-
-WANT_OF_MEMORY = """
-import resource, sys
-from nsq_fast import Producer
-from nsq_fast.broker import RedesignedCluster
-
-MANY = 200 << 20
-with RedesignedCluster(nodes=1) as cluster:
-    cluster.create_topic("t", 2, 1, ordered=True, channels=["c"])
-    lookup = str(cluster.lookupds[0].http_address)
-    with Producer(lookupd_http_addresses=lookup, max_msg_size=2 * MANY, max_body_size=2 * MANY) as producer:
-        producer.publish("t", b"before", key="k")
-        body = bytes(MANY)
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        limits = resource.getrlimit(resource.RLIMIT_AS)
-        for publish in (producer.publish, lambda *given, **more: producer.multipublish(given[0], [given[1]], **more)):
-            resource.setrlimit(resource.RLIMIT_AS, (used + MANY // 2, limits[1]))
-            try:
-                publish("t", body, key="k")
-            except Exception as error:
-                print(type(error).__name__, getattr(error, "possibly_stored", None))
-            resource.setrlimit(resource.RLIMIT_AS, limits)
-            print(producer.publish("t", b"after", key="k"), flush=True)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit of the address space")
-def test_want_of_memory_while_a_command_is_made_does_not_wedge_its_partition():
-    done = run_python(WANT_OF_MEMORY)
-    assert done.stdout.split("\n")[:-1] == ["PublishFailed False", "b'OK'"] * 2, done.stderr[-2000:]
 
 
 # Closing
@@ -384,22 +324,6 @@ def test_what_is_compressed_arrives_as_it_was(cluster, lookups, producer_of, con
     bodies = [b"first", BODY, b"small", NOISE, BODY, b"small", BODY * 2, BODY, BODY, BODY]
     assert sorted(body for body, _ in seen) == sorted(bodies)
     assert ("v", "9") in [(headers.get("k"), headers.get("##trace_id")) for _, headers in seen]
-
-
-GO_BODY = b"hello, hello, hello, " * 10
-GO_COMPRESSED = {
-    "1": "1f8b08000000000000ffca48cdc9c9d751184614200000ffff4bc0699cd2000000",
-    "2": "d2011868656c6c6f2c20fe0700fe0700fe07001d07",
-    "3": "7f68656c6c6f2c200700a200b600010700d0656c6c6f2c2068656c6c6f2c20",
-}
-"""What youzan's Go client (fc140f84) makes of that body, by the number of the codec."""
-
-
-@pytest.mark.parametrize("number", GO_COMPRESSED)
-def test_what_the_go_client_compressed_is_read(number):
-    header = b'{"nsq.client.compress":"%s","nsq.msg.size":"%d"}' % (number.encode(), len(GO_BODY))
-    message = Message(1, 1, b"i" * 16, bytes.fromhex(GO_COMPRESSED[number]), ext=header)
-    assert decompressed(message, 1000).body == GO_BODY
 
 
 def test_what_cannot_be_compressed_is_sent_as_it_is(leading, publishing, caplog):

@@ -546,36 +546,6 @@ def test_what_is_tried_again_is_not_overtaken(leading, options, script):
     assert list(dict.fromkeys(log.stored)) == numbers(30)
 
 
-def test_one_command_is_on_its_way_at_a_time(leading):
-    nsqd, sender, _ = leading(stay_mute, coalesce=True)
-    results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
-    nsqd.wait_commands(1)
-    results += [sender.publish_nowait("t", body, key="k") for body in numbers(9)[5:]]
-    results += [sender.publish_nowait("t", b"free") for _ in range(2)]  # they do not wait for those with a key
-    nsqd.wait_commands(2)
-    assert [command.bodies for command in nsqd.commands] == [numbers(5), [b"free"] * 2]
-    nsqd.answer = agree
-    for _ in range(2):
-        nsqd.peers[0].ok()
-    gevent.joinall(results, timeout=WAIT)
-    assert nsqd.commands[2].bodies == numbers(9)[5:]
-
-
-def test_what_waited_leaves_with_what_those_publish_whom_the_reply_wakes(leading):
-    def publish_twice():
-        for body in (b"first", b"second"):
-            sender.publish("t", body, key="k")
-
-    nsqd, sender, _ = leading(stay_mute, coalesce=True)
-    caller = gevent.spawn(publish_twice)
-    nsqd.wait_commands(1)
-    waiting = [sender.publish_nowait("t", body, key="k") for body in numbers(2)]
-    nsqd.answer = agree
-    nsqd.peers[0].ok()
-    gevent.joinall([caller, *waiting], timeout=WAIT, raise_error=True)
-    assert [command.bodies for command in nsqd.commands] == [[b"first"], [*numbers(2), b"second"]]
-
-
 def test_what_waited_for_a_reply_does_not_linger_besides_and_close_sends_the_rest(leading):
     nsqd, sender, _ = leading(stay_mute, linger=10 * WAIT, linger_max_messages=3)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]

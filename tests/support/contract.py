@@ -199,6 +199,7 @@ class AsyncioFace(Face):
 
 
 BODIES = {b"%d" % number for number in range(100)}
+WRONG_TIMES: list[Any] = [-1, float("nan"), "1", b"1", [], True]
 
 
 class Place(NamedTuple):

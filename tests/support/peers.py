@@ -76,7 +76,7 @@ class Peer:
         self.frame(0, b"OK")
 
     def messages(self, *numbers: int, body: bytes = b"body") -> None:
-        self.send(b"".join(message(number, body) for number in numbers))
+        self.send(b"".join(message_frame(number, body) for number in numbers))
 
     def handshake(self, **fields: Any) -> dict[str, Any]:
         """Read the magic and IDENTIFY, answer with ``fields``; what IDENTIFY said."""
@@ -118,8 +118,10 @@ def frame(kind: int, data: bytes) -> bytes:
     return struct.pack(">II", len(data) + 4, kind) + data
 
 
-def message(number: int, body: bytes = b"body") -> bytes:
-    return frame(2, struct.pack(">qH", 1, 1) + b"%016x" % number + body)
+def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> bytes:
+    if isinstance(message_id, int):
+        message_id = b"%016x" % message_id
+    return frame(2, struct.pack(">qH", timestamp, attempts) + message_id + body)
 
 
 class PeerServer:

@@ -17,7 +17,6 @@ from gevent import Timeout
 from gevent.event import Event
 
 from nsq_fast import Producer
-from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import PUBLISHES
 from support.partitions import ScriptedLookup
 from support.peers import Peer, PeerServer
@@ -80,13 +79,12 @@ class EndOfPeer(Exception):
     """Raised by an answer: close the connection now."""
 
 
-class PublishNsqd:
+class PublishNsqd(PeerServer):
     """The server.
 
     Attributes:
         commands: every publish received, in order.
         peers: every connection made so far.
-        listener: the socket that takes new ones.
         answer: what is done with a publish; may be changed.
     """
 
@@ -96,9 +94,7 @@ class PublishNsqd:
         self.commands: list[Command] = []
         self.peers: list[Peer] = []
         self._changed = Event()
-        self._server = PeerServer(self._serve)
-        self.address: Address = self._server.address
-        self.listener = self._server.listener
+        super().__init__(self._answer_all)
 
     def bodies_of(self, partition: int | None) -> list[bytes]:
         """Every message received for a partition, in order."""
@@ -118,13 +114,13 @@ class PublishNsqd:
 
     def stop(self) -> None:
         """Listen no more; end every connection."""
-        self._server.stop()
+        super().stop()
         for peer in self.peers:
             with suppress(OSError):
                 peer.sock.shutdown(2)
             peer.sock.close()
 
-    def _serve(self, peer: Peer) -> None:
+    def _answer_all(self, peer: Peer) -> None:
         peer.handshake(**self.info)
         self.peers.append(peer)
         with suppress(EndOfPeer):

@@ -7,7 +7,6 @@ RDY says, so that a test decides what is in flight.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -16,16 +15,10 @@ from typing import Any
 from gevent import socket
 from gevent.event import Event
 
-from support.peers import Peer, PeerServer, frame
+from support.peers import Peer, PeerServer, frame, message_frame
 from support.waiting import WAIT
 
 ID_LENGTH = 16
-
-
-def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> bytes:
-    if isinstance(message_id, int):
-        message_id = b"%016x" % message_id
-    return frame(2, struct.pack(">qH", timestamp, attempts) + message_id + body)
 
 
 def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what: Callable[[], str]) -> Any:

@@ -28,8 +28,10 @@ from support.waiting import WAIT, block_until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
 EMBEDDED_NSQD = (
-    sys.executable, "-c", "import sys; from nsq_fast.broker.executable import main; sys.exit(main('nsqd', sys.argv[1:]))"
-)  # fmt: skip
+    sys.executable,
+    "-c",
+    "import sys; from nsq_fast.broker.executable import main; sys.exit(main('nsqd', sys.argv[1:]))",
+)
 """`nsq-fast nsqd` without the command line, whose modules take as long to import as the server's."""
 _held: list[socket.socket] = []
 _LISTENING = re.compile(r"(TCP|HTTP|HTTPS): listening on (\S+):(\d+)")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import pytest
 from support.processes import run_python, run_quietly
 
-from nsq_fast.threads import Consumer, Producer
+from nsq_fast.threads import Producer
 
 PROGRAM = """
 import os, sys, time
@@ -24,6 +23,7 @@ if child == 0:
     {publish}
     os._exit(0)
 _, status = os.waitpid(child, 0)
+{publish_again}
 sys.exit(status != 0)
 """
 
@@ -31,6 +31,7 @@ THREADS = PROGRAM.format(
     module="nsq_fast.threads",
     start="producer = Producer(address); producer.start()",
     publish='producer.publish("t", b"of the child")',
+    publish_again='producer.publish("t", b"of the parent")',
 )
 AIO = PROGRAM.format(
     module="nsq_fast.aio",
@@ -40,6 +41,7 @@ AIO = PROGRAM.format(
         async with producer:
             await producer.publish("t", b"of the child")
     asyncio.run(publish())""",
+    publish_again="",
 )
 
 
@@ -128,27 +130,6 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 consumer.close(drain=False)
 """)
-
-
-@pytest.mark.fork
-def test_a_child_of_a_fork_publishes_with_a_thread_of_its_own(nsqd_process: Any) -> None:
-    run_quietly(f"""
-import os
-from nsq_fast.threads import Producer
-producer = Producer({nsqd_process.address!r})
-producer.start()
-producer.publish("t", b"parent")
-child = os.fork()
-if not child:
-    producer.publish("t", b"child")
-    producer.close()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-producer.publish("t", b"parent again")
-producer.close()
-""")
-    with Consumer("t", "c", nsqd_process.address, max_in_flight=3) as consumer:
-        assert sorted(message.body for message in islice(consumer, 3)) == [b"child", b"parent", b"parent again"]
 
 
 @pytest.mark.fork

@@ -298,8 +298,7 @@ def test_the_page_for_people_adds_up_processes_and_reckons_rates_of_the_last_sec
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["wide and light", "narrow and dark"])
 def test_the_page_can_be_read_on_any_screen(browser: Browser, width: int, dark: bool, tmp_path: Path) -> None:
     reports = [ConsumerReport(name * 12 + "/shipping", True, 1, 2, 1_234_567) for name in ("order", "bill-")]
     late = Report(Phase.RUNNING, consumers=[*reports, ConsumerReport("orders/billing", True, 0, 0)])
