@@ -31,7 +31,7 @@ from .results import (
     shown,
     value_of,
 )
-from .scale import explained
+from .runner import explained
 from .suite import figure_in, floor_of, judge, titles
 
 _CLOSED = (

@@ -150,7 +150,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         server_cpu_seconds: None where the server is not of this machine's harness.
         package_ms: CPU time that the import of the package alone took; import_ms: with what the client uses of it.
         first_ms: time from its start to the first message. All three are None where that was not measured.
-        processes, nsqds: how many worked together, see ``scale``.
+        processes, nsqds: how many worked together, see ``runner``.
         together: the share of the time in which all of them were at work.
     """
 

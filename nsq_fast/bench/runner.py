@@ -1,4 +1,5 @@
-"""Run clients in turns on one server, each in a process of its own, and collect their results.
+"""Run clients in turns on one server, each in a process of its own, or many processes of one side by side, and collect
+their results.
 
 What one message costs is counted by a program that a client runs behind: instructions by valgrind, system calls by perf
 or strace.
@@ -14,6 +15,7 @@ its count is right, but a slowed program gathers more in each call than it would
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import select
@@ -23,14 +25,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, counted
 
 from .clients import PROGRAMS, Client
 from .results import (
@@ -42,7 +46,9 @@ from .results import (
     Round,
     Scenario,
     Settings,
+    limit_of,
     loop_ms,
+    value_of,
 )
 from .servers import CHANNEL, Server, Source, create_channel, fill_partitions, fill_topic, wait_until_listed
 from .suite import clients_compared, unsettled
@@ -232,14 +238,14 @@ class Turns:
     def count(self, client: Client, count: int, counter: Counter) -> float | None:
         """What a message costs: the difference between two runs of different length, of a part of ``count``."""
 
-        def counted(many: int, wrap: list[str]) -> int:
+        def run(many: int, wrap: list[str]) -> int:
             with self._topic(many) as job:
                 job["variant"] = client.variant
                 return self._run([*wrap, *client.command], job, COUNTED_SLOWER).messages
 
         with suppress(ClientFailed):
             many = count * counter.share
-            return per_message(counter, counted, self._settings.rounded(many / 2), self._settings.rounded(many))
+            return per_message(counter, run, self._settings.rounded(many / 2), self._settings.rounded(many))
         return None
 
     @contextmanager
@@ -353,6 +359,138 @@ def _lines(process: subprocess.Popen[bytes], patience: float) -> Iterator[bytes]
             return
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
+
+
+# Many processes on many nsqds: what each further process brings, and what ends that
+#
+# It makes a scenario whose clients are so many processes each, with one round: what all of them did together. They run
+# at the same time, each on a topic of its own, over all nsqds. A process counts its messages from the end of its
+# warm-up; the rate is all of them over the time from the first such moment to the last end.
+
+KNEE = 0.9
+"""The knee is the smallest number of processes that reaches this share of the best rate."""
+
+TOGETHER = 0.7
+"""Below this share of the time in which all processes are at work, their rate is said to be understated."""
+
+BOTH_CONCURRENCY = 100
+_TITLES = {"consume": "Consume", "publish": "Publish one at a time", "both": "Publish and consume"}
+
+
+def scale_settings(kind: str, connections: int, size: int, duration: float) -> Settings:
+    """The scenario that each process runs: ``consume``, ``publish`` (one at a time), or ``both`` (there and back)."""
+    common: dict[str, Any] = {"connections": connections, "size": size, "duration": duration, "rounds": 1}
+    if kind == "both":
+        return Settings(kind="roundtrip", concurrency=BOTH_CONCURRENCY, unbuffered=True, **common)
+    return Settings(kind=kind, mode="single" if kind == "publish" else "", **common)
+
+
+def measure_scale(
+    kind: str, settings: Settings, processes: Sequence[int], nsqds: int, client: Client, source: Source, say: Progress
+) -> Scenario:
+    """Measure one kind of work with each number of processes. Raises ClientFailed, ConfigError.
+
+    Args:
+        settings: its connections are those of a process to each nsqd.
+    """
+    results = []
+    with ExitStack() as stack:
+        server = _united([stack.enter_context(source(settings)) for _ in range(nsqds)])
+        say(f"{kind}: how many messages keep one process busy")
+        count = Turns(settings, server).calibrate(client)
+        for many in processes:
+            name = counted(many, "process", "processes")
+            say(f"{kind}: {name}")
+            together = _side_by_side(settings, many, count, client, server)
+            results.append(ClientResult(client=name, rounds=[Round(**together, nsqds=nsqds)]))
+    connections = counted(len(server.nsqds), "connection")
+    title = f"{_TITLES[kind]}: {counted(nsqds, 'nsqd')}, {connections} a process, {settings.size:,} bytes"
+    return Scenario(name=title, settings=settings, server=server.name, clients=results)
+
+
+def _united(servers: Sequence[Server]) -> Server:
+    """Servers as one, which has all their addresses and processes."""
+    return dataclasses.replace(
+        servers[0],
+        nsqds=tuple(chain.from_iterable(each.nsqds for each in servers)),
+        http=tuple(chain.from_iterable(each.http for each in servers)),
+        pids=tuple(chain.from_iterable(each.pids for each in servers)),
+    )
+
+
+def _side_by_side(settings: Settings, processes: int, count: int, client: Client, server: Server) -> dict[str, Any]:
+    """What so many processes did: CPU is that of all, memory and latency those of the worst."""
+    turns = [Turns(settings, _beginning_at(server, number), f"p{number}") for number in range(processes)]
+    with ExitStack() as stack:
+        runs = [stack.enter_context(each.prepared(client, count)) for each in turns]
+        with ThreadPoolExecutor(processes) as pool:
+            futures = [pool.submit(run) for run in runs]
+            rounds = [future.result() for future in futures]
+    busy = [each.server_cpu_seconds / each.seconds for each in rounds if each.server_cpu_seconds is not None]
+    seconds = max(each.ended for each in turns) - min(each.began for each in turns)
+    return {
+        "messages": sum(each.messages for each in rounds),
+        "seconds": seconds,
+        "cpu_seconds": sum(each.cpu_seconds for each in rounds),
+        "server_cpu_seconds": sum(busy) / len(busy) * seconds if busy else None,
+        "peak_kib": max(each.peak_kib for each in rounds),
+        "latency_us": [max(quantiles) for quantiles in zip(*(each.latency_us for each in rounds), strict=True)],
+        "processes": processes,
+        "together": max(0.0, min(each.ended for each in turns) - max(each.began for each in turns)) / seconds,
+    }
+
+
+def _beginning_at(server: Server, number: int) -> Server:
+    """The same, with another address as its first: a producer takes that one."""
+    first = number % len(server.nsqds)
+    return dataclasses.replace(server, nsqds=server.nsqds[first:] + server.nsqds[:first])
+
+
+def knee_of(scenario: Scenario) -> ClientResult:
+    """So many processes that further ones bring little."""
+    rates = [figure.median if (figure := value_of(each, "rate")) else 0.0 for each in scenario.clients]
+    return next(each for each, rate in zip(scenario.clients, rates, strict=True) if rate >= KNEE * max(rates))
+
+
+def explained(scenario: Scenario, cores: int) -> Iterator[str]:
+    """What the scenario says, in sentences."""
+    knee = knee_of(scenario)
+    (work,), (last,) = knee.rounds, scenario.clients[-1].rounds
+    is_last = knee is scenario.clients[-1]
+    more = "and no more were measured" if is_last else f"and up to {last.processes}, more bring less than a tenth"
+    handle = "handles" if work.processes == 1 else "handle"
+    yield f"{knee.client} {handle} {work.messages / work.seconds:,.0f} messages/s, {more}."
+    yield _reason(work, limit_of(knee, cores), cores)
+    for each in (each for result in scenario.clients for each in result.rounds):
+        if each.together < TOGETHER:
+            yield (
+                f"The {each.processes} processes were all at work for {each.together:.0%} of the time only, so that"
+                " their rate is understated: give a longer --duration, or a machine that does nothing else."
+            )
+    cost = value_of(knee, "server_cpu")
+    if cost and cost.median:
+        cores_of = "a core of the nsqd" if work.nsqds == 1 else f"a core of each of the {work.nsqds} nsqds"
+        yield (
+            f"nsqd spends {cost.median:.2f} µs of CPU on a message, so that {cores_of} gives"
+            f" {work.nsqds * 1e6 / cost.median:,.0f} messages/s; "
+            "with several topics at once an nsqd uses more than one core, where there are more."
+        )
+
+
+_REASONS = {
+    "machine": "the machine is the limit",
+    "client": "each process has a core of its own to the full, so that more processes need more cores",
+    "server": "each nsqd has a core to the full",
+    "waiting": "they wait for each other, or for a machine that does something else, too",
+}
+
+
+def _reason(work: Round, limit: str, cores: int) -> str:
+    clients = work.cpu_seconds / work.seconds
+    if work.server_cpu_seconds is None:
+        return f"There the clients use {clients:.1f} of {cores} cores; what the servers use cannot be seen from here."
+    servers = work.server_cpu_seconds / work.seconds
+    return f"There the clients use {clients:.1f} cores, and the servers {servers:.1f}, of {cores}: {_REASONS[limit]}."
 
 
 # What a message costs

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from nsq_fast.bench import report, results, runner, scale
+from nsq_fast.bench import report, results, runner
 from nsq_fast.bench.clients import OURS, Client, available, chosen, names, needed_by
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
@@ -68,7 +68,7 @@ def _setting(kind: str, name: str) -> Any:
         return options.of_config(declared, "--unbuffered/--buffered", default=kind == "roundtrip", show_default=True)
     of_all = options.duration if declared.unit else click.IntRange(int(declared.minimum or 0))
     default = _DEFAULTS.get(name, declared.default)
-    return options.of_config(declared, f"--{name.replace('_', '-')}", type=_TYPES.get(name, of_all), default=default)
+    return options.of_config(declared, type=_TYPES.get(name, of_all), default=default)
 
 
 _OWN_SERVERS = "needs servers of its own: --embedded or --servers"
@@ -296,11 +296,11 @@ def scale_command(
     (client,) = chosen(available(), [OURS])
     run = results.Run(about=results.about({}))
     for kind in kinds or _KINDS:
-        settings = scale.settings_of(kind, connections, size, duration)
-        scenario = scale.measure(kind, settings, sorted(set(processes)), nsqds, client, source, say)
+        settings = runner.scale_settings(kind, connections, size, duration)
+        scenario = runner.measure_scale(kind, settings, sorted(set(processes)), nsqds, client, source, say)
         run.scenarios.append(scenario)
-        _show(scenario, scenario.name, run.about.cores, {scale.knee_of(scenario).client: " (knee)"})
-        for line in scale.explained(scenario, run.about.cores):
+        _show(scenario, scenario.name, run.about.cores, {runner.knee_of(scenario).client: " (knee)"})
+        for line in runner.explained(scenario, run.about.cores):
             click.echo(line)
     if target:
         console.write_file(target, results.as_json(run))

@@ -57,7 +57,7 @@ _NOT_REDESIGNED = (
 
 
 def _flag_name(name: str) -> str:
-    return f"--{SINGULAR.get(name, name)}".replace("_", "-")
+    return options.flag_of(SINGULAR.get(name, name))
 
 
 def _flag(declared: Option, prefix: str, default: Any) -> Any:

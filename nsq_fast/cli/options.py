@@ -48,11 +48,16 @@ class Parameter(NamedTuple):
     value: Callable[[str, Mapping[str, Any]], Any] = lambda name, given: given[name]
 
 
+def flag_of(name: str) -> str:
+    """How an option of this name is given: ``max_in_flight`` as ``--max-in-flight``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def option(*flags: str, cls: type[click.Option] = click.Option, **settings: Any) -> Any:
     """A parameter that is an option of click; its flag is its name where none is given."""
     default = settings.get("default")
     settings = {"show_default": bool(default) and default is not True, **settings}
-    return Parameter(lambda name: [cls([name, *(flags or (f"--{name.replace('_', '-')}",))], **settings)])
+    return Parameter(lambda name: [cls([name, *(flags or (flag_of(name),))], **settings)])
 
 
 def argument(**settings: Any) -> Any:
@@ -81,8 +86,9 @@ def several(*flags: str, help: str, **settings: Any) -> Any:
     return option(*flags, multiple=True, help=help, **settings)
 
 
-def of_config(declared: Option, flag: str, help: str = "", **settings: Any) -> Any:
-    """An option of a command that is declared as one of a config; ``help`` is said besides."""
+def of_config(declared: Option, flag: str = "", help: str = "", **settings: Any) -> Any:
+    """An option of a command that is declared as one of a config, and has its name; ``help`` is said besides."""
+    flag = flag or flag_of(declared.name)
     said = f"{declared.doc[0].upper()}{declared.doc[1:]}.{help}"
     if declared.kind is bool and "/" not in flag:
         flag = f"{flag}/--no-{flag[2:]}"

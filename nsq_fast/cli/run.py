@@ -16,7 +16,7 @@ from nsq_fast.worker.supervisor import Supervisor, check
 
 from . import options
 from .console import say
-from .options import LOOKUPD, NSQD_TCP, argument, flag, option, several
+from .options import LOOKUPD, NSQD_TCP, argument, flag, flag_of, option, several
 
 
 def _of_worker(declared: Option) -> Any:
@@ -25,7 +25,7 @@ def _of_worker(declared: Option) -> Any:
     if not kind and declared.kind is not bool:
         kind = {"metavar": "SECONDS" if declared.unit == "s" else "N" if declared.kind is int else "TEXT"}
     default = "" if declared.default in (None, False) else f"  [default: {declared.default}]"
-    return options.of_config(declared, f"--{declared.name.replace('_', '-')}", default, **kind)
+    return options.of_config(declared, help=default, **kind)
 
 
 _SETTINGS = {
@@ -84,7 +84,7 @@ def command(
 def _given(flags: dict[str, Any], consumer_opt: Sequence[str]) -> Iterator[Given]:
     for name, value in flags.items():
         if value not in (None, ()):
-            yield Given(name, list(value) if isinstance(value, tuple) else value, f"--{name.replace('_', '-')}")
+            yield Given(name, list(value) if isinstance(value, tuple) else value, flag_of(name))
     for text in consumer_opt:
         name, equals, value = text.partition("=")
         if not equals:

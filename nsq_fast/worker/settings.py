@@ -378,18 +378,14 @@ TEXT = "%(asctime)s %(levelname)s [%(process)d] %(name)s %(event)s: %(message)s"
 def write_logs(config: WorkerConfig) -> None:
     """Have all log records written to stderr, as the options say. Repeats are limited of those of nsq_fast only: what
     a program says is its own business."""
-    ours, others = make_handler(config.log_format), make_handler(config.log_format, first=0)
+    text = logging.Formatter(TEXT, defaults={"event": NO_EVENT})
+    formatter = JsonFormatter({"process": os.getpid()}) if config.log_format == "json" else text
+    ours, others = make_handler(), make_handler(first=0)
     ours.addFilter(_is_ours)
     others.addFilter(lambda record: not _is_ours(record))
     for handler in (ours, others):
-        handler.setFormatter(_formatter(config.log_format))
+        handler.setFormatter(formatter)
     logging.basicConfig(handlers=[ours, others], level=config.log_level.upper(), force=True)
-
-
-def _formatter(log_format: str) -> logging.Formatter:
-    if log_format == "json":
-        return JsonFormatter({"process": os.getpid()})
-    return logging.Formatter(TEXT, defaults={"event": NO_EVENT})
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -45,8 +45,17 @@ from nsq_fast.bench.results import (
     value_of,
     verdict_on,
 )
-from nsq_fast.bench.runner import MOST_ROUNDS, Counter, Task, per_message, read_cachegrind, read_calls, run_scenarios
-from nsq_fast.bench.scale import explained, knee_of
+from nsq_fast.bench.runner import (
+    MOST_ROUNDS,
+    Counter,
+    Task,
+    explained,
+    knee_of,
+    per_message,
+    read_cachegrind,
+    read_calls,
+    run_scenarios,
+)
 from nsq_fast.bench.servers import Server
 from nsq_fast.bench.suite import in_turns, is_settled, judge, middle, plans
 from nsq_fast.cli import main
