@@ -302,6 +302,18 @@ async def test_names_that_no_server_answers_keep_no_other_waiting(loop: Any, mon
         ended.set()
 
 
+async def test_a_system_without_threads_fails_a_lookup_alone(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsq_fast.client.loop._start_thread", refuse)
+        with pytest.raises(OSError, match="cannot be resolved: can't start"):
+            await loop.resolve("good.test", 1, WAIT)
+    monkeypatch.setattr("nsq_fast.client.loop.getaddrinfo", lambda *_: [])
+    assert await loop.resolve("good.test", 1, WAIT) == []
+
+
 async def test_who_refuses_is_named(loop: Any, closed_port: int) -> None:
     conn = Connection(Address("127.0.0.1", closed_port), ConnectionConfig(), Owner(loop), loop)
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1: .*refused"):
