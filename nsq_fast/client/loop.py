@@ -402,7 +402,10 @@ class Names:
         """See ``Loop.resolve``."""
         waiters = self._asking.get((host, port))
         if waiters is None:
-            _start_thread(self._ask, (host, port))
+            try:
+                _start_thread(self._ask, (host, port))
+            except RuntimeError as error:  # the system has no more threads: for callers it is as if the resolver failed
+                raise OSError(f"{host} cannot be resolved: {error}") from error
             waiters = self._asking[host, port] = []
         waiter = loop.waiter()
         waiters.append(waiter)

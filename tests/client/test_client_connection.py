@@ -271,6 +271,18 @@ async def test_names_that_no_server_answers_keep_no_other_waiting(loop: Any, mon
         ended.set()
 
 
+async def test_a_system_without_threads_fails_a_lookup_alone(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsq_fast.client.loop._start_thread", refuse)
+        with pytest.raises(OSError, match="cannot be resolved: can't start"):
+            await loop.resolve("good.test", 1, WAIT)
+    monkeypatch.setattr("nsq_fast.client.loop.getaddrinfo", lambda *_: [])
+    assert await loop.resolve("good.test", 1, WAIT) == []
+
+
 async def test_closing_while_it_connects_ends_that(loop: Any, peer: Callable[..., Peer]) -> None:
     conn = Connection(peer(None).address, ConnectionConfig(connect_timeout=WAIT), Owner(loop), loop)
     loop.call_later(0.05, conn.close)
