@@ -7,6 +7,7 @@ them is a restart from what the one before has left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,16 @@ FAULTS = {"before": "raise", "read": "exit"}
 
 
 @pytest.fixture
-def original(tmp_path: Path) -> Iterator[Server]:
-    """A real nsqd where there is one."""
-    folder = tmp_path / "nsqd"
-    folder.mkdir()
-    made = Server.real(folder) if find_server("nsqd") else Server.broker(folder)
-    yield made
-    made.close()
+def originals(tmp_path: Path) -> Iterator[list[Server]]:
+    """Two nsqds, real ones where there are any."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(2):
+            folder = tmp_path / f"nsqd{number}"
+            folder.mkdir()
+            made.append(Server.real(folder) if find_server("nsqd") else Server.broker(folder))
+            stack.callback(made[-1].close)
+        yield made
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def sink_broker() -> Iterator[BrokerProcess]:
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
-    original: Server,
+    originals: list[Server],
     sink_broker: BrokerProcess,
     cluster: ClusterProcess,
     topic: Topic,
@@ -54,6 +58,7 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     tmp_path: Path,
 ) -> None:
     """And tasks of the replayable reader fail. Of what the sink writes, a batch that was killed is there twice."""
+    original = originals[0]
     folders = {"journalled": tmp_path / "journalled", "replayable": tmp_path / "replayable"}
     bodies = {"journalled": original.publish(30_000), "replayable": topic.fill(COUNT)}
     given = spark_journal_program.arguments(original, folders["journalled"], dict.fromkeys(PLACES, "hold"))
@@ -63,12 +68,15 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     given = spark_replay_program.arguments(options, folders["replayable"], points)
     replayable = Program(spark_replay_program.PROGRAM, folders["replayable"], **given)
     sinks = KilledStreams(tmp_path / "sinks", sink_broker, cluster)
-    driver = spark_driver(BESIDE, MASTER, programs=[journalled.given, replayable.given, sinks.program.given])
+    adoption = Adoption(originals[1], tmp_path / "adoption")
+    programs = [journalled, replayable, sinks.program, *adoption.programs]
+    driver = spark_driver(BESIDE, MASTER, programs=[each.given for each in programs])
     driver.start()
     to_come = list(POINTS)
     for number, place in enumerate(PLACES):
         driver.wait_mark(place, marks=journalled.marks)
         held = next_hold(driver, replayable.marks, to_come) if to_come else None
+        adoption.before_kill(driver, number)
         if number == 0:
             for each in sinks.topics:
                 driver.wait_mark(each, marks=sinks.program.marks)
@@ -77,6 +85,7 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
             driver.wait_said("sunk")
         driver.kill_driver()
         processes.kill(journalled.marks.pids(place)[0])
+        adoption.after_kill(number)
         if number == 1:  # the server goes away, too
             original.restart()
             sinks.lose_last_commit()
@@ -93,30 +102,60 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     assert all(replayable.marks.count(f"{name}-reached") == 1 for name in points)
     assert spark_replay_program.check(folders["replayable"], bodies["replayable"]).replays()
     sinks.check()
+    adoption.check()
 
 
-@pytest.mark.slow
-def test_a_new_checkpoint_after_a_killed_driver(
-    original: Server, spark_driver: Callable[..., Driver], tmp_path: Path
-) -> None:
-    """What the killed query had acknowledged is the first batch of another one, which is killed with it in its sink."""
-    bodies = original.publish(6_000)
-    journal = str(tmp_path / "journal")
-    given = spark_journal_program.arguments(original, tmp_path / "old", {"before seal": "hold"}, journal=journal)
-    old = spark_driver(spark_journal_program.PROGRAM, MASTER, **given)
-    old.start()
-    old.wait_mark("before seal")
-    old.kill_driver()
-    processes.kill(old.marks.pids("before seal")[0])
-    folder = tmp_path / "new"
-    given = spark_journal_program.arguments(original, folder, {"in the sink": "hold"}, journal=journal)
-    new = spark_driver(spark_journal_program.PROGRAM, MASTER, **given)
-    new.start()
-    new.wait_mark("in the sink")
-    new.kill_driver()
-    new.start()
-    new.wait()
-    spark_journal_program.check(original, new.marks, bodies, folder, 1)
+# A new checkpoint: what the killed query had acknowledged is the first batch of another one, which is killed, too.
+
+
+WHILE_IT_MAY = f"""
+from support.spark_program import marks
+
+marks().wait("begin")
+if not marks().count("over"):
+    exec({spark_journal_program.PROGRAM!r})
+"""
+
+
+class Adoption:
+    """A query that is killed with the first driver, and another with its journal, killed with the second in its sink.
+
+    Attributes:
+        programs: for the driver, in which they do nothing before their time and after it.
+    """
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self._server, self._folder = server, folder / "new"
+        self._bodies = server.publish(6_000)
+        self.programs = [
+            Program(
+                WHILE_IT_MAY,
+                folder / name,
+                **spark_journal_program.arguments(server, folder / name, places, journal=str(folder / "journal")),
+            )
+            for name, places in (("old", {"before seal": "hold"}), ("new", {"in the sink": "hold"}))
+        ]
+        self._old, self._new = (each.marks for each in self.programs)
+        self._old.reach("begin")
+
+    def before_kill(self, driver: Driver, number: int) -> None:
+        if number == 0:
+            driver.wait_mark("before seal", marks=self._old)
+        elif number == 1:
+            driver.wait_mark("in the sink", marks=self._new)
+        elif number == 2:
+            assert driver.wait_said("left")["count"] == 0
+
+    def after_kill(self, number: int) -> None:
+        if number == 0:
+            processes.kill(self._old.pids("before seal")[0])
+            self._old.reach("over")
+            self._new.reach("begin")
+        elif number == 2:
+            self._new.reach("over")
+
+    def check(self) -> None:
+        spark_journal_program.check(self._server, self._new, self._bodies, self._folder, 1)
 
 
 # What is written into the sink when the driver is killed.

@@ -893,10 +893,6 @@ def test_the_command_needs_no_java(tmp_path: Path) -> None:
 # `nsq-fast trace-report` in the process of the tests, with their session.
 
 
-# Compiling Java for a query costs more than so few rows; the report at size and the demo do it.
-WITHOUT_CODE = [f"--conf=spark.sql.codegen.{name}" for name in ("wholeStage=false", "factoryMode=NO_CODEGEN")]
-
-
 @pytest.fixture
 def report_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command in this process, with the session of all tests: starting one takes longer than so small a report."""
@@ -904,21 +900,16 @@ def report_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return lambda *given: CliRunner().invoke(main, ["trace-report", "--master", LOCAL, *map(str, given)])
 
 
-def test_a_report_on_logs_and_again_on_its_tables(
-    java: None, tmp_path: Path, report_here: Callable[..., Result]
-) -> None:
+def test_a_report_on_logs_and_again_on_its_tables(tmp_path: Path, report_here: Callable[..., Result]) -> None:
+    """In a process of its own, with a Spark of its own: the demo, in test_spark_trace_report."""
     log = trace_logs.good_log()
     planted = trace_logs.plant(log)
     trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
-    small = ("--memory", "512m", "--master", "local[2]", *WITHOUT_CODE)
-    first = run_command("trace-report", tmp_path / "logs", "--tables", tmp_path / "tables", "--json", *small)
-    assert first.returncode == 0, first.stderr
+    first = report_here(tmp_path / "logs", "--tables", tmp_path / "tables", "--json")
+    assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
-    assert (found["lost"], found["duplicates"], found["violations"]) == (
-        len(planted.lost),
-        len(planted.duplicates),
-        len(planted.violations),
-    )
+    for kind in ("lost", "duplicates", "violations"):
+        assert found[kind] == len(getattr(planted, kind)), kind
     again = report_here("--tables", tmp_path / "tables", "--html", tmp_path / "report.html")
     assert again.exit_code == 0, again.output
     assert f"{len(planted.lost):,} │ published, never finished" in again.output
@@ -926,12 +917,13 @@ def test_a_report_on_logs_and_again_on_its_tables(
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [(["--memory", "much"], "JAVA_GATEWAY_EXITED"), (["--master", "nowhere"], "JAVA_GATEWAY_EXITED")]
+    "given", [["--memory", "much"], ["--conf", "spark.driver.memory=much"], ["--master", "nowhere"]], ids="".join
 )
-def test_a_spark_that_does_not_start_is_no_traceback(java: None, tmp_path: Path, given: list[str], says: str) -> None:
+def test_a_spark_that_does_not_start_is_no_traceback(java: None, tmp_path: Path, given: list[str]) -> None:
+    """So what is given reaches it."""
     done = run_command("trace-report", logged(tmp_path, [json.dumps(PUBLISH)]), "--json", *given)
     assert done.returncode == 1
-    assert says in done.stderr.splitlines()[-1]
+    assert "JAVA_GATEWAY_EXITED" in done.stderr.splitlines()[-1]
     assert done.stderr.splitlines()[-1].startswith("Error: Spark: ")
     assert "Traceback" not in done.stderr
 

@@ -302,7 +302,7 @@ def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: P
     arguments = ["--records", "40000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
     command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
     given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
-    env = {**os.environ, **quick_environment(), **given}
+    env = {**os.environ, **quick_environment(is_small=False), **given}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "figures.json").read_text())["found"]

@@ -35,6 +35,8 @@ LOCAL = "local[2]"
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+
 
 def java_options(level: str = "error") -> str:
     """Options of every JVM: what it logs, and how little it does at its start."""
@@ -50,10 +52,17 @@ def quick_start() -> str:
     return f"{options} -XX:SharedArchiveFile={archive()} -Xlog:disable" if archive().exists() else options
 
 
-def quick_environment() -> dict[str, str]:
-    """The same for every Spark that a process starts, as programs of the documentation do without any options."""
+def quick_environment(*, is_small: bool = True) -> dict[str, str]:
+    """The same for every Spark that a process starts, as programs of the documentation do without any options.
+
+    Args:
+        is_small: whether settings that a program leaves out are those of the tests, or Spark's own.
+    """
     place = {"SPARK_HOME": str(home())} if home().exists() else {}
-    return {"JDK_JAVA_OPTIONS": quick_start(), **place}
+    # Not a file of settings: with one in a folder of its class path a JVM takes no archive of classes.
+    conf = " ".join(f"--conf {name}={value}" for name, value in SMALL.items())
+    small = {"PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"} if is_small else {}
+    return {"JDK_JAVA_OPTIONS": quick_start(), **place, **small}
 
 
 def archive() -> Path:
@@ -65,13 +74,28 @@ def home() -> Path:
     return ROOT / ".pytest_cache" / f"spark-{version('pyspark')}"
 
 
+SMALL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",  # of Spark's own 200 each is a task, and a state store, of each micro-batch
+    # What each operation on a column would ask the JVM, to name a line of the program in an error.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Compiling Java for a query costs more than these few rows; the benchmark and the report at size do it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.default.parallelism": "2",
+}
+"""Of every Spark of the tests; of programs, where they do not say otherwise."""
+
+
 def spark_settings(master: str, folder: Path) -> dict[str, str]:
     """The configuration of a session: its files go below ``folder``."""
     settings = {
+        **SMALL,
         "spark.master": master,
         "spark.app.name": "nsq_fast tests",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
@@ -79,15 +103,6 @@ def spark_settings(master: str, folder: Path) -> dict[str, str]:
         "spark.local.dir": str(folder / "local"),
         "spark.port.maxRetries": "0",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        # What each operation on a column would ask the JVM, to name a line of the program in an error.
-        "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # Compiling Java for a query costs more than these few rows; programs of the pages and commands do it.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.default.parallelism": "2",
     }
     return settings if master.startswith("local[") else {**settings, **_executor_settings()}
 
@@ -253,7 +268,7 @@ class Driver:
 
     def executors(self) -> list[int]:
         """The JVMs of the executors of a local cluster."""
-        return [each.pid for each in self._living() if "CoarseGrainedExecutorBackend" in each.command]
+        return [each.pid for each in self._living() if _EXECUTOR in each.command]
 
     def workers(self) -> list[int]:
         return [each.pid for each in self._living() if "pyspark.daemon" in each.command]
@@ -280,6 +295,14 @@ class Driver:
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._runs}{os.extsep}txt"
+
+
+def executor_of(worker: int) -> int:
+    """The executor whose Python daemon forked a worker."""
+    living = {each.pid: each for each in processes.of_session(os.getsid(worker))}
+    while _EXECUTOR not in living[worker].command:
+        worker = living[worker].parent
+    return worker
 
 
 # Daemons of Spark as child processes: a standalone master with its workers, and a Spark Connect server.
