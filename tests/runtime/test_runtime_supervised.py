@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import inspect
 import logging
@@ -17,8 +18,10 @@ import gevent
 import pytest
 from gevent import subprocess
 from gevent.event import Event
+from support.compiled import parsed
 from support.waiting import WAIT, until
 
+import nsq_fast
 from nsq_fast import ColumnProducer, ColumnSubscription, ConfigDocument, Consumer, Message, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.client.admin import LookupPoller
@@ -31,6 +34,11 @@ from nsq_fast.errors import InternalError, LookupFailed, WrongThread
 # The loops are found by reflection: a loop that is added, and is not at work in the scenario below, fails this file.
 
 
+PACKAGE = Path(nsq_fast.__file__).parent
+FACES = ["bridge.py", "columns.py", "consumer.py", "producer.py"]
+SOURCES = [path for path in sorted((PACKAGE / "client").glob("*.py")) if path.name != "greenlets.py"]
+SOURCES += [PACKAGE / name for name in FACES]
+
 KEPT = ["worker", "nsq_fast subscriber", "topics", "nsq_fast lookup"]
 """In the names of all that runs for as long as its owner does, but for config: what a config source raises, whatever it
 is, is told by its keeper, and never gets to the supervisor (tests/runtime/test_runtime_config_source.py)."""
@@ -38,6 +46,22 @@ is, is told by its keeper, and never gets to the supervisor (tests/runtime/test_
 
 class Injected(Exception):
     """The fault that the tests inject."""
+
+
+def calls_of(name: str) -> Iterator[tuple[Path, ast.Call]]:
+    """Every call of a function or method ``name`` in client/ and in the faces on gevent."""
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call):
+                function = node.func
+                called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+                if called == name:
+                    yield path, node
+
+
+@pytest.mark.parametrize("maker", ["Greenlet", "spawn", "spawn_later", "spawn_raw"])
+def test_no_greenlet_is_made_without_supervision(maker: str) -> None:
+    assert [f"{path.name}:{call.lineno}" for path, call in calls_of(maker)] == []
 
 
 class Told:

@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 CHANNEL, PROBE_CHANNEL = "ch", "probe"
 ACCESS = {"publish": WRITE, "consume": READ}
 KILLS = {NAMES[fault] for fault in (restart_fast, kill_a_leader, too_few_replicas)}
-UNWRITTEN = 5.0
-"""Seconds before a kill in which what was answered OK may not have been written."""
+UNWRITTEN = 15.0
+"""Seconds before a kill in which what was answered OK may not have been written: up to 7, where 35 processes want two
+processors."""
 
 SLACK = 2.0
 """Seconds in which a client may find out that it can go on."""
