@@ -440,7 +440,7 @@ def _publish_gathered(topic: Topic) -> None:
     refused = None
     try:
         topic.put_many(bodies)
-        nsqd.error = None
+        nsqd.stored()
     except (Exiting, OSError) as error:
         refused = _refused(nsqd, "PUB", error)
     for conn, own in gathered:
@@ -553,13 +553,13 @@ def _publish(
         put(bodies)
     except (Exiting, OSError) as error:
         raise _refused(conn.nsqd, name, error) from error
-    conn.nsqd.error = None
+    conn.nsqd.stored()
     conn.count_published(topic.name, len(bodies))
 
 
 def _refused(nsqd: Nsqd, name: str, error: Exception) -> FatalError:
     if isinstance(error, OSError):
-        nsqd.error = error
+        nsqd.refused(error)
     return FatalError(f"E_{name}_FAILED", f"{name} failed {error}")
 
 

@@ -107,6 +107,8 @@ class Nsqd(Host):
             f" {options.sync_timeout:g} s",
             f"writing to {path} succeeds again",
         )
+        # Apart from the other: a checkpoint may be written where a message has no room.
+        self._publishing = Trouble(logger, "publishes are refused: %s", "publishes are taken again")
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -274,6 +276,16 @@ class Nsqd(Host):
         else:
             self.error = None
             self._writing.succeeded()
+
+    def refused(self, error: OSError) -> None:
+        """What was to be published could not be written."""
+        self.error = error
+        self._publishing.failed(error)
+
+    def stored(self) -> None:
+        """Something was published."""
+        self.error = None
+        self._publishing.succeeded()
 
     def waits_for_disk(self, topic: Topic, count: int) -> bool:
         """Whether it may take some time to publish so many messages to a topic."""

@@ -204,9 +204,9 @@ class NsqdRoutes(HostRoutes):
         try:
             put()
         except OSError as error:
-            self._nsqd.error = error
+            self._nsqd.refused(error)
             raise request.refuse(503, "EXITING") from error
-        self._nsqd.error = None
+        self._nsqd.stored()
         return "OK"
 
     def _create_topic(self, request: Request) -> None:

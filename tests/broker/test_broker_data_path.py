@@ -252,7 +252,7 @@ def test_a_data_path_that_cannot_be_written_is_refused(make: Callable[..., Serve
 
 
 def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
-    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = WireClient(server.tcp_address)
     client.publish("t", b"1")
@@ -265,6 +265,8 @@ def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
     assert server.nsqd.error is not None
     WireClient(server.tcp_address).publish("t", b"3")
     assert consume(subscribe(server), 2) == [1, 3]
+    told = [record.getMessage() for record in caplog.records if "publishes" in record.getMessage()]
+    assert told == ["publishes are refused: [Errno 28] No space left on device", "publishes are taken again"]
 
 
 @pytest.mark.parametrize(("sync_every", "expected"), [(1, 5), (3, 1), (2500, 0)])
@@ -683,7 +685,8 @@ def test_a_full_disk_is_said_once_and_what_could_not_be_written_is_written_later
         until(lambda: server.nsqd.error is None)
         until(lambda: b'"u"' in (tmp_path / "nsqd.dat").read_bytes())
         server.kill()
-    assert len([error for error in count_errors(caplog) if "No space" in error]) == 1
+    told = [error.partition(":")[0] for error in count_errors(caplog) if "No space" in error]
+    assert sorted(told) == [f"failed to write to {tmp_path}", "publishes are refused"]
     with in_nsqd(tmp_path) as nsqd:
         assert set(nsqd.topics["u"].channels) == {"d"}
 
