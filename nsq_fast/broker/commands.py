@@ -603,21 +603,18 @@ def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     return end
 
 
+OF_BOTH_DIALECTS: dict[bytes, Handler] = {
+    b"IDENTIFY": identify,
+    b"AUTH": auth,
+    b"RDY": rdy,
+    b"FIN": fin,
+    b"REQ": req,
+    b"TOUCH": touch,
+    b"CLS": cls,
+    b"NOP": nop,
+}
 COMMANDS = CommandSet(
-    {
-        b"IDENTIFY": identify,
-        b"AUTH": auth,
-        b"SUB": sub,
-        b"RDY": rdy,
-        b"FIN": fin,
-        b"REQ": req,
-        b"TOUCH": touch,
-        b"CLS": cls,
-        b"NOP": nop,
-        b"PUB": pub,
-        b"MPUB": mpub,
-        b"DPUB": dpub,
-    },
+    {**OF_BOTH_DIALECTS, b"SUB": sub, b"PUB": pub, b"MPUB": mpub, b"DPUB": dpub},
     show=lambda params: text(params[0]),
     max_line=16 * 1024,
     has_binary_ids=False,

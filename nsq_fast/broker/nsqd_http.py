@@ -11,7 +11,7 @@ import msgspec
 from nsq_fast.broker.channel import Channel
 from nsq_fast.broker.http import Reply, Request, Router, style_text, style_v1
 from nsq_fast.broker.nsqd import Host, Nsqd
-from nsq_fast.broker.stats import memory_stats, producer_stats, render_text, topic_stats
+from nsq_fast.broker.stats import memory_stats, producer_stats, text_lines, topic_stats
 from nsq_fast.broker.topic import Topic
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
@@ -164,7 +164,8 @@ class NsqdRoutes(HostRoutes):
         producers = producer_stats(self._nsqd, topic) if include_clients and topics is not None else None
         memory = memory_stats() if include_memory else None
         if request.get("format") != "json":
-            return render_text(self._nsqd, topics or [], producers or [], memory, self.health())
+            lines = text_lines(self._nsqd, topics or [], producers or [], memory, self.health())
+            return "".join(f"{line}\n" for line in lines)
         return {
             **self.vitals(),
             "topics": topics,

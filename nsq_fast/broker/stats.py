@@ -54,16 +54,6 @@ def memory_stats() -> dict[str, int]:
     }
 
 
-def render_text(
-    nsqd: Nsqd,
-    topics: list[dict[str, Any]],
-    producers: list[dict[str, Any]],
-    memory: dict[str, int] | None,
-    health: str,
-) -> str:
-    return "\n".join(_lines(nsqd, topics, producers, memory, health)) + "\n"
-
-
 def _topic(topic: Topic, channel: str, include_clients: bool, only_topic: str) -> dict[str, Any]:
     channels = [topic.channels[channel]] if channel else sorted(topic.channels.values(), key=lambda item: item.name)
     return {
@@ -102,7 +92,7 @@ def _of_topic(client: dict[str, Any], topic: str) -> dict[str, Any]:
     return {**client, "pub_counts": counts} if counts else client
 
 
-def _lines(
+def text_lines(
     nsqd: Nsqd,
     topics: list[dict[str, Any]],
     producers: list[dict[str, Any]],

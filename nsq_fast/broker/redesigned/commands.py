@@ -13,22 +13,15 @@ from nsq_fast.broker.auth import require_permission
 from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.commands import (
     INCOMPLETE,
+    OF_BOTH_DIALECTS,
     CommandSet,
     Dialect,
     Handler,
-    auth,
     checked_size,
-    cls,
-    fin,
     has,
-    identify,
     mpub_count,
-    nop,
-    rdy,
     read_bodies,
-    req,
     sub_names,
-    touch,
 )
 from nsq_fast.broker.connection import OK, RESPONSE, Connection, frame
 from nsq_fast.broker.go import as_int64, decode_json_header, parse_integer, quote, text
@@ -565,17 +558,10 @@ def _show_words(params: list[bytes]) -> str:
 
 COMMANDS = CommandSet(
     {
-        b"IDENTIFY": identify,
-        b"AUTH": auth,
+        **OF_BOTH_DIALECTS,
         b"SUB": _subscribing(),
         b"SUB_ADVANCED": _subscribing(detail=True, has_start=True),
         b"SUB_ORDERED": _subscribing(detail=True, ordered=True),
-        b"RDY": rdy,
-        b"FIN": fin,
-        b"REQ": req,
-        b"TOUCH": touch,
-        b"CLS": cls,
-        b"NOP": nop,
         b"INTERNAL_CREATE_TOPIC": internal_create_topic,
         **PUBLISHING,
     },
