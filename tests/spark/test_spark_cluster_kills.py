@@ -18,7 +18,7 @@ import pytest
 from support import processes, spark_journal_program, spark_replay_program
 from support.journal import Server
 from support.s3 import BUCKET, CREDENTIALS, REGION
-from support.spark import BESIDE, Driver, Program, executor_of
+from support.spark import BESIDE, Driver, Program
 from support.spark_journal_program import PROGRAM, arguments
 from support.spark_ledger import Delivered
 from support.spark_marks import poll
@@ -138,7 +138,7 @@ def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     # An executor, under a task that has not begun to read.
     assert next_hold(driver, replayable.marks, ["before"])
     assert len(driver.executors()) == 2
-    processes.kill(executor_of(replayable.marks.pids("before-reached")[0]))
+    processes.kill(executor_of(driver, replayable.marks.pids("before-reached")[0]))
     replayable.marks.release("before")
 
     # The driver alone: its executors outlive it a little, and what they do then must not matter.
@@ -183,6 +183,15 @@ def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     assert all(replayable.marks.count(f"{name}-reached") == 1 for name in points)
     assert spark_replay_program.check(replayed, bodies_replayed).replays()
     zombie.check()
+
+
+def executor_of(driver: Driver, worker: int) -> int:
+    """The executor whose Python daemon forked a worker."""
+    executors = driver.executors()
+    parents = {process.pid: process.parent for process in processes.of_session(os.getsid(worker))}
+    while worker not in executors:
+        worker = parents[worker]
+    return worker
 
 
 def check_no_secrets(files: Iterable[bytes]) -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support import processes, spark_journal_program, spark_replay_program
-from support.journal import Server
-from support.spark import BESIDE, LOCAL, ROOT, Driver, Program, executor_of, spark_environment
-from support.spark_journal_program import FAILURES, IN_TWO, PROGRAM
+from support import spark_replay_program
+from support.spark import LOCAL, ROOT, Driver, spark_environment
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT
 from support.spark_replay import Topic
@@ -158,44 +156,30 @@ def test_the_program_of_the_page_reads_through_spark_connect(connect_server: Con
 
 @pytest.mark.slow
 @pytest.mark.kill
-@pytest.mark.parametrize("server", ["real"], indirect=True)
-def test_two_attempts_at_a_task_and_tasks_that_fail_lose_and_double_nothing(
-    standalone: Any, spark_driver: Drivers, server: Server, topic: Topic, tmp_path: Path
+def test_two_attempts_at_one_task_of_the_replayable_reader(
+    standalone: Any, spark_driver: Drivers, topic: Topic, tmp_path: Path
 ) -> None:
-    """On two hosts, as Spark speculates on another one only: two attempts at a task of each reader.
-
-    Those of the journalled one fail, too, and an executor is killed under one. Queries whose drivers die: see the files
-    of kills.
-    """
+    """On two hosts. Queries whose processes die: see the other files of kills, and test_spark_task_faults."""
+    bodies = topic.fill(spark_replay_program.COUNT)
     speculative = {
         "spark.speculation": "true",
         "spark.speculation.interval": "50ms",
         "spark.speculation.multiplier": "1.0",
         "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "50ms",
-        "spark.task.maxFailures": "8",
     }
-    bodies, replayed = server.publish(40_000), topic.fill(spark_replay_program.COUNT)
-    places = {**FAILURES, "before claim 1": "exit", "after finish 1": "hold"}
-    folder = tmp_path / "journalled"
-    journalled = Program(PROGRAM, folder, **spark_journal_program.arguments(server, folder, places, **IN_TWO))
     options = {**topic.options, "maxOffsetsPerTrigger": str(spark_replay_program.BATCH)}
-    given = spark_replay_program.arguments(options, tmp_path / "replayable", {"reading": "hold"})
-    replayable = Program(spark_replay_program.PROGRAM, tmp_path / "replayable", **given)
-    programs = [journalled.given, replayable.given]
-    driver = spark_driver(BESIDE, standalone.url, speculative, programs=programs)
+    given = spark_replay_program.arguments(options, tmp_path, {"reading": "hold"})
+    driver = spark_driver(spark_replay_program.PROGRAM, standalone.url, speculative, **given)
     driver.start()
-    driver.wait_mark("after finish 1", marks=journalled.marks)
-    processes.kill(executor_of(journalled.marks.pids("after finish 1")[0]))
-    journalled.marks.release("after finish 1 go")
-    driver.wait_mark("reading", marks=replayable.marks)
+    driver.wait_mark("reading")
     batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow
     driver.wait_said("batch", batches)  # the other attempt has done it, while the first still held its channel
-    replayable.marks.release("reading")
+    driver.marks.release("reading")
     driver.wait()
-    attempts = replayable.marks.details("attempt")
+    attempts = driver.marks.details("attempt")
     assert len(attempts) > len(set(attempts))
-    spark_replay_program.check(tmp_path / "replayable", replayed)
-    assert driver.said("left")[0]["count"] == 0
-    assert all(journalled.marks.count(place) == 1 for place in places)
-    spark_journal_program.check(server, journalled.marks, bodies, folder, 0)
+    spark_replay_program.check(tmp_path, bodies)
+
+
+# The deployments themselves: tasks are tried again, remote clients are served

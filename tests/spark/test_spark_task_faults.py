@@ -1,21 +1,22 @@
 """Tasks and workers of queries die wherever it could hurt, and are tried again; leaders move and die meanwhile.
 
 What needs no cluster runs in one driver, side by side, so that it is started once: the journalled reader, the
-replayable one, and the sink. On a cluster: see test_spark_deployments. Drivers that are killed:
-test_spark_driver_kills and test_spark_cluster_kills.
+replayable one, and the sink. Drivers that are killed: see test_spark_driver_kills and test_spark_cluster_kills.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support import spark_journal_program, spark_replay_program
 from support.journal import Server
-from support.spark import BESIDE, Driver, Program
-from support.spark_journal_program import FAILURES, IN_TWO, PROGRAM
+from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
+from support.spark_journal_program import PROGRAM
 from support.spark_ledger import Delivered, account
 from support.spark_publisher import Publisher
 from support.spark_replay import Topic
@@ -27,6 +28,8 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 Drivers = Callable[..., Driver]
 LOCAL = "local[4,8]"
 """With room for the tasks of three queries; tasks are tried again."""
+PLACES = {"before claim 0": "raise", "after claim 1": "raise", "after claim 2": "exit", "before seal": "exit"}
+JOURNALLED = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
 
 RETRYING = """
 import os
@@ -122,7 +125,7 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
 ) -> None:
     """Tasks of the journalled reader and of the sink fail; those of the replayable one do not, whatever leaders do."""
     bodies = server.publish(40_000)
-    given = spark_journal_program.arguments(server, tmp_path / "journalled", FAILURES, **IN_TWO)
+    given = spark_journal_program.arguments(server, tmp_path / "journalled", PLACES, **JOURNALLED)
     journalled = Program(PROGRAM, tmp_path / "journalled", **given)
     options = {**topic.options, "maxOffsetsPerTrigger": "1000"}
     given = spark_replay_program.arguments(options, tmp_path / "replayable", {}, forever=True)
@@ -144,7 +147,7 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     replayable.marks.reach("end")
     driver.wait()
     assert driver.said("left")[0]["count"] == 0
-    assert all(journalled.marks.count(place) == 1 for place in FAILURES)
+    assert all(journalled.marks.count(place) == 1 for place in PLACES)
     spark_journal_program.check(server, journalled.marks, bodies, tmp_path / "journalled", 0)
     attempts = replayable.marks.details("attempt")
     assert len(attempts) == len(set(attempts))
@@ -163,3 +166,24 @@ def trouble(cluster: ClusterProcess, topic: Topic, number: int) -> None:
     node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(partition)["tcp_port"])
     cluster.kill_node(node)
     cluster.restart_node(node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["real"], indirect=True)
+def test_tasks_of_a_cluster_that_fail_lose_and_double_nothing(
+    server: Server, spark_driver: Drivers, tmp_path: Path
+) -> None:
+    """And one of its executors is killed."""
+    bodies = server.publish(40_000)
+    places = {**PLACES, "before claim 1": "exit", "after finish 1": "hold"}
+    settings = {"spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.quantile": "0.5"}
+    given = spark_journal_program.arguments(server, tmp_path, places, **JOURNALLED)
+    driver = spark_driver(PROGRAM, LOCAL_CLUSTER, {**settings, "spark.task.maxFailures": "8"}, **given)
+    driver.start()
+    driver.wait_mark("after finish 1")
+    os.kill(driver.executors()[0], signal.SIGKILL)
+    driver.marks.release("after finish 1 go")
+    driver.wait()
+    assert driver.said("left")[0]["count"] == 0
+    assert all(driver.marks.count(place) == 1 for place in places)
+    spark_journal_program.check(server, driver.marks, bodies, tmp_path, 0)

@@ -35,8 +35,6 @@ LOCAL = "local[2]"
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
-_EXECUTOR = "CoarseGrainedExecutorBackend"
-
 
 def java_options(level: str = "error") -> str:
     """Options of every JVM: what it logs, and how little it does at its start."""
@@ -268,7 +266,7 @@ class Driver:
 
     def executors(self) -> list[int]:
         """The JVMs of the executors of a local cluster."""
-        return [each.pid for each in self._living() if _EXECUTOR in each.command]
+        return [each.pid for each in self._living() if "CoarseGrainedExecutorBackend" in each.command]
 
     def workers(self) -> list[int]:
         return [each.pid for each in self._living() if "pyspark.daemon" in each.command]
@@ -295,14 +293,6 @@ class Driver:
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._runs}{os.extsep}txt"
-
-
-def executor_of(worker: int) -> int:
-    """The executor whose Python daemon forked a worker."""
-    living = {each.pid: each for each in processes.of_session(os.getsid(worker))}
-    while _EXECUTOR not in living[worker].command:
-        worker = living[worker].parent
-    return worker
 
 
 # Daemons of Spark as child processes: a standalone master with its workers, and a Spark Connect server.

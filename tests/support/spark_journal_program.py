@@ -12,11 +12,6 @@ from .journal import CHANNEL, TOPIC, Server
 from .spark_ledger import Delivered, account
 from .spark_marks import Marks
 
-FAILURES = {"before claim 0": "raise", "after claim 1": "raise", "after claim 2": "exit", "before seal": "exit"}
-"""Places at which tasks fail."""
-IN_TWO = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
-"""Options with which a batch is two tasks."""
-
 PROGRAM = """
 import os, time
 from pyspark import TaskContext

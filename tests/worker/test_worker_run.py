@@ -471,6 +471,8 @@ REGISTRY.register(Failing())
     worker = run(program + HANDLER).ready()
     assert worker.probed("/healthz")["ok"]
     assert worker.asked("/metrics")[0] == 200
+    until(lambda: "the database is away" in worker.log())
+    worker.asked("/metrics")
     assert worker.log().count("the database is away") == 1
 
 
