@@ -192,6 +192,22 @@ class BackendQueue:
         return ranges
 
 
+Run = tuple[int, int, "Message | None"]
+"""Records: the first, the one after the last, and None, of such as were never delivered nor deferred; or a single one
+that was, with its message."""
+
+
+def add_to_runs(runs: deque[Run], message: Message) -> None:
+    """Add the record of a message behind those that there are: nearly all follow each other."""
+    number = message.sequence
+    if message.attempts or message.due:
+        runs.append((number, number + 1, message))
+    elif runs and runs[-1][1] == number and runs[-1][2] is None:
+        runs[-1] = (runs[-1][0], number + 1, None)
+    else:
+        runs.append((number, number + 1, None))
+
+
 class MemoryRuns:
     """Which records a queue in memory has, for checkpoints: what has come and gone is added up, nothing else is walked.
 
@@ -200,13 +216,12 @@ class MemoryRuns:
     """
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[int, int, Message | None]] = deque()
+        self._runs: deque[Run] = deque()
         self._count = 0
         self._last: tuple[Message | None, int] = None, 0
 
-    def of(self, memory: deque[Message]) -> Iterable[tuple[int, int, Message | None]]:
-        """The records of ``memory``, in its order: ranges of (first, one after the last, None) of those that were never
-        delivered nor deferred; each other one with its message."""
+    def of(self, memory: deque[Message]) -> Iterable[Run]:
+        """The records of ``memory``, in its order."""
         last, attempts = self._last
         new = []
         for message in reversed(memory):
@@ -218,7 +233,7 @@ class MemoryRuns:
             self._count = 0
         self._leave_out(self._count + len(new) - len(memory))
         for message in reversed(new):
-            self._add(message)
+            add_to_runs(self._runs, message)
         self._count = len(memory)
         self._last = (memory[-1], memory[-1].attempts) if memory else (None, 0)
         return self._runs
@@ -229,15 +244,6 @@ class MemoryRuns:
             if end - first > count:
                 self._runs.appendleft((first + count, end, message))
             count -= end - first
-
-    def _add(self, message: Message) -> None:
-        number, runs = message.sequence, self._runs
-        if message.attempts or message.due:
-            runs.append((number, number + 1, message))
-        elif runs and runs[-1][1] == number and runs[-1][2] is None:
-            runs[-1] = (runs[-1][0], number + 1, None)
-        else:
-            runs.append((number, number + 1, None))
 
 
 _REFILL = 2000

@@ -43,13 +43,27 @@ class Host(ABC):
         clients: every TCP connection.
         started_at: seconds since the epoch.
         error: the last error of the disk, until a write succeeds again.
+
+    Args:
+        publishing: what the log says when publishes cannot be written, and when they can again.
     """
 
-    def __init__(self, options: NsqdOptions) -> None:
+    def __init__(self, options: NsqdOptions, publishing: Trouble) -> None:
         self.options: NsqdOptions = options
         self.clients: set[Any] = set()
         self.started_at: float = time.time()
         self.error: Exception | None = None
+        self._publishing = publishing
+
+    def refused(self, error: OSError) -> None:
+        """What was to be published could not be written."""
+        self.error = error
+        self._publishing.failed(error)
+
+    def stored(self) -> None:
+        """Something was published."""
+        self.error = None
+        self._publishing.succeeded()
 
     @abstractmethod
     def start(self) -> None:
@@ -90,7 +104,8 @@ class Nsqd(Host):
     """
 
     def __init__(self, options: NsqdOptions) -> None:
-        super().__init__(options)
+        # Apart from ``_writing``: a checkpoint may be written where a message has no room.
+        super().__init__(options, Trouble(logger, "publishes are refused: %s", "publishes are taken again"))
         self.topics: dict[str, Topic] = {}
         self.lookup_channels: Callable[[str], list[str]] | None = None
         self._store: Store | None = None
@@ -107,8 +122,6 @@ class Nsqd(Host):
             f" {options.sync_timeout:g} s",
             f"writing to {path} succeeds again",
         )
-        # Apart from the other: a checkpoint may be written where a message has no room.
-        self._publishing = Trouble(logger, "publishes are refused: %s", "publishes are taken again")
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -271,21 +284,11 @@ class Nsqd(Host):
         try:
             yield
         except OSError as error:
-            self.error: OSError | None = error
+            self.error = error
             self._writing.failed(error)
         else:
             self.error = None
             self._writing.succeeded()
-
-    def refused(self, error: OSError) -> None:
-        """What was to be published could not be written."""
-        self.error = error
-        self._publishing.failed(error)
-
-    def stored(self) -> None:
-        """Something was published."""
-        self.error = None
-        self._publishing.succeeded()
 
     def waits_for_disk(self, topic: Topic, count: int) -> bool:
         """Whether it may take some time to publish so many messages to a topic."""

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsq_fast.broker.channel import Channel, MemoryRuns, joined
+from nsq_fast.broker.channel import Channel, add_to_runs, joined
 from nsq_fast.broker.journal import Journal, read_all, read_file, read_json, read_patiently, replace_file, write_json
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
@@ -137,11 +137,12 @@ def decode_kept(content: bytes) -> dict[int, bytes]:
 
 def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
     unread = channel.backend.unread()
-    others = itertools.chain(channel.besides_memory(), channel.messages_in_flight())
     # The loop stands still meanwhile: of a million that wait in memory, only what has come and gone is walked.
-    runs = [*channel.runs.of(channel.memory), *MemoryRuns().of(deque(others))]
-    fresh = [(first, stop) for first, stop, message in runs if message is None]
-    tried = [(first, message.attempts, message.due) for first, _, message in runs if message is not None]
+    runs = deque(channel.runs.of(channel.memory))
+    for message in itertools.chain(channel.besides_memory(), channel.messages_in_flight()):
+        add_to_runs(runs, message)
+    fresh = [(first, stop) for first, stop, one in runs if one is None]
+    tried = [(first, one.attempts, one.due) for first, _, one in runs if one is not None]
     next = unread.pop()[0] if unread and unread[-1][1] == end else end
     return ChannelCheckpoint(next, joined([*fresh, *unread]), tried)
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support import processes, spark_journal_program, spark_replay_program
-from support.journal import Server
+from support.journal import Server, several_servers
 from support.s3 import BUCKET, CREDENTIALS, REGION
 from support.spark import BESIDE, Driver, Program
 from support.spark_journal_program import PROGRAM, arguments
@@ -67,13 +66,7 @@ query.stop()
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[Server]]:
     """One for each query with a journal."""
-    with ExitStack() as stack:
-        made = []
-        for number in range(3):
-            folder = tmp_path / f"nsqd{number}"
-            folder.mkdir()
-            made.append(Server.broker(folder))
-            stack.callback(made[-1].close)
+    with several_servers(3, tmp_path, Server.broker) as made:
         yield made
 
 

@@ -7,12 +7,11 @@ them is a restart from what the one before has left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support import processes, spark_journal_program, spark_replay_program
-from support.journal import Server
+from support.journal import Server, several_servers
 from support.servers import find_server
 from support.spark import BESIDE, Driver, Program
 from support.spark_ledger import account
@@ -32,13 +31,7 @@ FAULTS = {"before": "raise", "read": "exit"}
 @pytest.fixture
 def originals(tmp_path: Path) -> Iterator[list[Server]]:
     """Two nsqds, real ones where there are any."""
-    with ExitStack() as stack:
-        made = []
-        for number in range(2):
-            folder = tmp_path / f"nsqd{number}"
-            folder.mkdir()
-            made.append(Server.real(folder) if find_server("nsqd") else Server.broker(folder))
-            stack.callback(made[-1].close)
+    with several_servers(2, tmp_path, Server.real if find_server("nsqd") else Server.broker) as made:
         yield made
 
 

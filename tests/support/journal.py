@@ -8,7 +8,8 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,19 @@ class Server:
     def close(self) -> None:
         self.client.close()
         self.process.kill()
+
+
+@contextmanager
+def several_servers(count: int, folder: Path, make: Callable[[Path], Server]) -> Iterator[list[Server]]:
+    """Servers, each with a folder of its own."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            own = folder / f"nsqd{number}"
+            own.mkdir()
+            made.append(make(own))
+            stack.callback(made[-1].close)
+        yield made
 
 
 class Query:

@@ -454,21 +454,24 @@ def consumers():
     assert {each.labels["consumer"] for each in running} == {"orders/billing", "audit"}
 
 
-@embedded
-def test_a_collector_of_the_program_that_fails_costs_figures_and_nothing_else(run: Run) -> None:
-    program = """
+COLLECTOR = """
 from prometheus_client import REGISTRY
 
-class Failing:
+class Collector:
     def describe(self):
         return []
 
     def collect(self):
-        raise RuntimeError("the database is away")
+        {}
+        return []
 
-REGISTRY.register(Failing())
+REGISTRY.register(Collector())
 """
-    worker = run(program + HANDLER).ready()
+
+
+@embedded
+def test_a_collector_of_the_program_that_fails_costs_figures_and_nothing_else(run: Run) -> None:
+    worker = run(COLLECTOR.format('raise RuntimeError("the database is away")') + HANDLER).ready()
     assert worker.probed("/healthz")["ok"]
     assert worker.asked("/metrics")[0] == 200
     until(lambda: "the database is away" in worker.log())
@@ -478,20 +481,7 @@ REGISTRY.register(Failing())
 
 @embedded
 def test_what_a_program_shows_is_read_when_somebody_asks(run: Run) -> None:
-    program = """
-from prometheus_client import REGISTRY
-
-class Costly:
-    def describe(self):
-        return []
-
-    def collect(self):
-        note(b"read")
-        return []
-
-REGISTRY.register(Costly())
-"""
-    worker = run(program + HANDLER, "--processes", "2").ready()
+    worker = run(COLLECTOR.format('note(b"read")') + HANDLER, "--processes", "2").ready()
     holds(lambda: not worker.noted(), 2.5)  # longer than it is between two reports
     assert worker.figure("nsq_fast_consumer_connections") == 2
     assert sorted(worker.noted()) == sorted((pid, "read") for pid in worker.children().values())

@@ -526,15 +526,13 @@ class Node(Host):
     """
 
     def __init__(self, options: NsqdOptions, coordinator: Coordinator) -> None:
-        super().__init__(options)
+        text = "failed to write messages: %s; publishes are refused"
+        super().__init__(options, Trouble(logger, text, "messages can be written again"))
         self._coordinator = coordinator
         self._patience = coordinator.options.publish_patience
         self._waits: dict[tuple[str, str], float] = {}  # until when it waits, by the partition and the node
         self.id = ""
         self.state: ClusterState = coordinator.state
-        self._writing = Trouble(
-            logger, "failed to write messages: %s; publishes are refused", "messages can be written again"
-        )
         self._scanner: Greenlet[..., None] | None = None
 
     def start(self) -> None:
@@ -578,12 +576,9 @@ class Node(Host):
         except (NotLeader, NotWritable) as refused:
             partition.failed_count += 1
             if isinstance(refused.__cause__, OSError):
-                self.error: OSError | None = refused.__cause__
-                self._writing.failed(self.error)
+                self.refused(refused.__cause__)
             raise
-        if self.error is not None:
-            self.error = None
-            self._writing.succeeded()
+        self.stored()
         partition.published(records)
         return records
 
