@@ -41,7 +41,7 @@ SOURCES += [PACKAGE / name for name in FACES]
 
 KEPT = ["worker", "nsq_fast subscriber", "topics", "nsq_fast lookup"]
 """In the names of all that runs for as long as its owner does, but for config: what a config source raises, whatever it
-is, is told by its keeper, and never gets to the supervisor (tests/runtime/test_runtime_config_source.py)."""
+is, is told by its keeper, and never gets to the supervisor (tests/client/test_client_config_source.py)."""
 
 
 class Injected(Exception):
