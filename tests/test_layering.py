@@ -31,7 +31,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 DATA = {
     "errors", "config", "header_patterns", "keywords", "names", "log_events", "_lazy", "_record", "_built",
 }  # fmt: skip
-CORE = {"_codec", "_frame", "_publish"}
+CORE = {"_codec", "_frame"}
 COMPILED_FOR_CLIENT = set(NAMES) - CORE
 CLIENT = DATA | CORE | COMPILED_FOR_CLIENT | {"protocol", "client"}
 GEVENT_FACE = {"bridge", "columns", "consumer", "producer"}

@@ -286,7 +286,7 @@ class Servers(NamedTuple):
     @property
     def secured(self) -> dict[str, Any]:
         """Options of a Consumer or Producer, without addresses."""
-        options: dict[str, Any] = {"lookupd_tls_options": self.tls_options}
+        options: dict[str, Any] = {"lookupd_tls_options": self._of_lookupds}
         if self.is_tls:
             options |= {"tls_v1": True, "tls_options": self.tls_options}
         return options if self.auth_secret is None else {**options, "auth_secret": self.auth_secret}
@@ -303,7 +303,11 @@ class Servers(NamedTuple):
         return {"tls_options": self.tls_options}
 
     def of_lookup(self, timeout: float) -> LookupConfig:
-        return LookupConfig(lookupd_timeout=timeout, lookupd_tls_options=self.tls_options)
+        return LookupConfig(lookupd_timeout=timeout, lookupd_tls_options=self._of_lookupds)
+
+    @property
+    def _of_lookupds(self) -> dict[str, Any] | None:
+        return self.tls_options if any(each.scheme == "https" for each in self.lookupds) else None
 
     @contextmanager
     def poller(self, timeout: float = LOOKUP_TIMEOUT) -> Iterator[LookupPoller]:

@@ -25,7 +25,7 @@ import nsq_fast
 from nsq_fast import ColumnProducer, ColumnSubscription, ConfigDocument, Consumer, Message, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.client.admin import LookupPoller
-from nsq_fast.client.greenlets import Loop
+from nsq_fast.client.greenlets import SupervisedLoop
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import InternalError, LookupFailed, WrongThread
 
@@ -145,12 +145,12 @@ def scenario(tmp_path: Path) -> Iterator[Scenario]:
     made.close()
 
 
-def loops() -> list[Loop]:
+def loops() -> list[SupervisedLoop]:
     """All that run in this process."""
-    return [each for each in gc.get_objects() if type(each) is Loop and each]
+    return [each for each in gc.get_objects() if type(each) is SupervisedLoop and each]
 
 
-def running(name: str, scenario: Scenario) -> list[Loop]:
+def running(name: str, scenario: Scenario) -> list[SupervisedLoop]:
     """The loops of the scenario that have this in their names."""
     ours = [each for each in loops() if not any(each is other for other in scenario.others)]
     return [each for each in ours if name in each.name]
