@@ -63,6 +63,17 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """The collector of garbage leaves alone what is there for the whole run: each time that it looked at thousands of
+    tests and at all modules it would take as long as some tests do."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=kinds.rank)
     for item in items:

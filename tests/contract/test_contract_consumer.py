@@ -364,7 +364,7 @@ async def test_nothing_is_asked_for_that_would_wait_behind_a_handler_that_touche
     }[way]
     options |= {"max_in_flight": 10, "auto_touch": True}
     busy = 1 if way == "one by one" else 2
-    server = await face.do(lambda: servers({"msg_timeout": 300, "max_msg_timeout": 600_000}))
+    server = await face.do(lambda: servers({"msg_timeout": 1500, "max_msg_timeout": 600_000}))
     async with face.client("Consumer", "t", "c", str(server.address), **options) as consumer:
         await face.until(lambda: is_ready(server, 1))
         (connection,) = server.connections
