@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
