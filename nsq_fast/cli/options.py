@@ -19,6 +19,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -37,6 +38,7 @@ from nsq_fast.names import (
     check_topic,
     parse_address,
 )
+from nsq_fast.worker.health import ECHO
 
 # Declaring
 
@@ -441,13 +443,17 @@ INTERRUPTED = 130
 
 @contextmanager
 def stop_signals() -> Iterator[Event]:
-    """Give an event that the first SIGINT or SIGTERM sets; the second ends the process at once."""
+    """Give an event that the first SIGINT or SIGTERM sets; one that is no echo of it ends the process at once."""
     stop = Event()
+    came_at = 0.0
 
     def on_signal(number: int) -> None:
-        if stop.is_set():
+        nonlocal came_at
+        if not stop.is_set():
+            came_at = monotonic()
+            stop.set()
+        elif monotonic() - came_at >= ECHO:
             os._exit(128 + number)
-        stop.set()
 
     with on_signals(on_signal):
         yield stop
