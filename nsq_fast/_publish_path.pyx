@@ -21,7 +21,7 @@ from libc.math cimport INFINITY
 from ._client cimport ConnectionPath
 from ._dispatch cimport monotonic
 
-from ._codec import mpub_size
+from ._codec import mpub, mpub_size, pub
 from .errors import ConfigError, ConnectionLost, NsqError
 
 
@@ -477,6 +477,7 @@ cdef class SendPath:
         """Write a command; its end is reported to its destination, possibly before this returns."""
         cdef ConnectionPath conn = link.conn
         cdef PublishPath first = command.publishes[0]
+        cdef QueuePath queue = command.destination
         cdef bint is_one = len(command.publishes) == 1
         command.conn = conn
         dialect = conn.session.dialect
@@ -485,11 +486,14 @@ cdef class SendPath:
                 raise ConfigError(
                     f"partition={command.partition}: {dialect.name} servers have no partitions; leave it out"
                 )
-            if is_one:
-                topic = (<QueuePath?>command.destination).topic
-                command.name, data = first.form.command(topic, first.body, command.partition, dialect)
-            else:
+            if not is_one:
                 command.name, data = self.encode_many(command, dialect)
+            elif not first.is_plain:
+                command.name, data = first.form.command(queue.topic, first.body, command.partition, dialect)
+            elif type(first.body) is list:
+                command.name, data = "MPUB", mpub(queue.topic, first.body, command.partition)
+            else:
+                command.name, data = "PUB", pub(queue.topic, first.body, command.partition)
             if command.name not in dialect.commands:
                 dialect.require(command.name)
         except Exception as error:  # a ConfigError, and whatever else it may be: the queue waits for the command's end

@@ -43,7 +43,8 @@ from .rdy import grown
 # - ``RowsForm``: rows of columns, a batch without an object for each message.
 #
 # Of each: publishes of one ``kind`` may share a command, unless it ``is_alone``; one that ``is_plain`` says nothing but
-# a body, or bodies, and gets nothing but OK; ``overhead`` is the bytes that it adds to a body which shares its command.
+# a body, or bodies, and gets nothing but OK: its command is made without it (``_publish_path``); ``overhead`` is the
+# bytes that it adds to a body which shares its command.
 # ``record_size(body)``: bytes of the largest message that count as its body for a server; 0 where that is not known.
 # ``traces(body)``: the trace id and the size of each message, by which a receipt is split; ``kept(receipts)``: those
 # that somebody wants; ``result(receipts, partition)``: what the caller gets when it is stored.
@@ -171,8 +172,7 @@ class BatchForm:
         self.kind: str = "PUB" if forms is None else forms[0].kind
 
     def command(self, topic: str, body: list[bytes], partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        if self._forms is None:
-            return "MPUB", _codec.mpub(topic, body, partition)
+        assert self._forms is not None, "what is plain is said without its form"
         return batch_command(topic, body, self._forms, self._forms[0], partition, dialect)
 
     def record_size(self, body: list[bytes]) -> int:
