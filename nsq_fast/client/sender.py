@@ -674,13 +674,16 @@ class Sender(SendPath):
             timeout = self.config.publish_timeout if publish.timeout is None else publish.timeout
             self.latency.observe(now - (publish.deadline - timeout))
 
-    def _replied_after_all(self, command: Command, data: bytes) -> None:
-        """A connection that had stalled replies to a command whose publishes were tried elsewhere."""
-        if data == OK:
-            for publish in command.publishes:
-                if not publish.done:
-                    owe(publish.attempt)
-                    self.finish(publish, None)
+    def _replied_after_all(self, conn: Connection, command: Command, data: bytes) -> None:
+        """A connection that had stalled has stored a command whose publishes were tried elsewhere."""
+        if data != OK:
+            self._take_receipts(command, data, conn.address)
+        for publish in command.publishes:
+            if not publish.done:
+                if command.partition is not None:
+                    publish.partition = command.partition
+                owe(publish.attempt)
+                self.finish(publish, None)
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
         """Give each publish what the server said of its records, and write that down."""
