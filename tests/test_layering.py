@@ -234,6 +234,11 @@ def test_spark_is_loaded_only_by_those_who_use_it() -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["run", "original"])
+def test_what_starts_servers_and_processes_loads_no_client_and_no_tables(command: str) -> None:
+    assert loaded_after(f"import nsq_fast.cli.{command}") & {"gevent", "h11", "rich", "snappy"} == set()
+
+
 @pytest.mark.parametrize("name", sorted(CORE))
 def test_the_compiled_core_imports_errors_only(name: str) -> None:
     lines = (PACKAGE / f"{name}.pyx").read_text().splitlines() + (PACKAGE / f"{name}.pxd").read_text().splitlines()
