@@ -425,6 +425,11 @@ class ProducerConnection(ConnectionOwner[Connection]):
         if self._is_silent:
             self._begin()
 
+    def will_reply_late(self, conn: Connection) -> None:
+        """Nobody waits any longer for the reply to a command."""
+        if conn is self.conn:
+            self.overdue += 1
+
     def has_replied_late(self, conn: Connection) -> None:
         """The reply to a command that was overdue has come, or will not come any more."""
         if conn is self.conn and self.overdue:
@@ -912,7 +917,7 @@ def owe(command: Command | None) -> None:
     """A publish has ended while a reply to ``command`` is due; None: none is."""
     if command is not None and not command.is_overdue and command.conn is not None:
         command.is_overdue = True
-        command.conn.owner.overdue += 1
+        command.conn.owner.will_reply_late(command.conn)
 
 
 def final_error(publish: Publish, error: NsqError) -> NsqError:
