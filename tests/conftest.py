@@ -63,6 +63,17 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """The collector of garbage leaves alone what is there for the whole run: each time that it looked at thousands of
+    tests and at all modules it would take as long as some tests do."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=kinds.rank)
     for item in items:
@@ -270,18 +281,34 @@ def real_lookupd() -> Iterator[Callable[..., RealLookupd]]:
         server.kill()
 
 
-@pytest.fixture(params=["embedded", "original"])
-def nsqd_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealNsqd]:
-    """An nsqd that needs nothing of this process, and keeps every message on disk.
+@pytest.fixture(scope="session")
+def kept_nsqds() -> Iterator[dict[str, RealNsqd]]:
+    kept: dict[str, RealNsqd] = {}
+    yield kept
+    for server in kept.values():
+        server.kill()
 
-    For tests that block the threads of this process, or run an event loop.
+
+@pytest.fixture(params=["embedded", "original"])
+def nsqd_process(
+    request: pytest.FixtureRequest, kept_nsqds: dict[str, RealNsqd], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealNsqd]:
+    """An nsqd that needs nothing of this process, and keeps every message on disk; it has no topics.
+
+    For tests that block the threads of this process, or run an event loop. The next test gets it, too, unless it is
+    gone or somebody still uses it: to start one takes longer than most of these tests.
     """
     if request.param == "original" and find_server("nsqd") is None:
         pytest.skip(f"no real nsqd below {SERVERS}")
-    command = EMBEDDED_NSQD if request.param == "embedded" else None
-    server = RealNsqd(tmp_path, "-mem-queue-size=0", "-sync-every=1", command=command)
+    server = kept_nsqds.pop(request.param, None)
+    if server is None:
+        command = EMBEDDED_NSQD if request.param == "embedded" else None
+        server = RealNsqd(tmp_path_factory.mktemp("nsqd"), "-mem-queue-size=0", "-sync-every=1", command=command)
     yield server
-    server.kill()
+    if server.forget():
+        kept_nsqds[request.param] = server
+    else:
+        server.kill()
 
 
 @pytest.fixture

@@ -144,9 +144,15 @@ class Program(NamedTuple):
 
     @property
     def starter(self) -> list[str]:
-        if self.page == "gnsq-migration":  # gnsq need not be installed
-            return ["-m", "nsq_fast", "run-as-gnsq"]
-        return ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if self.is_test else []
+        return ["-m", "nsq_fast", "run-as-gnsq"] if self.page == "gnsq-migration" else []  # gnsq need not be installed
+
+    def write(self, path: Path, broker: BrokerProcess) -> Path:
+        """As it stands, but for addresses."""
+        tcp = broker.nsqds[0].tcp
+        text = self.text.replace("127.0.0.1:4161", str(broker.lookupd.http)).replace("127.0.0.1:4150", str(tcp))
+        text = text.replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
+        path.write_text(text.replace("start_http_server(9151)", "start_http_server(0)"))
+        return path
 
 
 class Block(NamedTuple):
@@ -184,15 +190,11 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", list(programs()), ids=lambda each: f"{each.page}-{each.number}")
+@pytest.mark.parametrize(
+    "program", [each for each in programs() if not each.is_test], ids=lambda each: f"{each.page}-{each.number}"
+)
 def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, tmp_path: Path) -> None:
-    text = program.text.replace("127.0.0.1:4161", str(broker.lookupd.http))
-    tcp = broker.nsqds[0].tcp
-    text = text.replace("127.0.0.1:4150", str(tcp)).replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
-    text = text.replace("start_http_server(9151)", "start_http_server(0)")
-    path = tmp_path / "test_program.py"
-    path.write_text(text)
-    command = [sys.executable, *program.starter, str(path)]
+    command = [sys.executable, *program.starter, str(program.write(tmp_path / "program.py", broker))]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         if program.blocks:
@@ -202,6 +204,18 @@ def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, 
     finally:
         process.kill()
     assert process.returncode == 0, shown
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_pages_pass(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Each block is a file of its own; they run together, since pytest takes longer to start than they take."""
+    found = [each for each in programs() if each.is_test]
+    files = [each.write(tmp_path / f"test_{each.page}_{each.number}.py", broker) for each in found]
+    assert files
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(re.findall(r"^PASSED \S*?(test_\w+\.py)::", done.stdout, re.M)) == {file.name for file in files}
 
 
 @pytest.mark.slow

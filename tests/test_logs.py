@@ -316,6 +316,43 @@ def test_the_end_of_a_program_says_what_was_left_out(patch: str) -> None:
     assert lines[-1]["repeats"] == 998
 
 
+BUSY = """
+import logging, sys
+from _thread import allocate_lock, start_new_thread
+from time import sleep
+from gevent import get_hub, monkey, sleep as give_way
+from nsq_fast.logs import make_handler
+
+is_writing = allocate_lock()
+is_writing.acquire()
+
+class Slow:
+    def write(self, text):
+        if "first" in text:
+            is_writing.release()
+            sleep(0.5)  # sleep: it holds the lock of the handler meanwhile
+        sys.stdout.write(text.split()[-1] + "\\n")
+
+def begin():
+    logging.basicConfig(handlers=[make_handler(stream=Slow())], format="%(message)s")
+
+{parts}
+start_new_thread(logging.warning, ("first",))
+is_writing.acquire()
+get_hub().loop.run_callback(logging.warning, "second")
+give_way(0.1)  # sleep: the hub calls back
+"""
+
+
+@pytest.mark.parametrize(
+    "parts", ["monkey.patch_all()\nbegin()", "begin()\nmonkey.patch_all()"], ids=["patched before", "patched after"]
+)
+def test_a_callback_of_the_hub_may_log_while_another_thread_does(parts: str) -> None:
+    command = [sys.executable, "-c", BUSY.format(parts=parts)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["first", "second"], "")
+
+
 @pytest.mark.parametrize("options", [{"first": 0}, {"interval": -1}, {"interval": "10"}, {"first": True}])
 def test_a_limit_that_is_none_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be a number above 0"):

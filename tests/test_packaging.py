@@ -112,10 +112,11 @@ def test_the_sdist_has_every_file_of_the_repository(sdist: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wheel_runs_the_demo_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=PROCESS)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=PROCESS)
     python = tmp_path / "venv" / "bin" / "python"
     without = {"PATH": str(python.parent), "CC": "/no/compiler", "HOME": str(tmp_path)}
-    install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     subprocess.run(install, check=True, timeout=PROCESS, env=without)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     # The libraries it runs on are those of this environment; what it has of nsq_fast comes behind the wheel's.

@@ -609,7 +609,7 @@ class Connection(ConnectionPath):
             self.loop.report(f"sending to {self.address}", cause, "the connection ends")
         self.write_error: ConnectionLost = ConnectionLost(f"{self.address}: cannot write: {cause}")
         self.write_error.__cause__ = cause
-        self._drop()
+        self._drop_unsent()
         # A server that closes after a fatal error may have sent the reason: let the reader find it, and the
         # end of the stream behind it. A peer that only takes nothing will not end the stream.
         if not isinstance(cause, ConnectionError):
@@ -618,7 +618,7 @@ class Connection(ConnectionPath):
             logger.info("%s: while closing: %s", self.address, cause, extra=CLOSE_FAILED)
             self.loop.call_soon(self._end, self.closed_error)
 
-    def _drop(self) -> None:
+    def _drop_unsent(self) -> None:
         """Nothing of what waits is sent any more."""
         lost = (self._sending or []) + self.finished
         requeued = self._sending_requeued + self._requeued
@@ -687,7 +687,7 @@ class Connection(ConnectionPath):
         if self.closed_error is None:
             self.closed_error = reason
             self._is_stopped = True  # what is sent from now on would count as sent, and most likely be lost
-            self._drop()
+            self._drop_unsent()
             if self._reader is not None:
                 self._reader.pause()
             self.loop.call_soon(self._end, reason)
@@ -702,7 +702,7 @@ class Connection(ConnectionPath):
         self._cancel_timers()
         self._is_stopped = True
         try:
-            self._drop()
+            self._drop_unsent()
         finally:
             self._transport.close()
             self._reader = self._writer = None

@@ -8,6 +8,7 @@ asyncio runs in a thread of its own: servers of the test live in the hub of the 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import itertools
 import threading
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
-import gevent
+import gevent.event
 import pytest
 
 import nsq_fast
@@ -134,38 +135,48 @@ class AsyncioFace(Face):
     def __init__(self, name: str, new_loop: Any) -> None:
         super().__init__(name, aio, time.sleep, threading.Thread)
         self._new_loop = new_loop
-        self._asked: deque[tuple[Callable[[], Any], list[Any]]] = deque()
 
     def run(self, scenario: Scenario) -> Any:
         raised: list[BaseException] = []
+        self._asked: deque[Callable[[], None]] = deque()
+        self._wake = gevent.get_hub().loop.async_()
+        self._is_asked = gevent.event.Event()
+        self._wake.start(self._is_asked.set)
 
         def work() -> None:
             try:
                 run(scenario, self._new_loop)
             except BaseException as error:
                 raised.append(error)
+            is_over.append(True)
+            self._wake.send()
 
+        is_over: list[bool] = []
         thread = _start_thread(work)
-        while thread.is_alive():
+        while not is_over:
+            self._is_asked.wait()
+            self._is_asked.clear()
             while self._asked:
-                function, answer = self._asked.popleft()
-                try:
-                    answer.append((function(), None))
-                except BaseException as error:
-                    answer.append((None, error))
-            gevent.sleep(0.001)  # sleep: looks again and again
+                self._asked.popleft()()
+        thread.join()
+        self._wake.close()
         if raised:
             raise raised[0]
 
     async def do(self, function: Callable[[], Any]) -> Any:
-        answer: list[Any] = []
-        self._asked.append((function, answer))
-        while not answer:
-            await asyncio.sleep(0.001)  # sleep: looks again and again
-        value, error = answer[0]
-        if error is not None:
-            raise error
-        return value
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def call() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(function())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._asked.append(call)
+        self._wake.send()
+        return await asyncio.wrap_future(answer)
 
     def taken(self, options: dict[str, Any]) -> dict[str, Any]:
         return options

@@ -23,8 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nsq_fast import NsqdHTTPClient
+from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from support.waiting import WAIT, block_until
+from support.waiting import WAIT, block_until, until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
 EMBEDDED_NSQD = (
@@ -223,12 +225,33 @@ class RealNsqd(ServerProcess):
     def http(self) -> Address:
         return self.http_address
 
+    def forget(self) -> bool:
+        """Delete all topics; whether it is as one that was just started: it answers, and nobody uses it any more."""
+        if self._process is None:
+            return False
+        self.log.clear()
+        try:
+            with NsqdHTTPClient(*self.http, timeout=2.0) as client:
+                until(lambda: not _users(client), 2.0)
+                for topic in client.stats()["topics"]:
+                    client.delete_topic(topic["topic_name"])
+        except (NsqError, AssertionError):
+            return False
+        return True
+
     def go_down(self) -> None:
         """SIGKILL; a real one gets SIGTERM: killed, it comes back without some messages that it had begun to send."""
         if self.command == [*EMBEDDED_NSQD]:
             self.kill()
         else:
             self.stop()
+
+
+def _users(client: NsqdHTTPClient) -> list[Any]:
+    """Connections of consumers, and those over which something was published."""
+    stats = client.stats()
+    channels = (channel for topic in stats["topics"] for channel in topic["channels"])
+    return [*(stats.get("producers") or ()), *(user for channel in channels for user in channel["clients"])]
 
 
 def of_release(expected: Any, found: Any) -> Any:

@@ -154,6 +154,8 @@ def test_a_partition_that_is_frozen_keeps_no_other_waiting(lookup_producer, publ
     for number in range(200):
         if number == 100:
             until(lambda: sender.stats()["stalled"])
+            with pytest.raises(errors.NoLeader, match=f"its leader {nsqd.address} does not reply"):
+                sender.publish("t", b"more", partition=1, block=False)
         sender.publish("t", b"%d" % number, partition=2 * (number % 2), timeout=0.3)
     assert not waits.ready()
     nsqd.answer = agree
