@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.compiled import parsed
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import WAIT, until
+from support.waiting import PROCESS, WAIT, until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events
 from nsq_fast.broker import NsqdOptions, NsqdServer
@@ -351,6 +351,34 @@ def test_a_callback_of_the_hub_may_log_while_another_thread_does(parts: str) -> 
     command = [sys.executable, "-c", BUSY.format(parts=parts)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
     assert (ended.stdout.split(), ended.stderr) == (["first", "second"], "")
+
+
+RAISING = """
+import logging, time
+from nsq_fast.broker import Broker, InThread
+from nsq_fast.threads import Consumer
+
+class Raising(logging.Handler):
+    def handle(self, record):
+        raise OSError("the disk is full")
+
+with InThread(Broker) as broker:
+    consumer = Consumer("t", "c", str(broker.nsqd.tcp_address), message_handler=print)
+    consumer.start(block=False)
+    while not any(each.is_connected for each in consumer.stats().connections):
+        time.sleep(0.01)  # sleep: looks again and again
+    log = logging.getLogger("nsq_fast.client.connection")
+    log.setLevel(logging.INFO)
+    log.addHandler(Raising())
+    consumer.close(timeout=3600)
+    print("closed")
+"""
+
+
+def test_the_end_of_a_connection_does_not_depend_on_its_record() -> None:
+    ended = subprocess.run([sys.executable, "-c", RAISING], capture_output=True, text=True, timeout=PROCESS, check=True)
+    assert ended.stdout == "closed\n"
+    assert "the disk is full" in ended.stderr
 
 
 @pytest.mark.parametrize("options", [{"first": 0}, {"interval": -1}, {"interval": "10"}, {"first": True}])

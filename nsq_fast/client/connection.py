@@ -726,12 +726,18 @@ class Connection(ConnectionPath):
                 self._failed(token, error)
             except Exception:  # the others must still hear of theirs
                 logger.exception("%s: on_failed", self.address, extra=INTERNAL_ERROR)
-        logger.info("%s: disconnected: %s", self.address, said_at(self.address, reason), extra=DISCONNECTED)
+        try:  # whatever a log handler of the program raises: who waits for the end must not wait for ever
+            logger.info("%s: disconnected: %s", self.address, said_at(self.address, reason), extra=DISCONNECTED)
+        finally:
+            self._tell_end(reason)
+
+    def _tell_end(self, reason: NsqError) -> None:
         try:
             self._owner.on_disconnect(self, reason)
         except Exception as fault:
             self.loop.report(f"on_disconnect of {self.address}", fault, "the connection has ended")
-        self._has_ended.set()
+        finally:
+            self._has_ended.set()
 
     def drop(self, reason: NsqError) -> None:
         """End now, for a loop that ends: what is queued is sent as far as the system takes it at once."""
