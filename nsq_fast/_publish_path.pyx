@@ -533,7 +533,7 @@ cdef class SendPath:
         cdef LimitPath limit = self.pending_limit
         cdef PendingPath pending = self.pending
         if command.conn is not conn:
-            self._replied_after_all(command, data)
+            self._replied_after_all(conn, command, data)
             return
         command.conn = None
         if data != b"OK":

@@ -172,11 +172,12 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-@pytest.fixture
-def tls_files(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="session")
+def tls_files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths of PEM files: ``cert`` and ``key`` of a server at 127.0.0.1 or localhost, ``ca`` to verify it."""
     issued = authority.issue_cert("127.0.0.1", "localhost")
-    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+    folder = tmp_path_factory.mktemp("tls")
+    files = {name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
     authority.cert_pem.write_to_path(files["ca"])
     issued.cert_chain_pems[0].write_to_path(files["cert"])
     issued.private_key_pem.write_to_path(files["key"])

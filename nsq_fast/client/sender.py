@@ -425,6 +425,11 @@ class ProducerConnection(ConnectionOwner[Connection]):
         if self._is_silent:
             self._begin()
 
+    def will_reply_late(self, conn: Connection) -> None:
+        """Nobody waits any longer for the reply to a command."""
+        if conn is self.conn:
+            self.overdue += 1
+
     def has_replied_late(self, conn: Connection) -> None:
         """The reply to a command that was overdue has come, or will not come any more."""
         if conn is self.conn and self.overdue:
@@ -674,13 +679,16 @@ class Sender(SendPath):
             timeout = self.config.publish_timeout if publish.timeout is None else publish.timeout
             self.latency.observe(now - (publish.deadline - timeout))
 
-    def _replied_after_all(self, command: Command, data: bytes) -> None:
-        """A connection that had stalled replies to a command whose publishes were tried elsewhere."""
-        if data == OK:
-            for publish in command.publishes:
-                if not publish.done:
-                    owe(publish.attempt)
-                    self.finish(publish, None)
+    def _replied_after_all(self, conn: Connection, command: Command, data: bytes) -> None:
+        """A connection that had stalled has stored a command whose publishes were tried elsewhere."""
+        if data != OK:
+            self._take_receipts(command, data, conn.address)
+        for publish in command.publishes:
+            if not publish.done:
+                if command.partition is not None:
+                    publish.partition = command.partition
+                owe(publish.attempt)
+                self.finish(publish, None)
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
         """Give each publish what the server said of its records, and write that down."""
@@ -909,7 +917,7 @@ def owe(command: Command | None) -> None:
     """A publish has ended while a reply to ``command`` is due; None: none is."""
     if command is not None and not command.is_overdue and command.conn is not None:
         command.is_overdue = True
-        command.conn.owner.overdue += 1
+        command.conn.owner.will_reply_late(command.conn)
 
 
 def final_error(publish: Publish, error: NsqError) -> NsqError:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import cache
 from itertools import product
 from pathlib import Path
 from socket import SO_SNDBUF, SOL_SOCKET
@@ -225,12 +226,18 @@ def test_a_name_that_dns_never_resolves_holds_up_no_other_nsqd(monkeypatch: pyte
     assert sorted(seen) == sorted(b"%d" % number for number in range(100))
 
 
+@cache
+def bodies(count: int) -> list[bytes]:
+    """They cannot be compressed, so that they take several reads."""
+    return [b"%05d" % number + os.urandom(SIZE) for number in range(count)]
+
+
 class LayeredNsqd:
     """Speaks TLS, snappy or deflate, and sends one burst of messages that takes several reads."""
 
     def __init__(self, layers: str, tls: dict[str, str], count: int) -> None:
         self.commands: list[bytes] = []
-        self.bodies = [b"%05d" % number + os.urandom(SIZE) for number in range(count)]
+        self.bodies = bodies(count)
         self.peer: Peer | None = None
         self.count = 0
         self._layers = layers

@@ -100,7 +100,7 @@ class Peer:
         self.sock = context.wrap_socket(self.sock, server_side=True)
 
     def start_deflate(self) -> None:
-        compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+        compressor = zlib.compressobj(1, zlib.DEFLATED, -15)
         self._decode = zlib.decompressobj(-15).decompress
         self._encode = lambda data: compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
 
