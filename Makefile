@@ -31,7 +31,7 @@
 #   make setup         the virtual environment with everything, and the compiled
 #                      extension
 #   make build         recompile the extension if its sources changed
-#   make sanitize      tests of core, runtime, threads and aio under address and
+#   make sanitize      tests of core, client, threads and aio under address and
 #                      undefined-behaviour sanitizers
 #   make fuzz          the readers under sanitizers, session, lookup and HTTP: a
 #                      minute; ARGS="--seconds 600 readers"
@@ -125,7 +125,7 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 # The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
-QUICK = tests/test_*.py tests/core tests/protocol tests/client tests/contract tests/runtime tests/gnsq tests/sim \
+QUICK = tests/test_*.py tests/core tests/protocol tests/client tests/contract tests/gnsq tests/sim \
   -m "round_trip or not (slow or real or uvloop or fork or flat or kill)"
 
 # Nearly all of them wait most of the time: nine at once keep two cores busy, where six of all tests do.
@@ -150,7 +150,7 @@ proof: $(DEV_STAMP) $(BUILD_STAMP)
 soak: $(DEV_STAMP) $(BUILD_STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
 	$(BIN)/python tests/chaos/endurance.py $(if $(SERVERS),--servers $(SERVERS)) --messages $(MESSAGES)
-	NSQ_FAST_FLAT_MESSAGES=5000000 $(BIN)/python -m pytest -s tests/runtime/test_runtime_flat.py -k threads_and_asyncio
+	NSQ_FAST_FLAT_MESSAGES=5000000 $(BIN)/python -m pytest -s tests/client/test_client_flat.py -k threads_and_asyncio
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)
@@ -193,7 +193,7 @@ sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
 	$(SANITIZED) $(BIN)/pytest tests/core $(CORE_ALONE) $(ARGS)
-	$(SANITIZED) $(BIN)/pytest -s tests/runtime tests/threads tests/aio -m "not (slow or real or fork or flat or kill)" $(ARGS)
+	$(SANITIZED) $(BIN)/pytest -s tests/client tests/threads tests/aio -m "not (slow or real or uvloop or fork or flat or kill)" $(ARGS)
 
 # libFuzzer for the compiled readers, atheris for the Python parts.
 fuzz: $(DEV_STAMP) $(BUILD_STAMP)

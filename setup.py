@@ -50,7 +50,6 @@ COMPILED = (
     "_codec",
     "_dispatch",
     "_frame",
-    "_publish",
     "_publish_path",
     "_snappy_chunks",
 )

@@ -542,7 +542,7 @@ cdef class ConnectionPath:
     cdef object take_waiting(self):
         cdef list parts = self._parts, finished = self.finished
         if self._is_stopped or self.write_error is not None:
-            self._drop()
+            self._drop_unsent()
             return None
         self._sending, self._sending_requeued = None, self._requeued
         self._requeued = 0

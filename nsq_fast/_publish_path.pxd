@@ -1,7 +1,10 @@
 """What a producer does for each publish; see the .pyx."""
 
 from ._client cimport ConnectionPath
-from ._publish cimport PublishFields
+
+cdef enum:
+    COUNT_SIZE = 4
+    LENGTH_SIZE = 4
 
 
 cdef extern from "Python.h" nogil:
@@ -23,6 +26,10 @@ cdef class Wakeups:
     cdef list _take_ready(self)
 
 
+cdef class Command
+cdef class PublishPath
+
+
 cdef class PendingPath:
     cdef readonly dict publishes
     cdef public double rings_at
@@ -39,18 +46,26 @@ cdef class LimitPath:
     cdef bint has_room(self, Py_ssize_t weight) except -1
 
 
-cdef class PublishPath(PublishFields):
+cdef class PublishPath:
+    cdef public object body
+    cdef public object form
+    cdef public Py_ssize_t weight
     cdef public object destination
+    cdef public double deadline
+    cdef public object key
+    cdef public bint is_plain
+    cdef public bint is_alone
+    cdef public Command attempt
+    cdef public bint done
+    cdef public object error
     cdef public object waiter
     cdef public object promised
     cdef public object group
-    cdef public object key
-    cdef public double deadline
-    cdef public bint is_prompt
-    cdef public bint _asyncio_future_blocking
     cdef public object context
+    cdef public bint _asyncio_future_blocking
     cdef object _cancelled      # what the task that awaits it gets
 
+    cdef Py_ssize_t record_size(self) except -1
     cdef Wakeups _wakeups(self)
     cdef object wait_in(self, current, Wakeups wakeups)
     cpdef bint read_soon(self, Wakeups wakeups) except -1
@@ -91,7 +106,7 @@ cdef class SendPath:
     cdef public Py_ssize_t stored_count
     cdef public Py_ssize_t refused_count
     cdef public Py_ssize_t unknown_count
-    cdef public object timing
+    cdef public object timed
     cdef public Wakeups wakeups
     cdef public bint lingers
     cdef public Py_ssize_t most
@@ -103,6 +118,9 @@ cdef class SendPath:
     cdef bint has_company(self) except -1
     cdef int send(self, Command command, link) except -1
     cdef int _write(self, Command command, bytes data, link) except -1
+
+
+cpdef list take_command(waiting, Py_ssize_t most, Py_ssize_t enough, Py_ssize_t limit)
 
 
 cdef class ProducerPath:

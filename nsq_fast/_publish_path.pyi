@@ -1,8 +1,9 @@
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, TypeVar
 
-from ._publish import PublishFields
+COUNT_BYTES: int
+LENGTH_BYTES: int
 
 class Wakeups:
     is_waking: bool
@@ -27,17 +28,24 @@ class LimitPath:
     def queue(self) -> deque[Any]: ...
     def __init__(self, limit: int) -> None: ...
 
-class PublishPath(PublishFields):
+class PublishPath:
+    body: Any
+    form: Any
+    weight: int
     destination: Any
+    deadline: float
+    key: Any
+    is_plain: bool
+    is_alone: bool
+    attempt: Command | None
+    done: bool
+    error: BaseException | None
     waiter: Any
     promised: Any
     group: Any
-    key: Any
-    deadline: float
-    is_prompt: bool
+    context: Any
     def __init__(self, destination: Any, body: Any, deadline: float, form: Any, weight: int = 1) -> None: ...
     def wait(self, wakeups: Wakeups) -> Any: ...
-    context: Any
     def __await__(self) -> Generator[Any]: ...
     def get_loop(self) -> Any: ...
     def add_done_callback(self, callback: Callable[[Any], object], *, context: Any) -> None: ...
@@ -70,13 +78,17 @@ class QueuePath:
     def pump(self) -> None: ...
     def stored(self) -> None: ...
 
+_P = TypeVar("_P", bound=PublishPath)
+
+def take_command(waiting: deque[_P], most: int, enough: int, limit: int) -> list[_P]: ...
+
 class SendPath:
     pending: Any
     pending_limit: Any
     stored_count: int
     refused_count: int
     unknown_count: int
-    timing: Any
+    timed: Callable[[Any], object] | None
     wakeups: Wakeups
     lingers: bool
     most: int

@@ -19,12 +19,16 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from libc.math cimport INFINITY
 
 from ._client cimport ConnectionPath
-from ._publish cimport PublishFields
 from ._dispatch cimport monotonic
 
-from ._codec import mpub_size
-from ._publish import sent, stored, take_command
+from ._codec import mpub, mpub_size, pub
 from .errors import ConfigError, ConnectionLost, NsqError
+
+
+# The body of an MPUB: the count of messages, then each message behind its length.
+# nsqio/nsq: nsqd/protocol_v2.go, readMPUB.
+COUNT_BYTES = COUNT_SIZE
+LENGTH_BYTES = LENGTH_SIZE
 
 
 cdef class Wakeups:
@@ -191,23 +195,38 @@ cdef class LimitPath:
         return self.used + weight <= self.limit and not self.queue
 
 
-cdef class PublishPath(PublishFields):
-    """One publish: where it goes, by when, and who waits for it.
+cdef class PublishPath:
+    """One publish: what all of them have. ``publishes.Publish`` says what its states are.
 
     Attributes:
-        destination: where it goes.
+        body: what is published, in the shape that ``form`` takes.
+        form: what goes with it.
+        weight: how many messages it is.
+        destination: the queue that it goes through.
         deadline: when it has to be over, ``time.monotonic``.
-        waiter: the greenlet that waits for it; None while none does.
-        promised: what gets its result, in place of a greenlet.
+        key: what its partition follows from; None where it has none.
+        is_plain: it says nothing but its body, or bodies.
+        is_alone: it shares its command with nobody.
+        attempt: the command that carries it now; None while none does.
+        done: it has ended, with ``error``, or well when that is None.
+        waiter: the greenlet, or future, that waits for it; None while none does.
+        promised: what gets its result, where nobody waits.
         group: what it is a part of.
-        is_prompt: its command leaves at once, not at the end of the hub's turn, although nobody waits in the hub.
         context: that of the task which awaits it. ``waiter`` is what wakes the task then.
     """
 
     def __init__(self, destination, body, double deadline, form, Py_ssize_t weight=1):
-        self.fill(body, form, weight)
+        self.body = body
+        self.form = form
+        self.weight = weight
+        self.is_alone = form.is_alone
+        self.is_plain = form.is_plain
         self.destination = destination
         self.deadline = deadline
+
+    cdef Py_ssize_t record_size(self) except -1:
+        """Bytes that it adds to the MPUB that it shares with others."""
+        return LENGTH_SIZE + len(self.body) + (0 if self.is_plain else self.form.overhead)
 
     def wait(self, Wakeups wakeups not None):
         """Block the calling greenlet until it is done; return its value or raise its error."""
@@ -270,7 +289,7 @@ cdef class PublishPath(PublishFields):
         cdef bytes data
         # Of several that were woken together, each would keep the next one waiting.
         if self.attempt is not None and not wakeups.is_waking:
-            conn = (<Command?>self.attempt).conn
+            conn = self.attempt.conn
             data = None if conn is None else conn.reply_soon()
             if data is not None:
                 conn.take_reply(data)
@@ -309,7 +328,7 @@ cdef class QueuePath:
         waiting: publishes, in order; the next command is made of the first of them.
         held_bytes: size of what waits, while the queue is held to gather more; None while it is not held.
         partition: where the next command goes; None leaves that to the server.
-        in_flight: commands on the wire.
+        in_flight: commands on the wire, or whose publishes wait to be sent again.
         on_wire: the command that was sent last.
         is_idle: what is added now could leave at once, as far as that is for the queue to say.
         successor: names the queue that takes a publish now, or None when it is over; None while this one does.
@@ -395,6 +414,45 @@ cdef class QueuePath:
         self.in_flight -= 1
 
 
+cpdef list take_command(waiting, Py_ssize_t most, Py_ssize_t enough, Py_ssize_t limit):
+    """Take the publishes that leave as the next command from a queue: none, if all in it have ended.
+
+    They are of one kind. Args:
+        waiting: the queue, a deque.
+        most: messages.
+        enough: bytes of an MPUB body after which none is added.
+        limit: bytes of an MPUB body that are not exceeded, but by a first message that is larger.
+    """
+    cdef PublishPath first, following
+    cdef list taken
+    cdef Py_ssize_t size
+    # What ended while it waited, by its deadline say, stays in the queue until here: to look for it would cost more.
+    while waiting:
+        first = waiting.popleft()
+        if not first.done:
+            break
+    else:
+        return []
+    taken = [first]
+    if first.is_alone or not waiting or most == 1:
+        return taken
+    size = COUNT_SIZE + first.record_size()
+    while waiting and len(taken) < most and size < enough:
+        following = waiting[0]
+        if not following.done:
+            size += following.record_size()
+            # MPUB is of one kind of record: a header or trace id cannot stand beside messages without one.
+            if size > limit or following.is_alone or not _are_alike(first, following):
+                break
+            taken.append(following)
+        waiting.popleft()
+    return taken
+
+
+cdef bint _are_alike(PublishPath one, PublishPath other) except -1:
+    return one.form is other.form or one.form.kind == other.form.kind
+
+
 cdef class SendPath:
     """Sends commands, and takes their replies.
 
@@ -403,10 +461,10 @@ cdef class SendPath:
         pending_limit: the share of ``max_pending`` that is taken.
         stored_count, refused_count, unknown_count: publishes that have ended, by outcome. One to several partitions is
             several.
-        timing: what publishes take; None while nobody asked for it.
+        timed: called with the first publish of each command that was stored; None while nobody asked what they take.
         wakeups: wakes those who wait.
         lingers: a publish waits for others, whether or not there are any.
-        most, enough, limit: of one command, see ``protocol.publishing.take_command``.
+        most, enough, limit: of one command, see ``take_command``.
         encode_many: the name and the bytes of a command of several publishes.
         heard: the signals that are heard, by their names.
     """
@@ -419,6 +477,7 @@ cdef class SendPath:
         """Write a command; its end is reported to its destination, possibly before this returns."""
         cdef ConnectionPath conn = link.conn
         cdef PublishPath first = command.publishes[0]
+        cdef QueuePath queue = command.destination
         cdef bint is_one = len(command.publishes) == 1
         command.conn = conn
         dialect = conn.session.dialect
@@ -427,11 +486,14 @@ cdef class SendPath:
                 raise ConfigError(
                     f"partition={command.partition}: {dialect.name} servers have no partitions; leave it out"
                 )
-            if is_one:
-                topic = (<QueuePath?>command.destination).topic
-                command.name, data = first.form.command(topic, first.body, command.partition, dialect)
-            else:
+            if not is_one:
                 command.name, data = self.encode_many(command, dialect)
+            elif not first.is_plain:
+                command.name, data = first.form.command(queue.topic, first.body, command.partition, dialect)
+            elif type(first.body) is list:
+                command.name, data = "MPUB", mpub(queue.topic, first.body, command.partition)
+            else:
+                command.name, data = "PUB", pub(queue.topic, first.body, command.partition)
             if command.name not in dialect.commands:
                 dialect.require(command.name)
         except Exception as error:  # a ConfigError, and whatever else it may be: the queue waits for the command's end
@@ -455,24 +517,23 @@ cdef class SendPath:
         cdef ConnectionPath conn = link.conn
         cdef PublishPath first = command.publishes[0]
         # A caller that waits alone is about to give way: what the server waits for leaves at once.
-        if len(command.publishes) == 1 and (
-            first.is_prompt or (first.promised is None and not self.wakeups.is_waking)
-        ):
+        if len(command.publishes) == 1 and first.promised is None and not self.wakeups.is_waking:
             if conn.ask_if_idle(data, command.name, command):
-                first.attempt = command  # as ``sent`` has it, of one
+                first.attempt = command
                 return 0
-        sent(command.publishes, command)
+        for publish in command.publishes:
+            (<PublishPath?>publish).attempt = command
         conn.ask(data, command.name, command)
         return 0
 
     def replied(self, ConnectionPath conn not None, Command command not None, bytes data not None):
         """The server replied OK to a command."""
-        cdef list publishes, ended, waiting = [], of_threads = []
+        cdef list publishes, ended = [], waiting = [], of_threads = []
         cdef PublishPath publish
         cdef LimitPath limit = self.pending_limit
         cdef PendingPath pending = self.pending
         if command.conn is not conn:
-            self._replied_after_all(command, data)
+            self._replied_after_all(conn, command, data)
             return
         command.conn = None
         if data != b"OK":
@@ -484,10 +545,13 @@ cdef class SendPath:
         limit.used -= (<PublishPath?>publishes[0]).weight if len(publishes) == 1 else len(publishes)
         if limit.queue:
             limit.give(0)
-        ended = stored(publishes)
+        for publish in publishes:
+            if not publish.done:  # some may have ended before
+                publish.done = True
+                ended.append(publish)
         self.stored_count += len(ended)
-        if self.timing is not None and ended:
-            self.timing.stored(ended[0])
+        if self.timed is not None and ended:
+            self.timed(ended[0])
         for publish in ended:
             pending.publishes.pop(publish, None)
             if command.partition is not None and not publish.is_plain:

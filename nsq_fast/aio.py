@@ -17,7 +17,6 @@ import inspect
 import logging
 import os
 import sys
-import threading
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
@@ -34,13 +33,20 @@ from msgspec import UNSET
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast._publish_path import Wakeups
-from nsq_fast.client.asyncio_loop import AsyncioLoop
+from nsq_fast.client.asyncio_loop import AsyncioLoop, running_loop
 from nsq_fast.client.consumer import ConsumerCore, warn_unclosed
-from nsq_fast.client.loop import EXIT_TIMEOUT, SLICE, EndTimeout, check_end_timeout, tell_unconfirmed
+from nsq_fast.client.loop import (
+    EXIT_TIMEOUT,
+    SLICE,
+    EndTimeout,
+    check_close_timeout,
+    check_end_timeout,
+    tell_unconfirmed,
+)
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import AllStored, Body, Group, Headers, Publish, Stored, options_of
 from nsq_fast.client.workers import Cursor, Pool, Worker, deferred_kind, thread_frames
-from nsq_fast.errors import CallInvalid, ConfigError, NotRunning, WrongThread
+from nsq_fast.errors import CallInvalid, ConfigError, NotRunning
 from nsq_fast.protocol.publishing import OK, Key, Receipt
 
 if TYPE_CHECKING:
@@ -198,7 +204,7 @@ class Producer(ProducerCore):
         """Send the parts of a call, and wait for its end."""
         whole.waiter = waiter = self._create_future()
         try:
-            await self._enter_all(parts, whole, block)
+            await self._enter_all(parts, block)
             return await waiter
         except asyncio.CancelledError as error:
             self._cancelled(error, parts, waiter)
@@ -217,7 +223,7 @@ class Producer(ProducerCore):
 
     async def start(self) -> None:
         """Begin to connect, without waiting for it. A closed producer cannot be started again."""
-        running = asyncio.get_running_loop()
+        running = running_loop("Producer.start()")
         if self._home is not running:
             if self._is_running and self.is_running:
                 self._check_loop("start()")
@@ -226,7 +232,7 @@ class Producer(ProducerCore):
             self._pid = os.getpid()
             loop: Any = AsyncioLoop()
             self._build(loop)
-            self._get_loop = asyncio.get_running_loop
+            self._get_loop = asyncio._get_running_loop  # which gives None where none runs
             self._create_future = running.create_future
             # What asyncio's own loop is about to do; uvloop does not show it.
             self._ready = getattr(running, "_ready", ())
@@ -282,14 +288,8 @@ class Producer(ProducerCore):
     def _check_loop(self, call: str) -> None:
         """Raise NotRunning in another loop than its own, WrongThread where none runs."""
         home = self._home
-        try:
-            if home is asyncio.get_running_loop():
-                return
-        except RuntimeError:
-            raise WrongThread(
-                f"Producer.{call} was called where no event loop runs, in thread {threading.current_thread().name!r};"
-                " nothing was done. Use loop.call_soon_threadsafe, or a Producer of nsq_fast.threads"
-            ) from None
+        if home is running_loop(f"Producer.{call}"):
+            return
         if home is None or home.is_closed() or self._pid != os.getpid():
             raise self._not_running()
         raise NotRunning(
@@ -400,8 +400,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     async def start(self) -> None:
         """Begin to consume, in the running loop. Raises NotRunning after ``close``."""
-        if self._is_started:
-            self._check_loop("Consumer.start()")
+        self._check_loop("Consumer.start()")
         was_started = self._is_started
         self._start(is_iterated=not self.acknowledger.has_handler)
         if not was_started:
@@ -432,7 +431,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         A close that is cancelled cancels the handlers, as when the task within ``async with`` is: the consumer is
         closed within a second and a half. Cancelled once more, it drops the connections at once.
         """
-        check_end_timeout(timeout)
+        check_close_timeout(timeout)
         self._is_unclosed = False
         if self._is_closed or (self._is_started and self.loop.is_closed):
             self._abandon()
@@ -530,8 +529,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         self._is_closing = self._is_closed = was_closing
 
     def _check_loop(self, call: str) -> None:
-        """Raise NotRunning in another loop than its own."""
-        if self._has_closed is not None and not self.loop.is_running_here:
+        """Raise NotRunning in another loop than its own, WrongThread where none runs."""
+        running = running_loop(call)
+        if self._has_closed is not None and not self.loop.wraps(running):
             raise NotRunning(
                 f"{call}: {self!r} was started in another event loop, and can only be used there; nothing was done."
                 " Make one for each loop"

@@ -21,8 +21,8 @@ from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
 from nsq_fast.client.greenlets import (
     CopyEnded,
-    Loop,
     OwnerThread,
+    SupervisedLoop,
     Waiters,
     check_can_wait,
     get_ident,
@@ -33,7 +33,7 @@ from nsq_fast.client.greenlets import (
     may_wait,
     tell_forks,
 )
-from nsq_fast.client.loop import EndTimeout, check_end_timeout
+from nsq_fast.client.loop import EndTimeout, check_close_timeout
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Pool, Worker, check_handler
 from nsq_fast.errors import CallInvalid
@@ -225,7 +225,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
             self._thread.check("Consumer.close()")
-        check_end_timeout(timeout)
+        check_close_timeout(timeout)
         if is_in_handler:
             self._thread.hand_over(self.begin_closing, drain, timeout)
             return
@@ -283,7 +283,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         return OutsideWorker(pool, self._outside)
 
     def start_worker(self, worker: Worker, name: str) -> None:
-        runner = worker.runs_in = Loop(self.supervisor, name, worker.run)
+        runner = worker.runs_in = SupervisedLoop(self.supervisor, name, worker.run)
         runner.runs_handlers = True
         runner.start()
 

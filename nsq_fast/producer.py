@@ -255,7 +255,7 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
             check_can_wait("Producer.publish()", "; or publish_nowait(), which waits for nothing")
         else:
             result = whole.promised = AsyncResult()
-        run(self._enter_all(parts, whole, block))
+        run(self._enter_all(parts, block))
         if result is not None:
             return result
         try:

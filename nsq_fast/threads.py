@@ -34,7 +34,7 @@ from nsq_fast._publish_path import PlainPath, wake_all
 from nsq_fast.bridge import Batch, HubThread, OutsideHandlers, Place, Reply, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.gevent_loop import run
-from nsq_fast.client.loop import SLICE, EndTimeout, check_end_timeout
+from nsq_fast.client.loop import SLICE, EndTimeout, check_close_timeout, check_end_timeout
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
     AllStored,
@@ -44,6 +44,7 @@ from nsq_fast.client.publishes import (
     Stored,
     check_defer,
     check_timeout,
+    of_a_part,
     owned,
 )
 from nsq_fast.client.workers import check_handler
@@ -312,10 +313,7 @@ class HubProducer(GeventProducer):
 
     def _fail(self, request: AnyRequest, error: Exception) -> None:
         """A part could not enter: those before it that were not sent will not be."""
-        is_stored = self._let_go(request)
-        if isinstance(error, PublishFailed):
-            error.possibly_stored |= is_stored
-        request.promised.set_exception(error)
+        request.promised.set_exception(of_a_part(error) if self._let_go(request) else error)
 
     def abandon(self, request: AnyRequest) -> bool:
         """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored."""
@@ -847,7 +845,7 @@ class Consumer(ConsumerOptions):
         In any thread. In a handler, in a handler of ``signal.signal``, and in a thread that iterates and is at a
         message, it only begins to close; ``join`` waits for the end.
         """
-        check_end_timeout(timeout)
+        check_close_timeout(timeout)
         consumer = self._place.get()
         only_begins = consumer.is_calling or (consumer.taken is not None and consumer.taken.is_held_here())
         self._place.thread.call_or_begin(consumer.close, drain, timeout, only_begins=only_begins)

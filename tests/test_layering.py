@@ -31,7 +31,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 DATA = {
     "errors", "config", "header_patterns", "keywords", "names", "log_events", "_lazy", "_record", "_built",
 }  # fmt: skip
-CORE = {"_codec", "_frame", "_publish"}
+CORE = {"_codec", "_frame"}
 COMPILED_FOR_CLIENT = set(NAMES) - CORE
 CLIENT = DATA | CORE | COMPILED_FOR_CLIENT | {"protocol", "client"}
 GEVENT_FACE = {"bridge", "columns", "consumer", "producer"}
@@ -232,6 +232,11 @@ def test_spark_is_loaded_only_by_those_who_use_it() -> None:
     assert (
         loaded_after("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench") & SPARK == set()
     )
+
+
+@pytest.mark.parametrize("command", ["run", "original"])
+def test_what_starts_servers_and_processes_loads_no_client_and_no_tables(command: str) -> None:
+    assert loaded_after(f"import nsq_fast.cli.{command}") & {"gevent", "h11", "rich", "snappy"} == set()
 
 
 @pytest.mark.parametrize("name", sorted(CORE))

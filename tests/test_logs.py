@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.compiled import parsed
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import WAIT, until
+from support.waiting import PROCESS, WAIT, until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events
 from nsq_fast.broker import NsqdOptions, NsqdServer
@@ -314,6 +314,71 @@ def test_the_end_of_a_program_says_what_was_left_out(patch: str) -> None:
         "number 999 ... and 998 more",
     ]
     assert lines[-1]["repeats"] == 998
+
+
+BUSY = """
+import logging, sys
+from _thread import allocate_lock, start_new_thread
+from time import sleep
+from gevent import get_hub, monkey, sleep as give_way
+from nsq_fast.logs import make_handler
+
+is_writing = allocate_lock()
+is_writing.acquire()
+
+class Slow:
+    def write(self, text):
+        if "first" in text:
+            is_writing.release()
+            sleep(0.5)  # sleep: it holds the lock of the handler meanwhile
+        sys.stdout.write(text.split()[-1] + "\\n")
+
+def begin():
+    logging.basicConfig(handlers=[make_handler(stream=Slow())], format="%(message)s")
+
+{parts}
+start_new_thread(logging.warning, ("first",))
+is_writing.acquire()
+get_hub().loop.run_callback(logging.warning, "second")
+give_way(0.1)  # sleep: the hub calls back
+"""
+
+
+@pytest.mark.parametrize(
+    "parts", ["monkey.patch_all()\nbegin()", "begin()\nmonkey.patch_all()"], ids=["patched before", "patched after"]
+)
+def test_a_callback_of_the_hub_may_log_while_another_thread_does(parts: str) -> None:
+    command = [sys.executable, "-c", BUSY.format(parts=parts)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["first", "second"], "")
+
+
+RAISING = """
+import logging, time
+from nsq_fast.broker import Broker, InThread
+from nsq_fast.threads import Consumer
+
+class Raising(logging.Handler):
+    def handle(self, record):
+        raise OSError("the disk is full")
+
+with InThread(Broker) as broker:
+    consumer = Consumer("t", "c", str(broker.nsqd.tcp_address), message_handler=print)
+    consumer.start(block=False)
+    while not any(each.is_connected for each in consumer.stats().connections):
+        time.sleep(0.01)  # sleep: looks again and again
+    log = logging.getLogger("nsq_fast.client.connection")
+    log.setLevel(logging.INFO)
+    log.addHandler(Raising())
+    consumer.close(timeout=3600)
+    print("closed")
+"""
+
+
+def test_the_end_of_a_connection_does_not_depend_on_its_record() -> None:
+    ended = subprocess.run([sys.executable, "-c", RAISING], capture_output=True, text=True, timeout=PROCESS, check=True)
+    assert ended.stdout == "closed\n"
+    assert "the disk is full" in ended.stderr
 
 
 @pytest.mark.parametrize("options", [{"first": 0}, {"interval": -1}, {"interval": "10"}, {"first": True}])

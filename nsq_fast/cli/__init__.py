@@ -1,8 +1,8 @@
 """The `nsq-fast` command: each subcommand's module is loaded when it is used.
 
-What several commands have in common stands in ``options`` (addresses, durations, TLS, Ctrl-C), ``console`` (tables)
-and here: an error of ours is one line on stderr, never a traceback. Exit codes are 0, 1 (it failed), 2 (wrong
-arguments), 130 (Ctrl-C before the work was done).
+What several commands have in common stands in ``options`` (how they are declared), ``servers`` (addresses, TLS,
+Ctrl-C), ``console`` (tables), ``plain`` (all other output) and here: an error of ours is one line on stderr, never a
+traceback. Exit codes are 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C before the work was done).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ COMMANDS = {
     "demo": "demo",
     "broker": "broker",
     "with-broker": "broker:with_broker_command",
-    "nsqd": "broker:nsqd_command",
-    "nsqlookupd": "broker:nsqlookupd_command",
+    "nsqd": "original:nsqd_command",
+    "nsqlookupd": "original:nsqlookupd_command",
     "pub": "pub",
     "tail": "tail",
     "lookup": "stat:lookup_command",

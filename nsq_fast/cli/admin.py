@@ -15,8 +15,9 @@ from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.protocol.topology import merge, parse_lookup
 
 from . import options
-from .console import say, warnings_shown
-from .options import Servers, argument, flag, number
+from .options import argument, flag, number
+from .plain import say, warnings_shown
+from .servers import Servers, named_servers
 
 # Where topics are
 
@@ -151,7 +152,7 @@ _CHANNEL: Any = argument(type=options.channel)
 _MAYBE_CHANNEL: Any = argument(type=options.channel, required=False)
 _PARTITION: Any = number(least=0, help="This partition only.")
 _THIS_PARTITION: Any = argument(type=click.IntRange(min=0))
-_LOOKUP: Any = options.servers(None, lambda servers: Lookup(servers.found()))
+_LOOKUP: Any = named_servers(None, lambda servers: Lookup(servers.found()))
 
 
 # --- on both kinds of servers ----------------------------------------------------------------------------------------

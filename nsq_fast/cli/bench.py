@@ -19,8 +19,9 @@ from nsq_fast.bench.suite import Plan, in_turns, plans
 from nsq_fast.errors import ConfigError, NsqError, counted
 
 from . import console, options
-from .console import say
-from .options import NSQD_TCP, Servers, argument, flag, number, option, several
+from .options import argument, flag, number, option, several
+from .plain import say, write_file
+from .servers import NSQD_TCP, Servers, named_servers
 
 _TYPES = {
     "duration": options.some_time,
@@ -166,14 +167,14 @@ class Measurement:
                 run.scenarios.append(scenario)
                 _show(scenario, plan.title, run.about.cores)
             if self.target:
-                console.write_file(self.target, results.as_json(run))
+                write_file(self.target, results.as_json(run))
         return run
 
 
 _MEASUREMENT: Any = options.together(
     Measurement,
     embedded=flag(help="Measure on the embedded broker (the default)."),
-    servers=options.servers(NSQD_TCP),
+    servers=named_servers(NSQD_TCP),
     folder=option("--servers", type=options.FOLDER, metavar="DIR", help="Folder with the nsqd binary to start."),
     wanted=several(
         "--client", type=click.Choice(names()), metavar="NAME",
@@ -303,7 +304,7 @@ def scale_command(
         for line in runner.explained(scenario, run.about.cores):
             click.echo(line)
     if target:
-        console.write_file(target, results.as_json(run))
+        write_file(target, results.as_json(run))
 
 
 @_subcommand("compare", "Show what changed between two runs.")
@@ -387,12 +388,12 @@ def report_command(
         raise click.UsageError("say what to write: --html, --svg, --docs, --readme or --tuning")
     run = results.load(run_file)
     if html_file:
-        console.write_file(html_file, report.html(run))
+        write_file(html_file, report.html(run))
     if docs_file:
-        console.write_file(docs_file, report.docs(run))
+        write_file(docs_file, report.docs(run))
     for page, block in ((readme, report.readme_block), (tuning, report.tuning_block)):
         if page:
-            console.write_file(page, report.fill(page.read_text(encoding="utf-8"), block(run)))
+            write_file(page, report.fill(page.read_text(encoding="utf-8"), block(run)))
     if svg_folder:
         for name, chart in report.pictures(run):
-            console.write_file(svg_folder / name, chart)
+            write_file(svg_folder / name, chart)

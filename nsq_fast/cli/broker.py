@@ -1,6 +1,5 @@
 """`nsq-fast broker`: run the embedded nsqd and nsqlookupd, together or apart, or a redesigned cluster, until Ctrl-C;
-`nsq-fast with-broker`: the same for as long as a program runs; `nsq-fast nsqd` and `nsq-fast nsqlookupd`: one of them
-with the original's command line.
+`nsq-fast with-broker`: the same for as long as a program runs.
 
 Every option of ``NsqdOptions`` is a flag with the original's name.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +19,6 @@ from gevent import subprocess
 from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.broker.executable import main
 from nsq_fast.broker.net import listen_host
 from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
@@ -29,8 +26,9 @@ from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
 from . import options
-from .console import warnings_shown
-from .options import argument, flag, number, on_signals, option, several, stop_signals
+from .options import argument, flag, number, option, several
+from .plain import warnings_shown
+from .servers import on_signals, stop_signals
 
 _DEFAULTS = {"tcp_address": "127.0.0.1:4150", "http_address": "127.0.0.1:4151"}
 _LOOKUPD_DEFAULTS = {"tcp_address": "127.0.0.1:4160", "http_address": "127.0.0.1:4161"}
@@ -270,29 +268,3 @@ def _shown(servers: dict[str, Any], redesigned: bool) -> str:
         example = f"http://{servers['lookupd']['http']}/topic/create?topic=orders&partition_num=3&replicator={replicas}"
         lines.append(f"a topic:    curl -X POST '{example}&orderedmulti=true'")
     return "\n".join([*lines, "Ctrl-C ends it."])
-
-
-def _as_the_original(name: str, flags: str) -> click.Command:
-    """The command of one server, with the flags that the original has."""
-
-    @options.command(
-        name,
-        f"The embedded {name}, with the original's flags and log.",
-        help=f"Run the embedded {name} with the command line of the original: the same flags (-flag=value), --config"
-        f" FILE, --version, and the same log lines.\n\n{flags}",
-        context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
-    )
-    def run(flags: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED)) -> None:
-        sys.exit(main(name, flags))
-
-    return run
-
-
-nsqd_command: click.Command = _as_the_original(
-    "nsqd", "`nsq-fast broker --help` describes the flags, except -config, -log-level and -log-prefix."
-)
-nsqlookupd_command: click.Command = _as_the_original(
-    "nsqlookupd",
-    "The flags: -tcp-address, -http-address, -broadcast-address, -inactive-producer-timeout,"
-    " -tombstone-lifetime, -config, -log-level and -log-prefix.",
-)

@@ -40,7 +40,9 @@ from .jobs import (
     existing_cluster,
     original_servers,
 )
-from .options import INTERRUPTED, NSQD_TCP, Servers, flag, number, option, stop_signals
+from .options import flag, number, option
+from .plain import say
+from .servers import INTERRUPTED, NSQD_TCP, Servers, named_servers, stop_signals
 from .trace_report import why_not
 
 _LINE_EVERY = 1.0
@@ -81,7 +83,7 @@ _TRACE_NOTES = {
 
 @options.command("demo", "Run the main job, end to end.")
 def command(
-    servers: Servers = options.servers(NSQD_TCP),
+    servers: Servers = named_servers(NSQD_TCP),
     messages: int = number(default=200_000, help="How many messages."),
     topics: int = number(default=4, most=64, help="Over how many topics."),
     ordered_messages: int | None = number(
@@ -178,13 +180,13 @@ def _progress(messages: int, quiet: bool) -> Iterator[Tell]:
     else:
         due = perf_counter() + _LINE_EVERY
 
-        def say(ledger: Ledger) -> None:
+        def tell(ledger: Ledger) -> None:
             nonlocal due
             if perf_counter() >= due:
                 due = perf_counter() + _LINE_EVERY
-                console.say(f"published {ledger.published:,}  answered {ledger.settled:,}  of {messages:,}")
+                say(f"published {ledger.published:,}  answered {ledger.settled:,}  of {messages:,}")
 
-        yield say
+        yield tell
 
 
 def _print_rows(title: str, results: Results, notes: dict[str, str]) -> None:
@@ -216,7 +218,7 @@ def report_on(log: Path, page: Path | None) -> tuple[dict[str, Any], Path]:
     """
     if reason := why_not():
         raise NoReport(reason)
-    console.say("the traces of the ordered topic: Spark reports on them, which takes a minute")
+    say("the traces of the ordered topic: Spark reports on them, which takes a minute")
     with ExitStack() as undo:
         if page is None:
             folder = tempfile.mkdtemp(prefix="nsq-fast-traces-")

@@ -14,12 +14,13 @@ from gevent.pywsgi import WSGIServer
 from nsq_fast.worker.status_page import Answer, answer, listen
 
 from . import options
-from .options import NSQD_HTTP, Servers, flag, option, stop_signals
+from .options import flag, option
+from .servers import NSQD_HTTP, Servers, named_servers, stop_signals
 
 
 @options.command("exporter", "Show Prometheus depth, in flight, clients of a cluster.")
 def command(
-    servers: Servers = options.servers(NSQD_HTTP),
+    servers: Servers = named_servers(NSQD_HTTP),
     http: str = option(default=":9117", metavar="HOST:PORT", help="Where /metrics is served."),
     timeout: float = option(
         type=options.some_time, default=2.0, help="For the answer of one server; others are not kept waiting."

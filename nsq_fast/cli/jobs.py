@@ -34,7 +34,7 @@ from nsq_fast.errors import NsqError, RequeueMessage, counted
 from nsq_fast.producer import Producer
 
 from .admin import Lookup
-from .options import LOOKUPD, Servers
+from .servers import LOOKUPD, Servers
 from .stat import add_up
 
 CHANNEL = "workers"

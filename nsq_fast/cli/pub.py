@@ -20,8 +20,9 @@ from nsq_fast.errors import BodyInvalid, NsqError, counted
 from nsq_fast.producer import Producer
 
 from . import options
-from .console import say, warnings_shown
-from .options import INTERRUPTED, NSQD_TCP, Servers, argument, flag, number, option, several, stop_signals
+from .options import argument, flag, number, option, several
+from .plain import say, warnings_shown
+from .servers import INTERRUPTED, NSQD_TCP, Servers, named_servers, stop_signals
 
 
 class Splitter:
@@ -58,7 +59,7 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
 def command(
     topic: str = argument(type=options.topic),
     files: Sequence[str] = argument(type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1),
-    servers: Servers = options.servers(NSQD_TCP),
+    servers: Servers = named_servers(NSQD_TCP),
     delimiter: str = option(
         "-d", "--delimiter", default="\\n", help="What ends a message; \\n, \\t, \\0 are understood."
     ),

@@ -15,8 +15,8 @@ from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, Work
 from nsq_fast.worker.supervisor import Supervisor, check
 
 from . import options
-from .console import say
-from .options import LOOKUPD, NSQD_TCP, argument, flag, flag_of, option, several
+from .options import argument, flag, flag_of, option, several
+from .plain import say
 
 
 def _of_worker(declared: Option) -> Any:
@@ -29,12 +29,14 @@ def _of_worker(declared: Option) -> Any:
 
 
 _SETTINGS = {
-    face: several(*shown.flags, metavar="HOST:PORT", help=help)
-    for face, shown, help in (
-        ("nsqd_tcp_addresses", NSQD_TCP, NSQD_TCP.help),
-        ("lookupd_http_addresses", LOOKUPD, "An nsqlookupd (repeatable; port 4161)."),
-    )
-} | {name: _of_worker(declared) for name, declared in WorkerConfig.OPTIONS.items()}
+    "nsqd_tcp_addresses": several(
+        "--nsqd-tcp-address", "--nsqd", metavar="HOST:PORT", help="An nsqd (repeatable; port 4150)."
+    ),
+    "lookupd_http_addresses": several(
+        "--lookupd-http-address", "--lookupd", metavar="HOST:PORT", help="An nsqlookupd (repeatable; port 4161)."
+    ),
+    **{name: _of_worker(declared) for name, declared in WorkerConfig.OPTIONS.items()},
+}
 
 
 @options.command("run", "Run the consumers of a program, in processes.", more=_SETTINGS)

@@ -16,8 +16,8 @@ from nsq_fast.errors import NsqError, counted
 from nsq_fast.exporter import CHANNEL, CHANNEL_LABELS
 
 from . import console, options
-from .console import text_or_base64
 from .options import argument, flag, option, several
+from .plain import say, text_or_base64
 
 if TYPE_CHECKING:
     from nsq_fast.spark.journal.files import Storage
@@ -68,11 +68,11 @@ def ls(
             age = each.age and round(each.age, 1)
             click.echo(json.dumps({**names, **state, "rows": each.rows, "age": age}))
         rows.append([*map(str, (*names.values(), *state.values())), f"{each.rows:,}", f"{each.age or 0:,.0f} s"])
-    if not as_json:
+    if not rows:
+        say(f"{parent.path} has no folder of a stream; a batch reads its own again, by the same journal")
+    elif not as_json:
         head = ("folder", "topic", "channel", "committed", "batch", "rows", "age")
         console.show(head, rows, names=3, box=SIMPLE_HEAD)
-        if not rows:
-            console.say(f"{parent.path} has no folder of a stream; a batch reads its own again, by the same journal")
 
 
 @options.command("read", group=journal)

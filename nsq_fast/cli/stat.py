@@ -22,8 +22,9 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Topology
 
 from . import console, options
-from .console import say
-from .options import NSQD_HTTP, Servers, argument, flag, option, stop_signals
+from .options import argument, flag, option
+from .plain import say
+from .servers import NSQD_HTTP, Servers, named_servers, stop_signals
 
 
 class ChannelStats(NamedTuple):
@@ -111,7 +112,7 @@ _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/
 
 @options.command("stat", "Show depth, in flight, requeues, clients; refreshed.")
 def command(
-    servers: Servers = options.servers(NSQD_HTTP),
+    servers: Servers = named_servers(NSQD_HTTP),
     topic: str | None = option(type=options.topic, help="Show this topic only."),
     channel: str | None = option(type=options.channel, help="Show this channel only; needs --topic."),
     interval: float = option("-i", "--interval", type=options.some_time, default=2.0, help="Time between refreshes."),
@@ -218,7 +219,7 @@ class _Screen:
 @options.command("lookup", "Show where a topic lives.")
 def lookup_command(
     topic: str = argument(type=options.topic),
-    servers: Servers = options.servers(None),
+    servers: Servers = named_servers(None),
     timeout: float = option(type=options.some_time, default=5.0, help="Limit for an answer."),
     as_json: bool = flag("--json", help="Print one line of JSON."),
 ) -> None:

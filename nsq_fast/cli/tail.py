@@ -22,8 +22,9 @@ from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage, count
 from nsq_fast.names import Address
 
 from . import drop_output, options
-from .console import say, text_or_base64, warnings_shown
-from .options import NSQD_TCP, Servers, argument, flag, number, option, several, stop_signals
+from .options import argument, flag, number, option, several
+from .plain import say, text_or_base64, warnings_shown
+from .servers import NSQD_TCP, Servers, named_servers, stop_signals
 
 _TIMEOUT = 5.0
 _ANYWAY = "name a --channel, or say --take-backlog to print all the same"
@@ -112,7 +113,7 @@ BACKLOG_CHANNEL = "tail"
 def command(
     topics: Sequence[str] = argument(type=options.topic, metavar="TOPIC...", nargs=-1),
     more_topics: Sequence[str] = several("--topic", type=options.topic, help="The same as an argument (repeatable)."),
-    servers: Servers = options.servers(NSQD_TCP, has_http_beside=True),
+    servers: Servers = named_servers(NSQD_TCP, has_http_beside=True),
     channel: str | None = option(
         "-c", "--channel", type=options.channel, help="Default: an ephemeral one with a random name."
     ),

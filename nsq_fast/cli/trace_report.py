@@ -18,6 +18,7 @@ from nsq_fast.errors import counted
 
 from . import console, options
 from .options import argument, flag, number, option, several
+from .plain import write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +97,7 @@ def command(
         with _session(logs, master, memory, dict(settings)) as spark:
             figures = _by_spark(spark, logs, tables, trace_settings)
     if html_file:
-        console.write_file(html_file, trace.html(figures))
+        write_file(html_file, trace.html(figures))
     _print_json(figures) if as_json else _print_table(figures, html_file)
 
 

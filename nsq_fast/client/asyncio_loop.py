@@ -210,28 +210,40 @@ class LoopThread:
         self._loop.call_soon_threadsafe(function, *arguments)
 
 
+def running_loop(call: str) -> asyncio.AbstractEventLoop:
+    """The loop that runs in the calling thread. Raises WrongThread where none does; ``call`` names what was called."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongThread(
+            f"{call} was called where no event loop runs, in thread {threading.current_thread().name!r}; nothing was"
+            " done. nsq_fast.aio needs a running loop of asyncio, or uvloop; that of another library, as trio, is none."
+            " Use loop.call_soon_threadsafe, or nsq_fast.threads"
+        ) from None
+
+
 class AsyncioLoop:
     """The running loop. Made in it."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop("a client of nsq_fast.aio")
         self.at_end_of_turn: Callable[..., object] = self._loop.call_soon
         self.call_soon: Callable[..., object] = self._loop.call_soon
         self.call_later: Callable[..., asyncio.TimerHandle] = self._loop.call_later
         self.get_ident: Callable[[], int] = threading.get_ident
         self.reads_all: bool = type(self._loop).__module__.partition(".")[0] == "uvloop"
         self._supervisor = self.supervisor(logger)
-        self._names = Names(self, self._loop.call_soon_threadsafe)
+        self._names = Names(self._loop.call_soon_threadsafe)
+        self.tell_forks(self._names)
 
     @property
     def is_closed(self) -> bool:
         """Whether nothing runs in it any more."""
         return self._loop.is_closed()
 
-    @property
-    def is_running_here(self) -> bool:
-        """Whether it is the loop of the caller."""
-        return asyncio.get_running_loop() is self._loop
+    def wraps(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it is this one."""
+        return self._loop is loop
 
     def tell_end(self, function: Callable[[], object]) -> Callable[[], None]:
         """Call ``function`` once the loop is closed, or what this returns is called."""

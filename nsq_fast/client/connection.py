@@ -609,7 +609,7 @@ class Connection(ConnectionPath):
             self.loop.report(f"sending to {self.address}", cause, "the connection ends")
         self.write_error: ConnectionLost = ConnectionLost(f"{self.address}: cannot write: {cause}")
         self.write_error.__cause__ = cause
-        self._drop()
+        self._drop_unsent()
         # A server that closes after a fatal error may have sent the reason: let the reader find it, and the
         # end of the stream behind it. A peer that only takes nothing will not end the stream.
         if not isinstance(cause, ConnectionError):
@@ -618,7 +618,7 @@ class Connection(ConnectionPath):
             logger.info("%s: while closing: %s", self.address, cause, extra=CLOSE_FAILED)
             self.loop.call_soon(self._end, self.closed_error)
 
-    def _drop(self) -> None:
+    def _drop_unsent(self) -> None:
         """Nothing of what waits is sent any more."""
         lost = (self._sending or []) + self.finished
         requeued = self._sending_requeued + self._requeued
@@ -687,7 +687,7 @@ class Connection(ConnectionPath):
         if self.closed_error is None:
             self.closed_error = reason
             self._is_stopped = True  # what is sent from now on would count as sent, and most likely be lost
-            self._drop()
+            self._drop_unsent()
             if self._reader is not None:
                 self._reader.pause()
             self.loop.call_soon(self._end, reason)
@@ -702,7 +702,7 @@ class Connection(ConnectionPath):
         self._cancel_timers()
         self._is_stopped = True
         try:
-            self._drop()
+            self._drop_unsent()
         finally:
             self._transport.close()
             self._reader = self._writer = None
@@ -726,12 +726,18 @@ class Connection(ConnectionPath):
                 self._failed(token, error)
             except Exception:  # the others must still hear of theirs
                 logger.exception("%s: on_failed", self.address, extra=INTERNAL_ERROR)
-        logger.info("%s: disconnected: %s", self.address, said_at(self.address, reason), extra=DISCONNECTED)
+        try:  # whatever a log handler of the program raises: who waits for the end must not wait for ever
+            logger.info("%s: disconnected: %s", self.address, said_at(self.address, reason), extra=DISCONNECTED)
+        finally:
+            self._tell_end(reason)
+
+    def _tell_end(self, reason: NsqError) -> None:
         try:
             self._owner.on_disconnect(self, reason)
         except Exception as fault:
             self.loop.report(f"on_disconnect of {self.address}", fault, "the connection has ended")
-        self._has_ended.set()
+        finally:
+            self._has_ended.set()
 
     def drop(self, reason: NsqError) -> None:
         """End now, for a loop that ends: what is queued is sent as far as the system takes it at once."""

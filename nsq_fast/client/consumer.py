@@ -12,6 +12,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from nsq_fast._record import HistogramStats, Record
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
-from nsq_fast.errors import ConfigError, ConnectionClosed, NotRunning, NsqError
+from nsq_fast.errors import ConfigError, ConnectionClosed, NotRunning, NsqError, counted
 from nsq_fast.log_events import (
     CLOSE_FAILED,
     CLOSE_TIMED_OUT,
@@ -286,7 +287,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         )
         self.ordered = self.acknowledger.ordered = Ordered(self, self._blocked_policy)
         self.pools: Pools = Pools(self)
-        self.flow = Flow(config, self.pools, self.name, self.logger)
+        self.flow = Flow(self)
         self.past: Counters = Counters()
         self.seen_keys: SeenKeys | None = SeenKeys(config.suppress_retried) if config.suppress_retried else None
         self.headerless: set[str] = set()
@@ -494,7 +495,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             closing_time = max(share, SHORTEST_CLOSING)
         for each in subscribers:
             if not each.is_connected:  # it is being made, and nobody will use it
-                Connection.close(each.connection, ConnectionClosed(f"{each.address}: the consumer is closed"))
+                each.connection.close(ConnectionClosed(f"{each.address}: the consumer is closed"))
         if drain:
             await self._drain(subscribers, deadline)
         if self.config.requeue_unfinished:
@@ -505,17 +506,14 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _drain(self, subscribers: Sequence[Subscriber], deadline: float | None) -> None:
         soon = monotonic() + TELL_AFTER
-        has_time = deadline is None or soon < deadline
-        if has_time and not all([await each.subscription.wait_for_end(soon) for each in subscribers]):
-            self.logger.warning(
-                "closing waits for %d messages that are not responded to%s; %s",
-                sum(each.connection.in_flight for each in subscribers),
-                "".join(
-                    f", CLOSE_WAIT of {each.address}" for each in subscribers if each.subscription.is_awaiting_close
-                ),
-                "there is no timeout" if deadline is None else f"at most {deadline - monotonic():.1f} s more",
-                extra=CLOSE_WAITS,
-            )
+        if (deadline is None or soon < deadline) and not all(
+            [await each.subscription.wait_for_end(soon) for each in subscribers]
+        ):
+            live = [each for each in subscribers if each.is_connected]
+            waits = [f"CLOSE_WAIT of {each.address}" for each in live if each.subscription.is_awaiting_close]
+            if count := sum(each.connection.in_flight for each in live):
+                waits.insert(0, f"{counted(count, 'message')} without a response")
+            self._tell_waits(waits, deadline)
         for each in subscribers:
             if not await each.subscription.wait_for_end(deadline):
                 if each.subscription.is_awaiting_close:
@@ -525,12 +523,25 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
                     self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
         await self._wait_for_handlers(deadline)
 
+    def _tell_waits(self, waits: Sequence[str], deadline: float | None) -> None:
+        """Say what the close waits for; nothing, if all of it has just come."""
+        if waits:
+            left = "there is no timeout" if deadline is None else f"at most {deadline - monotonic():.1f} s more"
+            self.logger.warning("closing waits for %s; %s", ", ".join(waits), left, extra=CLOSE_WAITS)
+
     async def _wait_for_handlers(self, deadline: float | None) -> None:
         """Wait for those whose messages are answered, expired, or lost: they use what the program has."""
-        while any(self._handlers) and any(worker.current for worker in self.pools.workers()):
-            if deadline is not None and monotonic() >= deadline:
+        if not any(self._handlers):
+            return  # who iterates is not waited for
+        tell_at = monotonic() + TELL_AFTER
+        while running := sum(bool(worker.current) for worker in self.pools.workers()):
+            now = monotonic()
+            if deadline is not None and now >= deadline:
                 self.logger.warning("closed while handlers run", extra=CLOSE_TIMED_OUT)
                 return
+            if now >= tell_at:
+                tell_at = inf
+                self._tell_waits([f"the end of {counted(running, 'handler')}"], deadline)
             await self.loop.sleep(HANDLERS_PAUSE)
 
     def _requeue_unfinished(self, subscribers: Sequence[Subscriber]) -> None:
@@ -547,7 +558,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         """Most messages held at once, over all connections. May be set at any time; 0 holds everything back, None
         means one for each connection there is, and no fewer than handlers may run.
         """
-        return self.flow.limit
+        return self.flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, value: int | None) -> None:
@@ -556,7 +567,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     def _set_limit(self, config: ConsumerConfig) -> None:
         self.config = config
-        self.flow.max_in_flight = config.max_in_flight
         self.flow.changed()
         self.pools.limit_changed()
 
@@ -643,7 +653,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             connections=connections,
             totals=totals,
             given_up=self.given_up,
-            max_in_flight=self.flow.limit,
+            max_in_flight=self.flow.max_in_flight,
             in_flight=sum(each.in_flight for each in connections),
             unstarted=sum(each.unstarted for each in connections),
             backoff_level=self.flow.backoff.level,

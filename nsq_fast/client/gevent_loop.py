@@ -19,8 +19,17 @@ from nsq_fast.client import signals
 from nsq_fast.errors import NsqError, WrongThread
 
 from .connection import Connection
-from .greenlets import IN_THE_HUB, LAST, Job, OwnerThread, get_ident, known, loop_turns, tell_forks
-from .greenlets import Loop as GreenletLoop
+from .greenlets import (
+    IN_THE_HUB,
+    LAST,
+    Job,
+    OwnerThread,
+    SupervisedLoop,
+    get_ident,
+    known,
+    loop_turns,
+    tell_forks,
+)
 from .loop import FaultReporter, Names
 from .transport import Transport
 
@@ -122,7 +131,7 @@ class HubSupervisor(FaultReporter):
         return HubTask(Job(self, name, lambda: run(sequence(*arguments))))
 
     def keep(self, name: str, sequence: Callable[[], Any]) -> HubTask:
-        return HubTask(GreenletLoop(self, name, lambda: run(sequence())))
+        return HubTask(SupervisedLoop(self, name, lambda: run(sequence())))
 
 
 class GeventLoop:
@@ -136,7 +145,8 @@ class GeventLoop:
         self.tell_forks = tell_forks
         self.get_ident: Any = get_ident
         self.reads_all: bool = "libuv" in type(self._hub.loop).__module__
-        self._names = Names(self, self._hub.loop.run_callback_threadsafe)
+        self._names = Names(self._hub.loop.run_callback_threadsafe)
+        tell_forks(self._names)
 
     @classmethod
     def here(cls) -> GeventLoop:

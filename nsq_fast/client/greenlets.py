@@ -238,7 +238,7 @@ class Job(_AnyGreenlet):
             return None
 
 
-class Loop(Job):
+class SupervisedLoop(Job):
     """A greenlet, not started yet, that calls its function until that returns: when it raises, again after a pause that
     grows."""
 

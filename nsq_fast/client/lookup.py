@@ -36,6 +36,7 @@ from nsq_fast.log_events import (
     LOOKUPD_FAILED,
     LOOKUPD_RECOVERED,
     LOOKUPDS_LEARNT,
+    OPTION_IDLE,
     TOPIC_FOUND,
     TOPIC_UNKNOWN,
     TOPICS_UNKNOWN,
@@ -224,6 +225,11 @@ class LookupdList:
         self._configured = parse_lookupds(listed(lookupds, "lookupd addresses"))
         if not self._configured:
             raise ConfigError("no lookupd address is given")
+        if config.lookupd_tls_options and all(each.scheme == "http" for each in self._configured):
+            log.warning(
+                "lookupd_tls_options has no effect: nsqlookupds are asked without TLS where their addresses do not"
+                " begin with https://, as %s", ", ".join(map(str, self._configured)), extra=OPTION_IDLE,
+            )  # fmt: skip
         self._added: tuple[Endpoint, ...] = ()
         self._removed: frozenset[Endpoint] = frozenset()
         self._listings: dict[Endpoint, tuple[Endpoint, ...]] = {}

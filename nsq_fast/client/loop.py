@@ -296,11 +296,15 @@ class Repeated:
         self._pauses = RestartPauses()
         self._began = 0.0
 
-    def start(self, loop: Loop, supervisor: Supervisor) -> None:
-        """Look at once, from the next turn of the loop on."""
+    def start(self, loop: Loop, supervisor: Supervisor, after: float | None = None) -> None:
+        """Look, in the next turn of the loop, or in ``after`` seconds."""
         self._loop, self._supervisor = loop, supervisor
         self._began = monotonic()
-        self.ask()
+        if after is None:
+            self.ask()
+        else:
+            self._cancel()
+            self._timer = loop.call_later(after, self._run)
 
     def stop(self) -> None:
         """Look no more. Idempotent."""
@@ -338,9 +342,15 @@ EndTimeout: TypeAlias = float | UnsetType | None
 """Of the close of a consumer: seconds, None for ever, UNSET what its option ``close_timeout`` says."""
 
 
+def check_close_timeout(timeout: object) -> None:
+    """As ``check_end_timeout``, where it may be left to the option."""
+    if timeout is not UNSET:
+        check_end_timeout(timeout)
+
+
 def check_end_timeout(timeout: object) -> None:
     """Raise ConfigError unless it is one of ``close`` or ``join``: seconds, or None. With 0 nothing is waited for."""
-    if timeout is None or timeout is UNSET:
+    if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
@@ -391,12 +401,13 @@ class Names:
 
     Args:
         hand_over: has the loop's thread call a function.
+
+    Who makes it has it told of forks.
     """
 
-    def __init__(self, loop: Any, hand_over: Callable[..., object]) -> None:
+    def __init__(self, hand_over: Callable[..., object]) -> None:
         self._hand_over = hand_over
         self._asking: dict[tuple[str, int], list[Waiter]] = {}
-        loop.tell_forks(self)
 
     async def resolve(self, loop: Any, host: str, port: int, timeout: float) -> Sequence[tuple[Any, ...]]:
         """See ``Loop.resolve``."""

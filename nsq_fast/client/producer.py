@@ -19,11 +19,11 @@ from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning, PublishFailed, PublishTimeout
 from nsq_fast.log_events import STARTED_ALREADY
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Addresses, check_topic, listed, parse_addresses
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Addresses, listed, parse_addresses
 from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Form
 
 from .loop import Event
-from .publishes import Composer, Group, Publish, PublishOptions, check_defer, check_timeout
+from .publishes import Composer, Publish, PublishOptions, check_defer, check_timeout, of_a_part
 from .sender import Sender
 from .transport import check_files
 
@@ -316,7 +316,7 @@ class ProducerCore(ProducerPath):
             self._resume()
         route: TopicRoute | None = self._routes.get(topic) if topic.__class__ is str else None
         if route is None:
-            route = self._sender.routing.of(check_topic(topic))
+            route = self._sender.routing.add(topic)
         route.is_used = True
         return route
 
@@ -350,16 +350,17 @@ class ProducerCore(ProducerPath):
     def _full(self) -> str:
         return f"no room: max_pending={self._pending_limit.limit} messages wait for their replies"
 
-    async def _enter_all(self, parts: Sequence[Publish], whole: Publish | Group, block: bool) -> None:
+    async def _enter_all(self, parts: Sequence[Publish], block: bool) -> None:
         """``_enter`` each part of a call. Where one of them cannot, those that were not sent yet will not be."""
         entered = 0
         try:
             for part in parts:
                 await self._enter(part, block)
                 entered += 1
-        finally:
-            if entered < len(parts) and not whole.done:
-                self._withdraw(parts[:entered])
+        except BaseException as error:
+            if self._withdraw(parts[:entered]) and (whole := of_a_part(error)) is not error:
+                raise whole from error
+            raise
 
     def _withdraw(self, parts: Iterable[Publish]) -> bool:
         """Nobody waits for these any more: what was not sent will not be. Whether any of it may be stored."""

@@ -397,7 +397,7 @@ class ConsumerObserver:
         flow, backoff, rdy = consumer.flow, subscriber.backoff, subscription.share.rdy
         if flow.is_paused:
             return "max_in_flight_zero", "pause() was called"
-        if flow.limit == 0:
+        if flow.max_in_flight == 0:
             return "max_in_flight_zero", "max_in_flight is 0"
         if backoff.is_paused(now):
             return "backoff", f"level {backoff.level}, for {seconds(backoff.until - now)} more"
@@ -406,10 +406,10 @@ class ConsumerObserver:
         if rdy > 0:
             return self._why_silent(subscriber)
         if running:
-            return "handlers_busy", f"{len(running)} handlers hold all of max_in_flight={flow.limit}"
+            return "handlers_busy", f"{len(running)} handlers hold all of max_in_flight={flow.max_in_flight}"
         if consumer.total_in_flight or consumer.pools.orphaned:
-            return "awaiting_answers", f"messages that are not answered hold all of max_in_flight={flow.limit}"
-        return "max_in_flight_zero", f"RDY is 0: max_in_flight={flow.limit} is shared, and it is another's turn"
+            return "awaiting_answers", f"messages that are not answered hold all of max_in_flight={flow.max_in_flight}"
+        return "max_in_flight_zero", f"RDY is 0: max_in_flight={flow.max_in_flight} is shared, and it is another's turn"
 
     # What the nsqds say
 

@@ -2,8 +2,21 @@
 
 ``Composer`` turns the arguments of a call into what is sent, so that a wrong argument harms nobody but its caller: it
 is found before anything is queued, or any room taken. ``Publish`` is one command's worth of a call on its way through
-``routing`` and ``sender`` (its states are those of ``protocol.publishing``); ``Group`` is a call that needs several.
-``PendingLimit`` is the room that they need (``max_pending``).
+``routing`` and ``sender``; ``Group`` is a call that needs several. ``PendingLimit`` is the room that they need
+(``max_pending``).
+
+A publish goes through its attempts so:
+
+| state   | what happened                                   | next state                                          |
+|---------|-------------------------------------------------|-----------------------------------------------------|
+| waiting | a command with it was written                   | on the wire                                         |
+| on wire | the server replied OK                           | stored                                              |
+| on wire | ``attempt_failed``: refused, or connection lost | waiting; the verdict says whether to try again      |
+| waiting | ``end``: it will not be tried again             | failed; unknown if an attempt may have been stored  |
+| on wire | ``end``: its caller waits no longer             | unknown: the reply is still due                     |
+| an end  | anything                                        | the same                                            |
+
+Several publishes may share a command and its reply. Each of them ends, or is tried again, by itself.
 """
 
 from __future__ import annotations
@@ -18,31 +31,36 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import msgspec
 
 from nsq_fast import _codec
-from nsq_fast._publish_path import LimitPath, PublishPath, Wakeups
+from nsq_fast._publish_path import COUNT_BYTES, LENGTH_BYTES, LimitPath, PublishPath, Wakeups
 from nsq_fast.client.trace import TraceLog, check_trace_id, new_trace_id
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
-from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, PublishFailed, TypeInvalid
+from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, NsqError, PublishFailed, TypeInvalid
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
 from nsq_fast.protocol.publishing import (
     CODEC_HEADER,
-    COUNT_BYTES,
-    LENGTH_BYTES,
+    MOST_SERVERS_LOST,
     OK,
     PLAIN,
     PLAIN_BATCH,
     BatchForm,
     Form,
     Key,
-    PublishState,
     Receipt,
+    RetryPolicy,
+    Verdict,
     WireForm,
     compressed,
+    decide,
+    is_miss,
     key_partitioner,
+    may_have_ended_server,
 )
 
 from .connection import check_delay
 
 if TYPE_CHECKING:
+    from nsq_fast._publish_path import Command
+
     from .loop import Loop, Waiter
     from .routing import Queue, TopicRoute
 
@@ -57,18 +75,24 @@ class Promise(Protocol):
         """It did not."""
 
 
-class Publish(PublishPath, PublishState):
-    """One publish: what a caller waits for, or holds a promise of.
+class Publish(PublishPath):
+    """One publish: what a caller waits for, or holds a promise of. What all have is in ``PublishPath``.
 
     Attributes:
         timeout: its own, in seconds; None: that of the producer.
-        key, pin: what its partition follows from, where it must go to one; ``pin`` is the number, once it is known.
+        pin: the partition that it was given in place of a key.
+        failed_attempts: attempts that ended, and count.
+        misses: those of them that have not come to the publish itself, see ``is_miss``.
+        ended_servers: the servers that were working on it when they ended the connection.
+        possibly_stored: an attempt that ended may have been stored.
+        last_error: what the last attempt failed with, at ``last_server``; ``failure``: both as text.
         partition: where it was stored; None when the server was to choose.
         receipts: what the server said of it, when it was traced.
         is_abandoned: whether its caller was interrupted, so that nobody hears of its end.
     """
 
-    __slots__ = ()
+    # One is made for each publish: what is rare goes into a dict, over the defaults here.
+    __slots__ = ("__dict__",)
 
     promised: Any
 
@@ -76,6 +100,12 @@ class Publish(PublishPath, PublishState):
 
     timeout: float | None = None
     pin: int | None = None
+    failed_attempts: int = 0
+    misses: int = 0
+    ended_servers: tuple[object, ...] = ()
+    possibly_stored: bool = False
+    last_error: BaseException | None = None
+    last_server: object = None
     partition: int | None = None
     receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
     is_abandoned: bool = False
@@ -84,6 +114,59 @@ class Publish(PublishPath, PublishState):
     def topic(self) -> str:
         """Its topic."""
         return self.destination.topic
+
+    # Its attempts
+
+    @property
+    def attempts(self) -> int:
+        """How often it was sent, so far as that counts: see ``Verdict.counts``."""
+        return self.failed_attempts + (self.attempt is not None)
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether a server may have stored it, as far as is known now."""
+        return self.possibly_stored or self.attempt is not None
+
+    def may_retry(self, error: BaseException, policy: RetryPolicy) -> bool:
+        """Whether it would be tried again if its attempt failed with ``error`` now."""
+        return decide(error, self.attempts, policy, self.misses).retry
+
+    def attempt_failed(
+        self, error: BaseException, policy: RetryPolicy, *, is_shared: bool = False, server: object = None
+    ) -> Verdict:
+        """Its attempt at ``server`` is over; return what to do. ``is_shared``: others were in the same command."""
+        is_again = server in self.ended_servers
+        verdict = decide(error, self.attempts, policy, self.misses, is_again=is_again)
+        if may_have_ended_server(error):
+            # If it did, it ends alone next time, and only one server more.
+            self.is_alone: bool = True
+            self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
+            if len(self.ended_servers) >= MOST_SERVERS_LOST:
+                verdict = msgspec.structs.replace(verdict, retry=False)
+        if is_shared and verdict.splits and not verdict.retry:
+            # The server took none, because of one of them or because of them all: let the bad one fail alone.
+            self.is_alone = True
+            verdict = msgspec.structs.replace(verdict, retry=True)
+        self.attempt: Command | None = None
+        self.last_error, self.last_server = error, server
+        self.possibly_stored |= verdict.possibly_stored
+        self.failed_attempts += verdict.counts
+        self.misses += verdict.counts and is_miss(verdict, error, policy, is_again)
+        return verdict
+
+    @property
+    def failure(self) -> str:
+        """What the last attempt failed with, and where."""
+        said, where = str(self.last_error) or repr(self.last_error), str(self.last_server or "")
+        return said if where in said else f"{said}, at {where}"
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over, well when ``error`` is None. The first end counts."""
+        if not self.done:
+            self.done = True
+            self.error = error
+
+    # Its end
 
     def value(self) -> Any:
         """What it ended with when it went well."""
@@ -153,13 +236,23 @@ class Group:
     def _whole_error(self) -> BaseException | None:
         """The first error, with what became of each message; it tells when any of them may be stored."""
         error = self.error
-        if isinstance(error, NoNsqd) and self._is_any_stored:
-            error = PublishFailed(f"a part of the batch was not sent: {error}", attempts=0)
-            error.__cause__ = self.error
+        if error is not None and self._is_any_stored:
+            error = of_a_part(error)
         if isinstance(error, PublishFailed):
-            error.possibly_stored |= self._is_any_stored
             error.results = [result for part in self._parts for result in part.results()]
         return error
+
+
+def of_a_part(error: BaseException) -> BaseException:
+    """The error of a batch of which one part failed with ``error``, and another was or may have been stored."""
+    if isinstance(error, PublishFailed) and not isinstance(error, NoNsqd):
+        error.possibly_stored = True
+        return error
+    if not isinstance(error, NsqError):
+        return error
+    failed = PublishFailed(f"a part of the batch was not sent: {error}", attempts=0, possibly_stored=True)
+    failed.__cause__ = error
+    return failed
 
 
 def keep_promise(promise: Promise, ended: Publish | Group) -> None:
@@ -288,28 +381,28 @@ class Composer:
 
     # One message
 
-    def form(self, topic: TopicRoute, body: Body, trace_id: Any, headers: Any, tag: Any) -> WireForm:
+    def form(self, route: TopicRoute, body: Body, trace_id: Any, headers: Any, tag: Any) -> WireForm:
         """The form of one message, whose body has been checked."""
-        if self._is_bare(topic, trace_id, headers, tag):
+        if self._is_bare(route, trace_id, headers, tag):
             return PLAIN
-        form = self.message_form(topic, trace_id, headers, tag)
-        if form is PLAIN or self._fits(topic, body, form):
+        form = self.message_form(route, trace_id, headers, tag)
+        if form is PLAIN or self._fits(route, body, form):
             return form
         if form.is_optional:
             return PLAIN
-        raise BodyInvalid(f"body {self._excess(topic, body, form)}")
+        raise BodyInvalid(f"body {self._excess(route, body, form)}")
 
-    def deferred(self, topic: TopicRoute, defer: int, options: PublishOptions) -> WireForm:
+    def deferred(self, route: TopicRoute, defer: int, options: PublishOptions) -> WireForm:
         """The form of one message that is delivered later."""
-        if topic.is_partitioned or options is not NO_OPTIONS:
+        if route.is_partitioned or options is not NO_OPTIONS:
             raise ConfigError(
                 f"defer={defer}: servers with partitions, keys, traces and headers cannot delay a publish;"
                 " leave defer out"
             )
-        return WireForm("DPUB", defer=defer)
+        return WireForm("DPUB", defer=defer, is_alone=True)
 
-    def packed(self, topic: TopicRoute, body: bytes, options: PublishOptions) -> tuple[bytes, PublishOptions]:
-        """A body above ``topic.plain_size``, compressed if that saves something, and the options that say so."""
+    def packed(self, route: TopicRoute, body: bytes, options: PublishOptions) -> tuple[bytes, PublishOptions]:
+        """A body above ``route.plain_size``, compressed if that saves something, and the options that say so."""
         headers = {} if options.headers is None else options.headers
         if self._codec_name is None or not isinstance(headers, Mapping) or CODEC_HEADER in headers:
             return body, options  # such headers are refused later; or the body is one that was compressed before
@@ -318,39 +411,39 @@ class Composer:
             return body, options
         return found[0], msgspec.structs.replace(options, headers={**headers, **found[1]})
 
-    def _fits(self, topic: TopicRoute, body: Body, form: WireForm) -> bool:
+    def _fits(self, route: TopicRoute, body: Body, form: WireForm) -> bool:
         # A trace id that goes before the body is no part of the record behind its head.
-        limit = self._max_msg_size if form.kind == "PUB_TRACE" else topic.max_msg_size
+        limit = self._max_msg_size if form.kind == "PUB_TRACE" else route.max_msg_size
         return len(body) + form.overhead <= limit
 
-    def _excess(self, topic: TopicRoute, body: Body, form: WireForm) -> str:
-        return f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {topic.limit_text}"
+    def _excess(self, route: TopicRoute, body: Body, form: WireForm) -> str:
+        return f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {route.limit_text}"
 
-    def _is_bare(self, topic: TopicRoute, trace_id: Any, headers: Any, tag: Any) -> bool:
+    def _is_bare(self, route: TopicRoute, trace_id: Any, headers: Any, tag: Any) -> bool:
         """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
         if trace_id is not None or headers is not None or tag is not None:
             return False
-        return not self._trace.is_active or not self._trace.is_on(topic.name) or (topic.has_lookup and topic.is_plain)
+        return not self._trace.is_active or not self._trace.is_on(route.name) or (route.has_lookup and route.is_plain)
 
     def message_form(
-        self, topic: TopicRoute, trace_id: Any, headers: Any, tag: Any, *, is_batch: bool = False
+        self, route: TopicRoute, trace_id: Any, headers: Any, tag: Any, *, is_batch: bool = False
     ) -> WireForm:
         """What goes with one message; ``is_batch``: it shares its command with others."""
         is_optional = False
         if headers is not None or tag is not None:
             fields, trace_id = _merge(headers, tag, trace_id)
-            if trace_id is None and not is_batch and self._trace.is_on(topic.name):
+            if trace_id is None and not is_batch and self._trace.is_on(route.name):
                 drawn = new_trace_id()
-                trace_id = drawn if self._trace.takes(topic.name, drawn) else None
+                trace_id = drawn if self._trace.takes(route.name, drawn) else None
             return _with_header(fields, trace_id)
         if trace_id is None:
-            if not self._trace.is_on(topic.name):
+            if not self._trace.is_on(route.name):
                 return PLAIN
             trace_id, is_optional = new_trace_id(), True
-            if not is_batch and not self._trace.takes(topic.name, trace_id):
+            if not is_batch and not self._trace.takes(route.name, trace_id):
                 return PLAIN
         check_trace_id(trace_id)
-        if topic.is_ext and not is_batch:
+        if route.is_ext and not is_batch:
             return msgspec.structs.replace(_with_header({}, trace_id), is_optional=is_optional)
         return WireForm("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
 
@@ -380,30 +473,30 @@ class Composer:
         elif options.trace_id is not None:
             check_trace_id(options.trace_id)
 
-    def check_body(self, topic: TopicRoute | None, body: Any) -> None:
-        """Raise TypeError or BodyInvalid unless ``body`` can be a message of ``topic``; None: of some topic."""
+    def check_body(self, route: TopicRoute | None, body: Any) -> None:
+        """Raise TypeError or BodyInvalid unless ``body`` can be a message of this topic; None: of some topic."""
         size = size_of(body)
-        if size > (self._max_msg_size if topic is None else topic.max_msg_size):
-            limit = f"max_msg_size={self._max_msg_size}" if topic is None else topic.limit_text
+        if size > (self._max_msg_size if route is None else route.max_msg_size):
+            limit = f"max_msg_size={self._max_msg_size}" if route is None else route.limit_text
             raise BodyInvalid(f"body of {size} bytes is above {limit}")
 
     # Batches
 
-    def parts(self, topic: TopicRoute, bodies: Any, options: PublishOptions) -> list[tuple[list[bytes], Form]]:
+    def parts(self, route: TopicRoute, bodies: Any, options: PublishOptions) -> list[tuple[list[bytes], Form]]:
         """The commands of a batch: the bodies of each, and the form that goes with them."""
         messages = _as_list(bodies)
-        messages, total = self._check_bodies(topic, messages)
-        if self._codec_name is not None and max(map(len, messages)) > topic.plain_size:
-            messages, options = self._packed_batch(topic, messages, options)
+        messages, total = self._check_bodies(route, messages)
+        if self._codec_name is not None and max(map(len, messages)) > route.plain_size:
+            messages, options = self._packed_batch(route, messages, options)
             total = self._max_body_size + 1  # unknown now; the parts are measured below
-        is_bare = self._is_bare(topic, options.trace_id, options.headers, options.tag)
-        forms = None if is_bare else self._forms(topic, messages, options)
+        is_bare = self._is_bare(route, options.trace_id, options.headers, options.tag)
+        forms = None if is_bare else self._forms(route, messages, options)
         if forms is None:
             groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
             return [(group, PLAIN_BATCH) for group in groups]
         for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
-            if not self._fits(topic, message, form):
-                raise BodyInvalid(f"bodies[{number}] {self._excess(topic, message, form)}")
+            if not self._fits(route, message, form):
+                raise BodyInvalid(f"bodies[{number}] {self._excess(route, message, form)}")
         parts: list[tuple[list[bytes], Form]] = []
         start = 0
         for group in self._cut(messages, forms):
@@ -412,16 +505,16 @@ class Composer:
         return parts
 
     def _packed_batch(
-        self, topic: TopicRoute, messages: list[bytes], options: PublishOptions
+        self, route: TopicRoute, messages: list[bytes], options: PublishOptions
     ) -> tuple[list[bytes], PublishOptions]:
         """The messages, the large ones compressed; not where they are traced: with headers a batch has no receipts."""
-        if options.trace_id is not None or (options.headers is None and self._trace.is_on(topic.name)):
+        if options.trace_id is not None or (options.headers is None and self._trace.is_on(route.name)):
             return messages, options
         count = len(messages)
         headers = _each("headers", options.headers, count)
         pairs = [
-            self.packed(topic, message, PublishOptions(headers=header))
-            if len(message) > topic.plain_size
+            self.packed(route, message, PublishOptions(headers=header))
+            if len(message) > route.plain_size
             else (message, PublishOptions(headers=header))
             for message, header in zip(messages, headers, strict=True)
         ]
@@ -430,7 +523,7 @@ class Composer:
             return messages, options
         return [message for message, _ in pairs], msgspec.structs.replace(options, headers=packed)
 
-    def _forms(self, topic: TopicRoute, messages: list[bytes], options: PublishOptions) -> list[WireForm] | None:
+    def _forms(self, route: TopicRoute, messages: list[bytes], options: PublishOptions) -> list[WireForm] | None:
         """What goes with each message; None: nothing."""
         count = len(messages)
         is_asked = options.trace_id is not None or options.headers is not None or options.tag is not None
@@ -438,11 +531,11 @@ class Composer:
             return None
         is_same = not isinstance(options.headers, Sequence) and not isinstance(options.trace_id, Sequence)
         if is_same and is_asked:
-            return [self.message_form(topic, options.trace_id, options.headers, options.tag, is_batch=True)] * count
+            return [self.message_form(route, options.trace_id, options.headers, options.tag, is_batch=True)] * count
         trace_ids = _each("trace_id", options.trace_id, count)
         headers = _each("headers", options.headers, count)
         forms = [
-            self.message_form(topic, trace_id, header, options.tag, is_batch=True)
+            self.message_form(route, trace_id, header, options.tag, is_batch=True)
             for trace_id, header in zip(trace_ids, headers, strict=True)
         ]
         if len({form.kind for form in forms}) > 1:
@@ -462,16 +555,16 @@ class Composer:
             size += needed
         return parts
 
-    def _check_bodies(self, topic: TopicRoute, messages: list[Any]) -> tuple[list[bytes], int]:
+    def _check_bodies(self, route: TopicRoute, messages: list[Any]) -> tuple[list[bytes], int]:
         """Check every message; return them as bytes, and the size of an MPUB body of them all."""
         if not messages:
             raise BodyInvalid("bodies is empty: nsqd takes no empty batch")
-        total = _codec.mpub_size(messages, topic.max_msg_size)
+        total = _codec.mpub_size(messages, route.max_msg_size)
         if total >= 0:
             return messages, total
         for number, message in enumerate(messages):
             try:
-                self.check_body(topic, message)
+                self.check_body(route, message)
             except (TypeError, BodyInvalid) as error:  # noqa: PERF203
                 raise type(error)(f"bodies[{number}]: {error}") from None
         messages = list(map(bytes, messages))
@@ -557,7 +650,10 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
             f"headers of {len(header)} bytes as JSON, tag and trace id included: at most {_codec.MAX_HEADER_SIZE};"
             " servers cannot read a larger one again"
         )
-    return WireForm("PUB_EXT", trace_id or 0, header, is_traced=trace_id is not None)
+    # With a trace id it gets a receipt, where it is the only one of its command.
+    # youzan/nsq: nsqdserver/protocol_v2.go, internalPubExtAndTrace, internalMPUBEXTAndTrace
+    is_traced = trace_id is not None
+    return WireForm("PUB_EXT", trace_id or 0, header, is_traced=is_traced, is_alone=is_traced)
 
 
 def check_timeout(timeout: Any) -> None:

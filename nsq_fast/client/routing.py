@@ -140,14 +140,16 @@ class Queue(QueuePath):
 
         ``is_stale``: the nsqd does not lead the partition (any more).
         """
-        self.in_flight -= 1
         if again:
             # Never at once: of nsqds that end together, each would be sent what the one before has let fall, as long as
             # nobody has read that it is gone; and two that end with the same publish are said to end because of it.
-            self._sender.later(delay, lambda: self.resend(again))
+            self._sender.later(delay, lambda: self._resend(again))
+        else:
+            self.in_flight -= 1
 
-    def resend(self, again: list[Publish]) -> None:
-        """Send these as soon as possible: in the order in which they failed."""
+    def _resend(self, again: list[Publish]) -> None:
+        """Send the rest of a command that failed as soon as possible: in the order in which they failed."""
+        self.in_flight -= 1
         self.waiting.extend(publish for publish in again if not publish.done)
         self.pump()
 
@@ -415,36 +417,38 @@ class AnyPartition(Queue):
             super().failed(command, again, delay, is_stale=is_stale)
             return
         # Nothing is sent to a partition whose leader moves, for a while; the others may take it at once.
-        self.in_flight -= 1
         if not queue.is_paused and delay:
             queue.pause(delay)
-        self.resend(again)
+        self._resend(again)
 
 
 class ParkedQueue(Queue):
     """Publishes that wait until it is known where they may go.
 
     Attributes:
-        missing: what is not known, for people to read; None: which nsqd there is.
-        doubted_since: since when it is whether the topic carries headers; an answer of lookup to what was asked later
-            ends that. None: it is something else.
+        doubted_since: since when it is not known whether the topic carries headers by now; an answer of lookup to what
+            was asked later ends that. None: it is not known which partitions there are; without lookup, which nsqds.
     """
 
-    __slots__ = ("doubted_since", "missing")
+    __slots__ = ("_has_lookup", "doubted_since")
 
-    def __init__(self, sender: Sender, topic: str, missing: str | None) -> None:
+    def __init__(self, sender: Sender, topic: str, *, has_lookup: bool) -> None:
         super().__init__(sender, topic, [])
-        self.missing: str | None = missing
+        self._has_lookup = has_lookup
         self.doubted_since: float | None = None
 
     def why_nowhere(self, publish: Publish) -> NsqError | None:
-        if self.doubted_since is not None and publish.form.kind == "PUB_EXT":
+        if not self._has_lookup:
+            return super().why_nowhere(publish)
+        if self.doubted_since is None:
+            text = f"lookup did not say which partitions topic {self.topic!r} has"
+        elif publish.form.kind == "PUB_EXT":
             return no_headers(self.topic)
-        return (
-            super().why_nowhere(publish)
-            if self.missing is None
-            else self._sender.nowhere(NoLeader, self.missing, self.topic)
-        )
+        else:
+            text = (
+                f"lookup did not say whether topic {self.topic!r} carries headers by now, which others before it have"
+            )
+        return self._sender.nowhere(NoLeader, text, self.topic)
 
 
 def no_headers(topic: str) -> ConfigError:
@@ -502,8 +506,7 @@ class TopicRoute:
         self._links: list[ProducerConnection] = [] if has_lookup else sender.pool.open
         self._partition_of_key = key_partitioner(config.key_strategy)
         self.any: Queue = Queue(sender, name, self._links)
-        missing = f"lookup did not say which partitions topic {name!r} has" if has_lookup else None
-        self.parked: ParkedQueue = ParkedQueue(sender, name, missing)
+        self.parked: ParkedQueue = ParkedQueue(sender, name, has_lookup=has_lookup)
         is_by_load = config.partition_strategy == "least_loaded"
         self._any_partition = AnyPartition(sender, name, self.partitions, by_load=is_by_load)
 
@@ -597,9 +600,6 @@ class TopicRoute:
         parked = self.parked
         if parked.doubted_since is None:
             began = parked.doubted_since = monotonic()
-            parked.missing = (
-                f"lookup did not say whether topic {self.name!r} carries headers by now, which others before it have"
-            )
             parked.reopen()
             self._sender.later(LONGEST_DOUBT, lambda: self.settle(began))
         return parked
@@ -892,11 +892,11 @@ class Routing:
             task.cancel()
         self._asking.clear()
 
-    def of(self, topic: str) -> TopicRoute:
-        """The route of a topic. Raises NameInvalid."""
+    def add(self, topic: str) -> TopicRoute:
+        """A route for a topic that has none. Raises NameInvalid."""
         check_topic(topic)
         has_lookup = self.lookup is not None
-        if not has_lookup and len(self.by_topic) >= MAX_TOPICS:
+        if not has_lookup and len(self.by_topic) >= MAX_TOPICS and self._may_forget:
             for name in [name for name, route in self.by_topic.items() if not route.is_busy]:
                 del self.by_topic[name]
         route = self.by_topic[topic] = TopicRoute(self._sender, topic, has_lookup=has_lookup)
@@ -1001,16 +1001,22 @@ class Routing:
         if self.lookup is not None:
             route.settle(self.lookup.asked_at(topic))
 
+    @property
+    def _may_forget(self) -> bool:
+        """Whether no publish waits for room: it has chosen its queue already."""
+        return not self._sender.pending_limit.queue
+
     def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
-        is_idle = not route.is_used and not route.is_busy and len(self.by_topic) > MAX_TOPICS // 10
+        is_idle = not route.is_used and not route.is_busy and self._may_forget
         route.is_used = False
-        if is_idle and self.lookup is not None:
-            del self.by_topic[topic]
-            for queue in route.partitions.values():
-                queue.let_go()
-            self._pool.exchange(route.addresses or frozenset(), frozenset())
-            self.lookup.remove_topic(topic)
-        return is_idle
+        if not is_idle or self.lookup is None or len(self.by_topic) <= MAX_TOPICS // 10:
+            return False
+        del self.by_topic[topic]
+        for queue in route.partitions.values():
+            queue.let_go()
+        self._pool.exchange(route.addresses or frozenset(), frozenset())
+        self.lookup.remove_topic(topic)
+        return True
 
     def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
         if topology.meta is not None:

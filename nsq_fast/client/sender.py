@@ -229,10 +229,12 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._patience = min(config.retry_max_delay, LONGEST_LEADER_PAUSE)
         self._has_failed = False
         self._is_blameless = False
+        # Each look asks whether some reply takes too long, by a command that was the newest at an earlier look; and
+        # whether the server stands still, by the oldest: it works on that one. And for how many looks that is so.
         self._sample: Command | None = None
-        self._looks = 0
-        self._first: Command | None = None  # what it was working on at the last look, and at how many before
-        self._first_looks = 0
+        self._sample_looks = 0
+        self._oldest: Command | None = None
+        self._oldest_looks = 0
         self._silent_since = NEVER  # since when a connection was not heard whose heartbeat is overdue
         self._latest: Connection | None = None
         self._tries: dict[Connection, Task] = {}
@@ -311,19 +313,20 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._news.set()
 
     async def _try(self, conn: Connection) -> None:
+        failure: NsqError | None = None
         try:
             await conn.open()
         except NsqError as error:
-            self._tries.pop(conn, None)
-            self._try_failed(error)
-        else:
-            self._try_succeeded(conn)
+            failure = error
         finally:
-            self._tries.pop(conn, None)
+            self._tries.pop(conn, None)  # nobody ends it any more
             self._news.set()
+        if failure is None:
+            self._try_succeeded(conn)
+        else:
+            self._try_failed(failure)
 
     def _try_succeeded(self, conn: Connection) -> None:
-        self._tries.pop(conn, None)  # nobody ends it any more
         silent = self.conn
         if self.is_stopping or (silent is not None and not (self._is_silent and self._may_give_up(silent))):
             conn.close()
@@ -386,23 +389,23 @@ class ProducerConnection(ConnectionOwner[Connection]):
         if conn is None:
             return
         tokens = conn.session.tokens()
-        first = tokens[0] if tokens else None
-        self._first_looks = self._first_looks + 1 if first is self._first else 0
-        self._first = first
+        oldest = tokens[0] if tokens else None
+        self._oldest_looks = self._oldest_looks + 1 if oldest is self._oldest else 0
+        self._oldest = oldest
         if self.owed:
             if self._is_silent:
                 self._begin()
             return
         if self._sample is None or self._sample.conn is not conn:  # the reply has come
             self._sample = tokens[-1] if tokens else None
-            self._looks = 0
+            self._sample_looks = 0
             return
-        self._looks += 1
-        if self._looks >= self._sender.looks:
+        self._sample_looks += 1
+        if self._sample_looks >= self._sender.looks:
             self._stall(conn)
         elif conn.is_unheard():
             self._begin()
-        elif self._looks == 1:  # if the reply is what was lost, nothing of ours is sent again; this will be
+        elif self._sample_looks == 1:  # if the reply is what was lost, nothing of ours is sent again; this will be
             conn.put_bytes(NOP)
 
     def _stall(self, conn: Connection) -> None:
@@ -421,6 +424,11 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._sender.link_stalled(self)
         if self._is_silent:
             self._begin()
+
+    def will_reply_late(self, conn: Connection) -> None:
+        """Nobody waits any longer for the reply to a command."""
+        if conn is self.conn:
+            self.overdue += 1
 
     def has_replied_late(self, conn: Connection) -> None:
         """The reply to a command that was overdue has come, or will not come any more."""
@@ -463,7 +471,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         # A server that is late and replies to one command after the other is slow: on another connection it would get
         # the same publishes again, and be slower still.
         return conn is not None and (
-            (bool(self.owed) and self._first_looks >= self._sender.looks)
+            (bool(self.owed) and self._oldest_looks >= self._sender.looks)
             or conn.last_received_at == self._silent_since
             or conn.is_unheard()
         )
@@ -504,8 +512,8 @@ class ProducerConnection(ConnectionOwner[Connection]):
                 self.drop(conn, error)
         else:
             self.drop(conn, error)
-            if isinstance(error, ConnectionLost) and command is self._first:
-                error.waited = self._first_looks * self._sender.look_every
+            if isinstance(error, ConnectionLost) and command is self._oldest:
+                error.waited = self._oldest_looks * self._sender.look_every
         self._sender.refused(conn, command, error)
         self._has_replied(conn)
 
@@ -567,7 +575,7 @@ class Sender(SendPath):
         self.pending: Any = Pending(loop, self._time_out, self.look_every, self._look_at_links)
         self.pending_limit: Any = PendingLimit(config.max_pending, loop)
         self.latency: Histogram | None = Histogram() if config.histograms else None
-        self.timing: Any = self if config.histograms else None  # called for each command that was stored
+        self.timed: Callable[[Publish], object] | None = self._time if config.histograms else None
         self._next_sample = 0.0
         self._timers: set[Timer] = set()
         self.lingers: bool = config.linger > 0
@@ -662,9 +670,8 @@ class Sender(SendPath):
     def _tell_response(self, data: bytes) -> None:
         self.tell("on_response", response=data)
 
-    def stored(self, publish: Publish) -> None:
-        """An nsqd has confirmed a publish, and somebody asked for what that takes: of at most one in
-        ``SAMPLE_EVERY`` seconds."""
+    def _time(self, publish: Publish) -> None:
+        """Note what a publish took that was stored just now: of at most one in ``SAMPLE_EVERY`` seconds."""
         now = monotonic()
         if now >= self._next_sample and self.latency is not None:
             self._next_sample = now + SAMPLE_EVERY
@@ -672,13 +679,16 @@ class Sender(SendPath):
             timeout = self.config.publish_timeout if publish.timeout is None else publish.timeout
             self.latency.observe(now - (publish.deadline - timeout))
 
-    def _replied_after_all(self, command: Command, data: bytes) -> None:
-        """A connection that had stalled replies to a command whose publishes were tried elsewhere."""
-        if data == OK:
-            for publish in command.publishes:
-                if not publish.done:
-                    owe(publish.attempt)
-                    self.finish(publish, None)
+    def _replied_after_all(self, conn: Connection, command: Command, data: bytes) -> None:
+        """A connection that had stalled has stored a command whose publishes were tried elsewhere."""
+        if data != OK:
+            self._take_receipts(command, data, conn.address)
+        for publish in command.publishes:
+            if not publish.done:
+                if command.partition is not None:
+                    publish.partition = command.partition
+                owe(publish.attempt)
+                self.finish(publish, None)
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
         """Give each publish what the server said of its records, and write that down."""
@@ -856,7 +866,7 @@ class Sender(SendPath):
     # News of the connections
 
     def _look_at_links(self) -> None:
-        for link in list(self.pool.open):
+        for link in self.pool:  # stalled ones, too: they may fall silent
             link.look()
 
     def link_opened(self, link: ProducerConnection) -> None:
@@ -907,7 +917,7 @@ def owe(command: Command | None) -> None:
     """A publish has ended while a reply to ``command`` is due; None: none is."""
     if command is not None and not command.is_overdue and command.conn is not None:
         command.is_overdue = True
-        command.conn.owner.overdue += 1
+        command.conn.owner.will_reply_late(command.conn)
 
 
 def final_error(publish: Publish, error: NsqError) -> NsqError:

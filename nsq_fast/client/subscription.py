@@ -176,7 +176,7 @@ class Subscription:
         self._select: Callable[[list[Message]], list[Message]] | None = None
 
     @property
-    def held(self) -> int:
+    def begun(self) -> int:
         """Messages that handlers have got and not answered."""
         return self.connection.in_flight - len(self.inbound.waiting)
 
@@ -195,8 +195,7 @@ class Subscription:
         if not (is_redesigned and self.mode.extend_support):
             _refuse_filters(consumer.connection_config, self.target)
         self.is_ordered = self.mode.ordered and (is_redesigned or bool(config.ordered))
-        await Connection.subscribe(
-            self.connection,
+        await self.connection.subscribe(
             self.target.topic,
             consumer.channel,
             partition=self.target.partition,

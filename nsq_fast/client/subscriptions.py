@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from .consumer import AnyConsumer
     from .lookup import LookupPoller, TopicWatch
     from .loop import Task
-    from .workers import Pool, Pools
+    from .workers import Pool
 
 
 ROUNDS_OF_GRACE = 2
@@ -288,7 +288,7 @@ class TopicSubscriptions:
         self._seeks = Repeated(f"{consumer.name} seeker", self._seek)
         self._is_seeking = False
         self._returns = Repeated(f"{consumer.name} returns", self._look_for_return)
-        self._return_looks = 0
+        self._return_pauses: Iterator[float] = iter(())
         self._starter = None if positions is None else Starter(consumer, topic, positions)
         self._placed = () if positions is None else tuple(positions.by_partition)
 
@@ -342,6 +342,8 @@ class TopicSubscriptions:
             self.topic_is_gone()
         self._set_mode(self.mode.learn(topology.meta, self._consumer.config.ordered))
         self._follow(targets(topology, self._consumer.config.partitions, self.topic))
+        for subscriber in self:
+            subscriber.lookup_has_answered()
         self._retire_replaced()
         self._begin_to_seek()
         self._tell_absent(topology)
@@ -435,7 +437,8 @@ class TopicSubscriptions:
     def _begin_to_seek(self) -> None:
         """Ask every ``SEEK_INTERVAL`` from now on, until nothing is missing. Whoever calls this has asked just now."""
         if not self._is_seeking and self._lookup is not None and not self._is_stopped and self._is_missing():
-            self._seeks.start(self._consumer.loop, self._consumer.supervisor)
+            self._is_seeking = True
+            self._seeks.start(self._consumer.loop, self._consumer.supervisor, SEEK_INTERVAL)
 
     def _stop_seeking(self) -> None:
         self._is_seeking = False
@@ -445,17 +448,13 @@ class TopicSubscriptions:
         if self._is_leaving or not self._is_missing():
             self._stop_seeking()
             return None
-        if self._is_seeking:
-            self._ask()
-        self._is_seeking = True
+        self._ask()
         return SEEK_INTERVAL
 
     def _look_for_return(self, now: float) -> float | None:
         """Ask whether an nsqd that has left is back: soon at first, then more rarely, at last by polls only."""
-        look, self._return_looks = self._return_looks, self._return_looks + 1
-        if look:
-            self._ask()
-        return RETURN_PAUSES[look] * (0.5 + random.random()) if look < len(RETURN_PAUSES) else None
+        self._ask()
+        return next(self._return_pauses, None)
 
     def _is_missing(self) -> bool:
         """Whether lookup may know what some partition or subscriber needs."""
@@ -522,8 +521,8 @@ class TopicSubscriptions:
             if self._lookup is not None and not self._is_leaving and subscriber.target.partition is None:
                 text = "%s: lookup names it no longer; it is subscribed to again when lookup does"
                 self._consumer.logger.info(text, subscriber.target, extra=NSQD_LEFT)
-                self._return_looks = 0
-                self._returns.start(self._consumer.loop, self._consumer.supervisor)
+                self._return_pauses = (pause * (0.5 + random.random()) for pause in RETURN_PAUSES)
+                self._returns.start(self._consumer.loop, self._consumer.supervisor, next(self._return_pauses))
 
 
 class State(Enum):
@@ -609,6 +608,7 @@ class Subscriber:
         self._reconnect = ReconnectDelay(longest, random=random.random, base=min(longest, owner.first_delay))
         self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
         self._delay = self._reconnect
+        self._unanswered = 0  # attempts that failed since lookup has answered
         self.last_failure: str = ""
         self.task: Task | None = None
         self.changes: Changes = Changes(consumer.loop)
@@ -644,7 +644,7 @@ class Subscriber:
             await self._pass_through_states()
         except Exception as fault:
             # Begin again without what is half done: the flow, the owner and the workers hear of its end.
-            Connection.close(self.connection, ConnectionClosed(f"{self.target}: nsq_fast itself failed: {fault!r}"))
+            self.connection.close(ConnectionClosed(f"{self.target}: nsq_fast itself failed: {fault!r}"))
             raise
         self._owner.forget(self)
         if not self.is_pool_shared and self.desired is not Desired.CLOSE:
@@ -729,6 +729,7 @@ class Subscriber:
         emit(self._consumer, "on_error", error=error if is_final else cause)
         await self._close_connection(error)
         if not is_final:
+            self._unanswered += 1
             self._owner.lost(self)
             return State.PAUSED
         self.refusal = error
@@ -736,7 +737,7 @@ class Subscriber:
         return State.REFUSED
 
     async def _close_connection(self, error: NsqError | None = None) -> None:
-        Connection.close(self.connection, error)
+        self.connection.close(error)
         await self.connection.closed()
 
     async def _live(self) -> State:
@@ -782,6 +783,13 @@ class Subscriber:
         self.refusal = None
         self.changes.set()
 
+    def lookup_has_answered(self) -> None:
+        """Try at once, however long the pause has grown, where lookup was out of reach as well: the network is back."""
+        # Each attempt that fails has lookup asked: where that works it answers before the next one.
+        if self.state is State.PAUSED and self._unanswered > 1:
+            self.changes.set()
+        self._unanswered = 0
+
     def renew(self, reason: str) -> None:
         """Subscribe through another connection: nothing comes through this one."""
         if self.state is State.LIVE and self.is_connected:
@@ -803,7 +811,7 @@ class Subscriber:
     async def close(self, timeout: float) -> None:
         """Send what is queued and close, within ``timeout`` seconds."""
         self.subscription.give_back_unstarted()
-        Connection.close(self.connection, timeout=timeout)
+        self.connection.close(timeout=timeout)
         await self.connection.closed()
         if not self.is_pool_shared:
             self.pool.stop()
@@ -867,29 +875,23 @@ class Flow(Repeated):
     """Keeps the sum of max(RDY, in flight) over its members at or below ``max_in_flight``.
 
     Attributes:
-        max_in_flight: messages held at once; None: as many as there are members, or handlers. Call ``changed`` after
-            a change.
         is_paused: whether RDY 0 was asked for.
         sharing: how ``max_in_flight`` is shared out; says whether some connection waits for what others still hold.
         backoff: of all connections. A connection may have one of its own instead.
-
-    Args:
-        pools: what handlers can take on, and what they hold although nsqd has taken it back.
     """
 
-    def __init__(self, config: ConsumerConfig, pools: Pools, name: str, log: logging.Logger) -> None:
-        super().__init__(f"{name} flow", self.update)
-        self.max_in_flight: int | None = config.max_in_flight
-        # With one message a connection, most of the handlers that were asked for would never run.
-        self._handlers = config.handlers or 1
+    def __init__(self, consumer: AnyConsumer) -> None:
+        super().__init__(f"{consumer.name} flow", self.update)
+        config = consumer.config
+        self._consumer = consumer
         self.backoff: Backoff = backoff_of(config)
         self.is_paused = False
         self._idle_timeout = config.low_ready_idle_timeout
         self.sharing: Sharing = Sharing(self._idle_timeout, random.random)
-        self._pools = pools
+        self._pools = consumer.pools
         self._members: list[Subscription] = []
         self._expected = 0
-        self._log = log
+        self._log = consumer.logger
         self._has_warned_of_turns = False
         self._has_warned_of_handlers = False
         self.changed: Callable[[], None] = self.ask  # recompute soon
@@ -931,11 +933,15 @@ class Flow(Repeated):
         return "".join(f" of {member.connection.address}" for member in own)
 
     @property
-    def limit(self) -> int:
-        """Messages that may be held at once, as things are."""
-        if self.max_in_flight is None:
-            return max(self._handlers, len(self._members) + self._expected)
-        return self.max_in_flight
+    def max_in_flight(self) -> int:
+        """Messages that may be held at once: what the option says, else one a connection, and no fewer than handlers.
+
+        With one a connection alone, most of the handlers that were asked for would never run.
+        """
+        config = self._consumer.config
+        if config.max_in_flight is None:
+            return max(config.handlers or 1, len(self._members) + self._expected)
+        return config.max_in_flight
 
     @property
     def is_starved(self) -> bool:
@@ -943,7 +949,7 @@ class Flow(Repeated):
 
         Messages that are here and wait for a handler do not count: there is more to be had without answering any.
         """
-        return any(rdy.is_starved(member.held, member.share.rdy) for member in self._members)
+        return any(rdy.is_starved(member.begun, member.share.rdy) for member in self._members)
 
     def update(self, now: float) -> float | None:
         """Send the RDYs that may be sent now; return the seconds until this must be called again, None for never."""
@@ -954,7 +960,7 @@ class Flow(Repeated):
             member.share.active_at = max(member.share.active_at, member.connection.last_message_at)
             member.share.capacity = member.capacity
         overdue = self._pools.overdue
-        allowed = max(0, self.limit - overdue)
+        allowed = max(0, self.max_in_flight - overdue)
         usual = min(allowed, self._pools.capacity_of(self._pools.shared))
         limit = 0 if self.is_paused else self.backoff.limit(usual, allowed, now)
         self._warn(shares, allowed)
@@ -973,7 +979,7 @@ class Flow(Repeated):
     def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
         """Say once each what keeps messages from coming as the options have it."""
         connections = len(shares) + self._expected
-        if self.max_in_flight and self.max_in_flight < connections and not self._has_warned_of_turns:
+        if 0 < self.max_in_flight < connections and not self._has_warned_of_turns:
             self._has_warned_of_turns = True
             self._log.warning(
                 "max_in_flight=%d is less than the number of connections, %d: they take turns, and messages of the"
@@ -990,7 +996,7 @@ class Flow(Repeated):
                 "handlers are too slow for max_in_flight=%d: at %.3g s a message they begin with no more than %d in"
                 " time, before msg_timeout=%.3g s is over; asking for that many; set max_in_flight lower, or"
                 " concurrency or msg_timeout higher",
-                self.limit, self._pools.pace, capacity, self._pools.msg_timeout, extra=MAX_IN_FLIGHT_HIGH,
+                self.max_in_flight, self._pools.pace, capacity, self._pools.msg_timeout, extra=MAX_IN_FLIGHT_HIGH,
             )  # fmt: skip
 
     def _send(self, member: Subscription, count: int, now: float) -> None:

@@ -534,7 +534,7 @@ class Pools:
         self._ledgers: list[InFlight] = []
         self._consumer = consumer
         self._pools: list[Pool] = []
-        self._limit = HandlerLimit(lambda: consumer.flow.limit)
+        self._limit = HandlerLimit(lambda: consumer.flow.max_in_flight)
         self._prompt = PromptFins()
 
     def __iter__(self) -> Iterator[Pool]:

@@ -1,4 +1,4 @@
-"""A publish: what goes with its body, the commands that say it, its attempts as a state machine, when to try again."""
+"""Publishing: what goes with a body, the commands that say it, when to try again, and which partition a key names."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 from mmh3 import hash as _murmur3
 
 from nsq_fast import _codec
 from nsq_fast._codec import Records, TracedReply
-from nsq_fast._publish import COUNT_BYTES as COUNT_BYTES
-from nsq_fast._publish import LENGTH_BYTES as LENGTH_BYTES
-from nsq_fast._publish import PublishFields
-from nsq_fast._publish import sent as sent
-from nsq_fast._publish import stored as stored
-from nsq_fast._publish import take_command as take_command
 from nsq_fast.errors import (
     ERROR_CODES,
     BadBody,
@@ -49,7 +43,8 @@ from .rdy import grown
 # - ``RowsForm``: rows of columns, a batch without an object for each message.
 #
 # Of each: publishes of one ``kind`` may share a command, unless it ``is_alone``; one that ``is_plain`` says nothing but
-# a body, or bodies, and gets nothing but OK; ``overhead`` is the bytes that it adds to a body which shares its command.
+# a body, or bodies, and gets nothing but OK: its command is made without it (``_publish_path``); ``overhead`` is the
+# bytes that it adds to a body which shares its command.
 # ``record_size(body)``: bytes of the largest message that count as its body for a server; 0 where that is not known.
 # ``traces(body)``: the trace id and the size of each message, by which a receipt is split; ``kept(receipts)``: those
 # that somebody wants; ``result(receipts, partition)``: what the caller gets when it is stored.
@@ -114,6 +109,7 @@ class WireForm(msgspec.Struct, frozen=True):
         is_traced: the reply is to have a receipt.
         is_optional: it is traced because tracing is switched on; servers that cannot trace take it untraced.
         defer: for DPUB: milliseconds.
+        is_alone, is_plain: see above.
     """
 
     kind: str = "PUB"
@@ -122,13 +118,8 @@ class WireForm(msgspec.Struct, frozen=True):
     is_traced: bool = False
     is_optional: bool = False
     defer: int = 0
-    is_plain: ClassVar[bool] = False
-
-    @property
-    def is_alone(self) -> bool:
-        # A header with a trace id gets a receipt for a single publish only.
-        # youzan/nsq: nsqdserver/protocol_v2.go, internalPubExtAndTrace, internalMPUBEXTAndTrace.
-        return self.kind == "DPUB" or (self.kind == "PUB_EXT" and self.is_traced)
+    is_alone: bool = False
+    is_plain: bool = False
 
     @property
     def overhead(self) -> int:
@@ -161,17 +152,8 @@ class WireForm(msgspec.Struct, frozen=True):
         return receipts[0] if receipts else OK
 
 
-class PlainForm(WireForm, frozen=True):
-    """A message that says nothing but its body: the form of nearly all of them."""
-
-    is_alone: ClassVar[bool] = False
-    is_plain: ClassVar[bool] = True
-
-    def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        return "PUB", _codec.pub(topic, body, partition)
-
-
-PLAIN = PlainForm()
+PLAIN = WireForm(is_plain=True)
+"""A message that says nothing but its body: the form of nearly all of them."""
 
 
 class BatchForm:
@@ -190,8 +172,7 @@ class BatchForm:
         self.kind: str = "PUB" if forms is None else forms[0].kind
 
     def command(self, topic: str, body: list[bytes], partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        if self._forms is None:
-            return "MPUB", _codec.mpub(topic, body, partition)
+        assert self._forms is not None, "what is plain is said without its form"
         return batch_command(topic, body, self._forms, self._forms[0], partition, dialect)
 
     def record_size(self, body: list[bytes]) -> int:
@@ -357,7 +338,7 @@ def compressed(codec: str, body: bytes) -> tuple[bytes, dict[str, str]] | None:
 #
 # Pure: the random source of the jitter is an argument.
 #
-# Called by the producer; usable by any other embedder of the session.
+# Called by ``client.publishes``; usable by any other embedder of the session.
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -434,59 +415,50 @@ ENDS_WITHIN = 1.0
 """Seconds. What ends a server does so sooner. A publish that waits there for longer does so for a disk or a replica."""
 
 
-class ErrorText(msgspec.Struct, frozen=True):
-    """A row for one meaning of an error code; ``text``, a regular expression, matches the whole of the error's detail.
-
-    It is compiled when an error is compared with it, and then kept by ``re``: most programs never meet one.
-    """
-
-    code: str
-    text: str
-    verdict: Verdict
-
-
 _LEAVING = r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
 _TOO_LARGE = r"(?:ErrType:\d+ ErrCode:\d+ : )?invalid message write size .*"
 
-ERROR_TEXTS = (
+ERROR_TEXTS: Sequence[tuple[str, str, Verdict]] = (
     # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
     # stored, and the message was not at fault.
     # nsqio/nsq: nsqd/protocol_v2.go, PUB, DPUB, MPUB, readMPUB;
     # youzan/nsq: nsqdserver/protocol_v2.go, preparePub, internalPubExtAndTrace, readMPUBEXT.
-    ErrorText(
+    (
         "E_BAD_MESSAGE",
         r"(?:[DM]?PUB )?failed to read message(?: body(?: size)?|\(\d+\) body size)",
         NOT_READ,
     ),
-    ErrorText("E_BAD_BODY", r"(?:[DM]?PUB )?failed to read (?:body size|message count)", NOT_READ),
+    ("E_BAD_BODY", r"(?:[DM]?PUB )?failed to read (?:body size|message count)", NOT_READ),
     # The server is shutting down and stored nothing. MPUB is not among them: it may break off in the middle.
     # nsqio/nsq: nsqd/topic.go, PutMessage.
-    ErrorText("E_PUB_FAILED", "PUB failed exiting", REFUSED_FOR_NOW),
-    ErrorText("E_DPUB_FAILED", "DPUB failed exiting", REFUSED_FOR_NOW),
+    ("E_PUB_FAILED", "PUB failed exiting", REFUSED_FOR_NOW),
+    ("E_DPUB_FAILED", "DPUB failed exiting", REFUSED_FOR_NOW),
     # A leader of the redesigned NSQ is shutting down, or its partition has taken nothing for 3 s, as while a replica is
     # being lost. The publish was refused before any of it was stored; another nsqd will lead.
     # youzan/nsq: nsqdserver/protocol_v2.go, internalPubAsync, internalMPubAsync; nsqdserver/context.go,
     # internalPubLoop; nsqd/topic.go, PutMessageNoLock, PutMessagesNoLock.
-    ErrorText("E_PUB_FAILED", _LEAVING, LEADER_LEAVES),
-    ErrorText("E_MPUB_FAILED", _LEAVING, LEADER_LEAVES),
+    ("E_PUB_FAILED", _LEAVING, LEADER_LEAVES),
+    ("E_MPUB_FAILED", _LEAVING, LEADER_LEAVES),
     # Too large for the record of an extended topic (dialect.EXT_RECORD_BYTES). Nothing is stored.
     # youzan/nsq: nsqd/diskqueue_writer.go, writeOne; nsqd/topic.go, PutMessagesNoLock
-    ErrorText("E_PUB_FAILED", _TOO_LARGE, TOO_LARGE),
-    ErrorText("E_MPUB_FAILED", _TOO_LARGE, TOO_LARGE),
+    ("E_PUB_FAILED", _TOO_LARGE, TOO_LARGE),
+    ("E_MPUB_FAILED", _TOO_LARGE, TOO_LARGE),
     # The server could not ask its auth server whether a permission that has expired still holds.
     # nsqio/nsq: nsqd/protocol_v2.go, CheckAuth.
-    ErrorText("E_AUTH_FAILED", "AUTH failed", REFUSED_FOR_NOW),
+    ("E_AUTH_FAILED", "AUTH failed", REFUSED_FOR_NOW),
 )
-"""What the text of an error says beyond its code. The first row that fits goes before that of the code."""
+"""Error code, regular expression of the whole of its detail, row: what the text of an error says beyond its code. The
+first that fits goes before the row of the code. None is compiled before an error is compared with it: most programs
+never meet one."""
 
 
 def classify(error: BaseException) -> Verdict:
     """The row of the table for an error of a publish, before attempts and options are looked at."""
     if isinstance(error, ServerError):
         # The whole text has to match: a message that only begins so may be another, of a newer server.
-        for row in ERROR_TEXTS:
-            if row.code == error.code and re.fullmatch(row.text, error.detail):
-                return row.verdict
+        for code, text, verdict in ERROR_TEXTS:
+            if code == error.code and re.fullmatch(text, error.detail):
+                return verdict
         return SERVER_ERRORS.get(error.code, OURS)
     if isinstance(error, ConnectionLost):
         return OUTCOME_UNKNOWN if error.outcome_unknown else NOT_EXECUTED
@@ -564,101 +536,6 @@ def publish_failed(
     )
     failed.__cause__ = error
     return failed
-
-
-# One publish through all its attempts, as a state machine. No socket, no clock: the embedder says what happened.
-#
-# | state   | what happened                                   | next state                                          |
-# |---------|-------------------------------------------------|-----------------------------------------------------|
-# | WAITING | ``sent``: a command with it was written         | ON_WIRE                                             |
-# | ON_WIRE | ``stored``: the server replied OK               | STORED                                              |
-# | ON_WIRE | ``attempt_failed``: refused, or connection lost | WAITING; the verdict says whether to try again      |
-# | WAITING | ``end``: it will not be tried again             | FAILED; UNKNOWN if an attempt may have been stored  |
-# | ON_WIRE | ``end``: its caller waits no longer             | UNKNOWN: the reply is still due                     |
-# | an end  | anything                                        | the same                                            |
-#
-# An attempt is whatever the embedder hands to ``sent``; one publish has one at a
-# time. Several publishes may share an attempt: they leave as one command, and
-# get one reply, but each of them ends, or is tried again, by itself.
-
-
-class PublishState(PublishFields):
-    """The state of one publish.
-
-    Attributes:
-        body: what is published, in the shape that ``form`` takes.
-        form: what goes with it.
-        attempt: what carries it now; None while nothing does.
-        done: it has ended, with ``error``, or well when that is None.
-        failed_attempts: attempts that ended, and count.
-        misses: those of them that have not come to the publish itself, see ``is_miss``.
-        ended_servers: the servers that were working on it when they ended the connection.
-        possibly_stored: an attempt that ended may have been stored.
-        last_error: what the last attempt failed with, at ``last_server``; ``failure``: both as text.
-        is_alone: it shares its command with nobody.
-        weight: how many messages it is.
-    """
-
-    # One is made for each publish: what all have is compiled, and what is rare in a dict, over the defaults here.
-    __slots__ = ("__dict__",)
-
-    failed_attempts: int = 0
-    misses: int = 0
-    ended_servers: tuple[object, ...] = ()
-    possibly_stored: bool = False
-    last_error: BaseException | None = None
-    last_server: object = None
-
-    def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
-        super().__init__(body, form, weight)
-
-    @property
-    def attempts(self) -> int:
-        """How often it was sent, so far as that counts: see ``Verdict.counts``."""
-        return self.failed_attempts + (self.attempt is not None)
-
-    @property
-    def may_be_stored(self) -> bool:
-        """Whether a server may have stored it, as far as is known now."""
-        return self.possibly_stored or self.attempt is not None
-
-    def may_retry(self, error: BaseException, policy: RetryPolicy) -> bool:
-        """Whether it would be tried again if its attempt failed with ``error`` now."""
-        return decide(error, self.attempts, policy, self.misses).retry
-
-    def attempt_failed(
-        self, error: BaseException, policy: RetryPolicy, *, is_shared: bool = False, server: object = None
-    ) -> Verdict:
-        """Its attempt at ``server`` is over; return what to do. ``is_shared``: others were in the same command."""
-        is_again = server in self.ended_servers
-        verdict = decide(error, self.attempts, policy, self.misses, is_again=is_again)
-        if may_have_ended_server(error):
-            # If it did, it ends alone next time, and only one server more.
-            self.is_alone: bool = True
-            self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
-            if len(self.ended_servers) >= MOST_SERVERS_LOST:
-                verdict = msgspec.structs.replace(verdict, retry=False)
-        if is_shared and verdict.splits and not verdict.retry:
-            # The server took none, because of one of them or because of them all: let the bad one fail alone.
-            self.is_alone = True
-            verdict = msgspec.structs.replace(verdict, retry=True)
-        self.attempt: Any = None
-        self.last_error, self.last_server = error, server
-        self.possibly_stored |= verdict.possibly_stored
-        self.failed_attempts += verdict.counts
-        self.misses += verdict.counts and is_miss(verdict, error, policy, is_again)
-        return verdict
-
-    @property
-    def failure(self) -> str:
-        said, where = str(self.last_error) or repr(self.last_error), str(self.last_server or "")
-        return said if where in said else f"{said}, at {where}"
-
-    def end(self, error: BaseException | None) -> None:
-        """It is over, well when ``error`` is None. The first end counts."""
-        if not self.done:
-            self.done = True
-            self.error = error
 
 
 # Copies of a message, as a second attempt at the same write makes them: both carry the same key in their headers.

@@ -228,11 +228,12 @@ def _imported(name: str, folder: str) -> object:
 
 
 def of_program(error: Exception) -> Exception:
-    """An error of a program, its traceback without the calls from here that led into the program."""
+    """An error of a program, its traceback without the calls from here that led into the program. Of one that is no
+    Python at all they are all there is: the error says where."""
     at = error.__traceback__
     while at is not None and (at.tb_frame.f_globals.get("__package__") or "").partition(".")[0] in _IMPORTING:
         at = at.tb_next
-    return error if at is None else error.with_traceback(at)
+    return error if at is None and not isinstance(error, SyntaxError) else error.with_traceback(at)
 
 
 def _flat(value: Any, target: str, may_call: bool = True) -> Iterator[Any]:

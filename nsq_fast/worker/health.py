@@ -23,6 +23,10 @@ WRONG_PROGRAM = 78
 UNFINISHED = 75
 """Exit code of a process that had to end before its handlers had finished (EX_TEMPFAIL)."""
 
+ECHO = 0.5
+"""Seconds within which a further signal to end is the first one once more: `timeout`, and what passes Ctrl-C on, signal
+a process and its group. A person who insists comes later."""
+
 EXIT_GRACE = 3.0
 """Seconds that a process has after ``drain_timeout`` to close its connections and end by itself."""
 

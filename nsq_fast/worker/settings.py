@@ -253,7 +253,10 @@ class SettingsReader:
     def _read_file(self, path: Path) -> None:
         try:
             content = msgspec.toml.decode(path.read_bytes())
-        except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        except OSError as error:
+            self.faults.append(f"{path}: cannot be read: {error.strerror or error}")
+            return
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:
             self.faults.append(f"{path}: cannot be read as TOML: {error}")
             return
         for table, value in content.items():

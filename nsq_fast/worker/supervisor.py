@@ -29,6 +29,7 @@ from nsq_fast.errors import ConfigError, printable
 from nsq_fast.log_events import (
     WORKER_DRAINING,
     WORKER_KILLED,
+    WORKER_OPTIONS_UNUSED,
     WORKER_PROCESS_DELAYED,
     WORKER_PROCESS_DIED,
     WORKER_PROCESS_ENDED,
@@ -42,6 +43,7 @@ from nsq_fast.worker.settings import WorkerConfig
 
 from .health import (
     DRAIN,
+    ECHO,
     EXIT_GRACE,
     SCRAPE,
     UNFINISHED,
@@ -230,7 +232,9 @@ class Process:
     def _show(self, lines: list[bytes]) -> None:
         last = next((line for line in reversed(lines) if line.strip()), b"").strip()
         self.last_line = _said(last.decode("utf-8", "replace")) or self.last_line
-        with suppress(OSError):  # nobody reads our stderr any more
+        if sys.stderr is None:  # it was closed before we began
+            return
+        with suppress(OSError):  # nobody reads it any more
             sys.stderr.buffer.write(b"\n".join([*lines, b""]))
             sys.stderr.flush()
 
@@ -506,6 +510,7 @@ class Supervisor:
         self._answering: list[threading.Event] = []
         self._replacement: Iterator[None] = iter(())
         self._stop_signal = 0
+        self._stopped_at = 0.0
         self._exit_code = 0
         self._is_up = False
         self._has_replacement_failed = False
@@ -616,6 +621,12 @@ class Supervisor:
             text = "the configuration is wrong, so that no process is replaced: %s"
             logger.error(text, printable(str(error)), extra=WORKER_RESTART_ENDED)
             return False
+        changed = [
+            name for name in WorkerConfig.names() if getattr(settings.worker, name) != getattr(self._config, name)
+        ]
+        if changed:
+            text = "%s: read at the start only, and stays as it was: the worker has to be started again for it"
+            logger.warning(text, ", ".join(sorted(changed)), extra=WORKER_OPTIONS_UNUSED)
         self._task = replace(self._task, settings=replace(settings, worker=self._config))
         return True
 
@@ -650,6 +661,8 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stop_signal:
+            if monotonic() - self._stopped_at < ECHO:
+                return
             text = "%s again: the processes are killed; nsqd delivers again what they held"
             logger.warning(text, name, extra=WORKER_KILLED)
             self._exit_code = 128 + number
@@ -658,7 +671,7 @@ class Supervisor:
             return
         limit = self._config.drain_timeout
         logger.info("%s: the processes drain for %g s at most", name, limit, extra=WORKER_DRAINING)
-        self._stop_signal = number
+        self._stop_signal, self._stopped_at = number, monotonic()
         self._notifier.tell("STOPPING=1")
         for slot in self._slots:
             slot.drain()

@@ -162,7 +162,7 @@ async def test_to_be_cancelled_ends_a_close_that_waits_and_says_so(
     await until_async(told)
     assert await cancelled(task) < SOON
     (text,) = told()
-    assert "waits for 1 messages" in text
+    assert "waits for 1 message without a response; at most" in text
     assert "s more" in text
 
 

@@ -64,6 +64,30 @@ async def test_a_thread_without_a_loop_is_told_that_it_may_not_publish(filled: s
         assert producer.stats()["pending"] == 0
 
 
+async def without_a_loop(call: Any) -> None:
+    """Take a coroutine to its end where asyncio has no loop, as a program of trio would."""
+
+    def run() -> None:
+        with pytest.raises(WrongThread, match=r"no event loop runs.*needs a running loop of asyncio, or uvloop"):
+            call().send(None)
+
+    await asyncio.to_thread(run)
+
+
+async def test_without_a_loop_of_asyncio_every_call_says_that_it_needs_one(filled: str) -> None:
+    async with Producer(filled) as producer, Consumer("t", "c", filled) as consumer:
+        calls = [
+            Producer(filled).start, lambda: producer.publish("t", b"x"), lambda: producer.multipublish("t", [b"x"]),
+            producer.start, producer.join, producer.close,
+            Consumer("t", "c", filled).start, consumer.start, consumer.join, consumer.close,
+        ]  # fmt: skip
+        for call in calls:
+            await without_a_loop(call)
+        assert producer.is_running
+        assert consumer.is_running
+        assert (producer.stats()["pending"], producer.stats()["stored"]) == (0, 0)
+
+
 UNCLOSED = ["left in a loop", "not closed", "with handlers"]
 CLOSED = ["closed", "a with block", "a with block that is cancelled", "not started"]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 
 from nsq_fast.cli import options
-from nsq_fast.cli.options import INTERRUPTED, stop_signals
+from nsq_fast.cli.servers import INTERRUPTED, stop_signals
 from nsq_fast.errors import NsqError
 
 from .clients import Scene

@@ -9,8 +9,6 @@ from contextlib import ExitStack
 import pytest
 from support.commands import Servers, started
 
-from nsq_fast.cli import options
-
 
 @pytest.fixture(scope="module", params=["embedded", "real"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
@@ -40,4 +38,4 @@ def no_servers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment names no servers, and none listens where those of this machine are looked for."""
     for name in ("NSQ_LOOKUPD_HTTP_ADDRESSES", "NSQD_TCP_ADDRESSES", "NSQD_HTTP_ADDRESSES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(options, "LOCAL", "127.255.255.254")
+    monkeypatch.setattr("nsq_fast.cli.servers.LOCAL", "127.255.255.254")

@@ -307,6 +307,16 @@ def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, 
     assert command.interrupt(number) == (0, "")
 
 
+def test_signals_that_come_at_once_are_one(broker: Servers, topic: str, start: Any) -> None:
+    nsqd = str(broker.nsqd.tcp)
+    command = start("tail", topic, "--channel", "kept", "--nsqd", nsqd)
+    pub(topic, b"hello\n", "--nsqd", nsqd)
+    assert command.line() == "hello\n"
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT):
+        command.process.send_signal(number)
+    assert command.interrupt(signal.SIGCONT) == (0, "")
+
+
 def test_tail_ends_quietly_when_nobody_reads_any_more(broker: Servers, topic: str, start: Any) -> None:
     nsqd = str(broker.nsqd.tcp)
     command = start("tail", topic, "--channel", "kept", "--nsqd", nsqd)

@@ -26,7 +26,7 @@ from support.commands import Answering, run, serving
 from nsq_fast._codec import Message
 from nsq_fast.bench import results
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.cli import COMMANDS, demo, main, options
+from nsq_fast.cli import COMMANDS, demo, main, options, servers
 from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.jobs import Ledger
 from nsq_fast.cli.pub import Splitter
@@ -193,7 +193,7 @@ def test_what_is_no_pair_is_refused(text: str) -> None:
 
 def test_addresses_get_the_default_port() -> None:
     assert options.address(4150)("example") == Address("example", 4150)
-    assert str(options.endpoint(4161)("https://example")) == "https://example:4161"
+    assert str(servers.endpoint(4161)("https://example")) == "https://example:4161"
 
 
 @pytest.mark.parametrize("text", ["host:port", ":1", "host:0"])
@@ -253,15 +253,15 @@ def test_remarks_are_folded(width: int) -> None:
 @pytest.mark.usefixtures("no_servers_here")
 def test_without_any_server_it_is_said_how_to_name_one() -> None:
     with pytest.raises(click.UsageError) as raised:
-        options.Servers().found()
+        servers.Servers().found()
     for part in ("--nsqd HOST:PORT or --lookupd HOST:PORT", "NSQD_TCP_ADDRESSES", "4150 or 4161", "127.255.255.254"):
         assert part in str(raised.value)
 
 
 def found(nsqds: Sequence[Any] = (), quiet: bool = False) -> tuple[list[str], list[str]]:
     """nsqds, nsqlookupds; they need not be there."""
-    servers = options.Servers(nsqds, face=options.NSQD_HTTP).found(quiet)
-    return list(map(str, servers.nsqds)), list(map(str, servers.lookupds))
+    there = servers.Servers(nsqds, face=servers.NSQD_HTTP).found(quiet)
+    return list(map(str, there.nsqds)), list(map(str, there.lookupds))
 
 
 @pytest.mark.usefixtures("no_servers_here")
@@ -285,8 +285,8 @@ def test_servers_that_answer_on_this_machine_are_used_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(options, "LOCAL", "127.0.0.1")
-        monkeypatch.setattr(options, "LOOKUPD", options.LOOKUPD._replace(port=server.getsockname()[1]))
+        monkeypatch.setattr(servers, "LOCAL", "127.0.0.1")
+        monkeypatch.setattr(servers, "LOOKUPD", servers.LOOKUPD._replace(port=server.getsockname()[1]))
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert found() == ([], [address])
         assert f"nsqlookupd {address} (it answers here); --lookupd names another" in capsys.readouterr().err
@@ -422,6 +422,7 @@ def test_a_journal_is_named_from_the_folder_where_one_is(tmp_path: Path, monkeyp
     Path("journal").mkdir()
     result = run("journal", "ls", "journal")
     assert result.exit_code == 0, result.output
+    assert result.stdout == ""
     assert result.stderr.startswith(f"{tmp_path / 'journal'} has no folder of a stream")
     missing = run("journal", "read", "no", "folder")
     assert (missing.exit_code, missing.output) == (1, f"Error: there is no folder {tmp_path / 'no'}\n")

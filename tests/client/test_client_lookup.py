@@ -630,6 +630,25 @@ async def test_files_of_tls_that_are_renewed_are_read_by_the_next_connection(
         client.close()
 
 
+@pytest.mark.parametrize(
+    ("addresses", "is_idle"),
+    [
+        (["127.0.0.1:1", "http://127.0.0.1:2"], True),
+        (["127.0.0.1:1", "https://127.0.0.1:2"], False),
+        (["https://127.0.0.1:2"], False),
+    ],
+)
+def test_tls_options_for_lookupds_that_are_asked_without_tls_are_told_of_once(
+    addresses: list[str], is_idle: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Producer([], addresses, lookupd_tls_options={"verify": False})
+    told = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "option_idle"]
+    assert told == is_idle * [
+        "lookupd_tls_options has no effect: nsqlookupds are asked without TLS where their addresses do not begin with"
+        " https://, as http://127.0.0.1:1, http://127.0.0.1:2"
+    ]
+
+
 async def test_one_client_serves_several_loops(loop: Any) -> None:
     """Each with connections of its own; who closes the client closes those of all."""
     with scripted_http(lambda question: question.answer()) as [server]:

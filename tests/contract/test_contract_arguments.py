@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from support.contract import WRONG_TIMES, Face
 from support.held_publishes import PublishNsqd
 
@@ -106,6 +107,8 @@ async def check_timeouts(face: Face, client: Any) -> None:
         for method in (client.close, client.join):
             with pytest.raises(ConfigError, match="timeout="):
                 await face(method(timeout=value))
+    with pytest.raises(ConfigError, match="timeout=UNSET"):  # what a close of a consumer leaves to an option
+        await face(client.join(timeout=UNSET))
     assert client.is_running
 
 

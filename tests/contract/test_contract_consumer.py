@@ -16,7 +16,7 @@ from gevent.pywsgi import WSGIServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.contract import BODIES, FACES, Face, Topic
-from support.scripted_nsqd import ScriptedNsqd, frame, message_frame
+from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, message_frame
 from support.servers import free_address
 from support.waiting import promptly
 
@@ -405,6 +405,42 @@ async def test_close_waits_for_a_handler_whose_message_is_in_flight_no_more(face
             await face.until(lambda: len(server.connections) == 2)
         await face(consumer.close())
         assert ended == [way]
+
+
+@pytest.mark.parametrize("owes", ["CLOSE_WAIT", "a response", "the end of its handler"])
+async def test_close_says_once_what_it_waits_for(
+    face: Face, servers: Any, caplog: pytest.LogCaptureFixture, owes: str
+) -> None:
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "close_waits"]
+
+    begun: list[Message] = []
+
+    async def handle(_: Any, message: Message) -> None:
+        begun.append(message)
+        if owes == "the end of its handler":
+            message.finish()
+        while owes != "CLOSE_WAIT" and not told():
+            await face.sleep(0.01)  # sleep: looks again and again
+
+    def keep_waiting(connection: ScriptedConnection, _: Any) -> None:
+        if owes != "CLOSE_WAIT":
+            connection.send(frame(0, b"CLOSE_WAIT"))
+
+    caplog.set_level("WARNING", "nsq_fast")
+    server = await face.do(lambda: servers(replies={b"CLS": keep_waiting}))
+    async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
+        await face.until(lambda: is_ready(server, 1))
+        await face.do(lambda: server.connections[0].send(message_frame(1)))
+        await face.until(lambda: begun)
+        await face(consumer.close(timeout=2.0 if owes == "CLOSE_WAIT" else None))
+    (text,) = told()
+    waits_for = {
+        "CLOSE_WAIT": f"CLOSE_WAIT of {server.address}; at most",
+        "a response": "1 message without a response; there is no timeout",
+        "the end of its handler": "the end of 1 handler; there is no timeout",
+    }
+    assert f"closing waits for {waits_for[owes]}" in text
 
 
 async def test_close_ends_in_time_while_a_handler_runs_and_says_so(

@@ -95,6 +95,17 @@ async def test_max_pending_blocks_those_who_wait_and_refuses_the_others(face: Fa
     await bodies_until(face, nsqd_process.address, lambda found: len(found) == count)
 
 
+async def test_a_batch_whose_rest_finds_no_room_says_that_it_may_be_stored(face: Face) -> None:
+    with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+        async with face.client("Producer", nsqd.address, max_pending=2, max_body_size=64, max_msg_size=50) as producer:
+            await face(producer.publish("t", b"first"))
+            nsqd.react = None  # it takes what comes, and does not reply
+            with pytest.raises(PublishFailed) as caught:
+                await face(producer.multipublish("t", [b"1" * 40, b"2" * 40, b"3" * 40], timeout=0.2))
+            assert caught.value.possibly_stored
+            assert nsqd.bodies[1:][:1] == [[b"1" * 40]]
+
+
 async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: int, caplog: Any) -> None:
     producer = face.package.Producer(f"127.0.0.1:{closed_port}", publish_timeout=WAIT)
     await face(producer.start())

@@ -391,17 +391,24 @@ print(*(answer.status_code for answer in answers))
     assert (process.returncode, output) == (0, "503 503\n"), errors
 
 
+IN_THREADS = ("flask_app:app", "-k", "gthread", "--threads", "4")
+ON_GEVENT = ("gevent_app:app", "-k", "gevent", "--config", "gunicorn_conf.py")
+
+
 @contextmanager
-def gunicorn(folder: Path, nsqd: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Gunicorn with the example for Flask in threads, and its URL."""
+def gunicorn(
+    folder: Path, nsqd: str, *arguments: str, app: tuple[str, ...] = IN_THREADS
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Gunicorn with an example for Flask, as it is or as the folder has it, and its URL."""
     pytest.importorskip("flask")
     pytest.importorskip("gunicorn")
-    (folder / "flask_app.py").write_text(PROGRAMS["flask_app.py"])
+    for name in {"flask_app.py", "gevent_app.py", "gunicorn_conf.py"} - {path.name for path in folder.iterdir()}:
+        (folder / name).write_text(PROGRAMS[name])
     with listening() as (descriptor, url):
-        command = ["-m", "gunicorn", "-k", "gthread", "--threads", "4", "-b", f"fd://{descriptor}", *arguments]
+        command = ["-m", "gunicorn", *app, "-b", f"fd://{descriptor}", *arguments]
         environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{folder}"}
         process = subprocess.Popen(
-            [sys.executable, *command, "flask_app:app"], cwd=folder, env=environment, pass_fds=[descriptor],
+            [sys.executable, *command], cwd=folder, env=environment, pass_fds=[descriptor],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
@@ -437,6 +444,31 @@ def test_flask_publishes_from_the_threads_of_gunicorn(
             if len(found) == 20:
                 message.finish()
                 break
+
+
+@pytest.mark.parametrize("arguments", [(), ("--preload",)], ids=["plain", "preloaded"])
+def test_flask_consumes_on_gevent_and_a_reload_and_the_end_leave_nothing_in_flight(
+    nsqd_process: Any, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    noting = 'import gevent; gevent.sleep(0.05); os.write(1, message.body + b"\\n")'  # sleep: it is at work at the end
+    printing = 'print("order", message.body.decode(), flush=True)'
+    (tmp_path / "gevent_app.py").write_text(PROGRAMS["gevent_app.py"].replace(printing, noting))
+    with gunicorn(tmp_path, nsqd_process.address, *arguments, "--workers", "2", app=ON_GEVENT) as (process, url):
+        published = 0
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            assert asked(f"{url}/orders", b"%d" % published) == 202
+            with Producer(nsqd_process.address) as producer:
+                producer.multipublish("orders", [b"%d" % (published + each) for each in range(1, 500)])
+            published += 500
+            process.send_signal(number)
+        output, errors = process.communicate(timeout=2 * WAIT)
+        assert process.returncode == 0, errors
+    handled = output.splitlines()
+    with NsqdHTTPClient(*nsqd_process.http) as client:
+        (channel,) = client.stats("orders")["topics"][0]["channels"]
+    assert handled
+    assert channel["in_flight_count"] == 0
+    assert len(handled) == len(set(handled)) == published - channel["depth"]
 
 
 def test_a_command_of_django_consumes_until_it_gets_a_signal(nsqd_process: Any, tmp_path: Path) -> None:

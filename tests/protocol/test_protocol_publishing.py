@@ -1,9 +1,8 @@
-"""Publishes without sockets: the table of retries, one publish through its attempts, which publishes share a command,
-copies, and keys."""
+"""Publishing without sockets: forms and receipts, the table of retries, copies, and keys."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -13,15 +12,13 @@ from msgspec.structs import replace
 
 from nsq_fast import errors
 from nsq_fast._codec import TracedReply
+from nsq_fast._publish_path import COUNT_BYTES, LENGTH_BYTES
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import REDESIGNED
 from nsq_fast.protocol.publishing import (
-    COUNT_BYTES,
-    LENGTH_BYTES,
     PLAIN,
     BatchForm,
-    PublishState,
     Receipt,
     RetryPolicy,
     SeenKeys,
@@ -37,8 +34,6 @@ from nsq_fast.protocol.publishing import (
     murmur3_partition,
     partition_of_hash,
     retry_delay,
-    sent,
-    take_command,
     take_receipts,
 )
 
@@ -58,8 +53,12 @@ def test_the_overhead_is_what_a_message_takes_besides_its_body(form: WireForm) -
     assert COUNT_BYTES + LENGTH_BYTES + 1 + form.overhead == int.from_bytes(body[:4], "big")
 
 
-class Traced(PublishState):
+class Traced:
     """What has receipts."""
+
+    def __init__(self, body: Any, form: Any) -> None:
+        self.body, self.form = body, form
+        self.receipts: list[Receipt] = []
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ class Traced(PublishState):
 @pytest.mark.parametrize("is_one_command", [True, False])
 def test_receipts_of_a_batch_where_the_sizes_add_up(size: int, places: list[Any], is_one_command: bool) -> None:
     traces = [WireForm("PUB_TRACE", trace_id, is_traced=True) for trace_id in (5, 6)]
-    one: Any = Traced([b"x", b"123456"], BatchForm(traces), 2)
+    one: Any = Traced([b"x", b"123456"], BatchForm(traces))
     publishes = [one] if is_one_command else [Traced(b"x", traces[0]), Traced(b"123456", traces[1])]
     take_receipts(publishes, TracedReply(internal_id=9, trace_id=0, offset=260, size=size), 3, NSQD)
     assert [receipt for publish in publishes for receipt in publish.receipts] == [
@@ -182,149 +181,6 @@ def test_a_leader_is_asked_for_each_second_at_least() -> None:
     assert retry_delay(50, POLICY, lambda: 0.0) == 2.0
     assert retry_delay(50, POLICY, lambda: 0.0, for_leader=True) == 1.0
     assert retry_delay(50, replace(POLICY, max_delay=0.3), lambda: 0.0, for_leader=True) == 0.3
-
-
-# One publish through its attempts
-
-PATIENT = replace(POLICY, awaits_leader=True)
-ATTEMPT = object()
-
-LOST = errors.ConnectionLost("broke before the reply")
-NEVER_SENT = errors.ConnectionLost("broke behind a fatal error")
-NEVER_SENT.outcome_unknown = False
-REFUSED = errors.Unauthorized("no")
-BUSY = errors.PubTooMuchWaiting("later")
-BAD = errors.BadMessage("too big")
-NOT_LEADER = errors.NotLeader("")
-
-
-def waiting() -> PublishState:
-    return PublishState(b"body")
-
-
-def on_wire() -> PublishState:
-    publish = waiting()
-    sent([publish], ATTEMPT)
-    return publish
-
-
-@pytest.mark.parametrize(
-    ("error", "policy", "retry", "attempts", "may_be_stored"),
-    [
-        (LOST, POLICY, True, 1, True),
-        (LOST, CAREFUL, False, 1, True),
-        (NEVER_SENT, CAREFUL, True, 0, False),
-        (REFUSED, POLICY, False, 1, False),
-        (BUSY, CAREFUL, True, 1, False),
-        (NOT_LEADER, CAREFUL, True, 1, False),
-        (BAD, POLICY, False, 1, False),
-    ],
-)
-def test_a_failed_attempt(
-    error: errors.NsqError, policy: RetryPolicy, retry: bool, attempts: int, may_be_stored: bool
-) -> None:
-    publish = on_wire()
-    assert publish.attempts == 1
-    assert publish.may_retry(error, policy) is retry
-    assert publish.attempt_failed(error, policy).retry is retry
-    assert not publish.done
-    assert publish.attempt is None
-    assert (publish.attempts, publish.may_be_stored, publish.last_error) == (attempts, may_be_stored, error)
-    assert not publish.is_alone
-
-
-def test_attempts_are_limited_but_for_those_that_a_moving_leader_costs() -> None:
-    publish = waiting()
-    for number in range(1, 4):
-        sent([publish], ATTEMPT)
-        assert publish.attempt_failed(BUSY, POLICY).retry is (number < 3)
-    publish = waiting()
-    for _ in range(100):
-        sent([publish], ATTEMPT)
-        assert publish.attempt_failed(NOT_LEADER, PATIENT).retry
-    assert (publish.attempts, publish.misses) == (100, 100)
-
-
-def ended_by(
-    *, is_abrupt: bool = True, was_first: bool = True, outcome_unknown: bool = True, waited: float = 0.0
-) -> errors.ConnectionLost:
-    error = errors.ConnectionLost("closed by the server")
-    error.is_abrupt, error.was_first, error.outcome_unknown = is_abrupt, was_first, outcome_unknown
-    error.waited = waited
-    return error
-
-
-def retries(publish: PublishState, *servers: str, **error: Any) -> list[bool]:
-    """Whether it is tried again after each of these servers ended the connection."""
-    answers = []
-    for server in servers:
-        sent([publish], ATTEMPT)
-        patient = replace(POLICY, max_attempts=100)
-        answers.append(publish.attempt_failed(ended_by(**error), patient, server=server).retry)
-    return answers
-
-
-def test_attempts_that_a_server_ended_for_another_reason_than_the_publish_are_not_limited() -> None:
-    publish = waiting()
-    for _ in range(100):
-        sent([publish], ATTEMPT)
-        assert publish.attempt_failed(ended_by(was_first=False), POLICY, server="a").retry
-        sent([publish], ATTEMPT)
-        assert publish.attempt_failed(ended_by(waited=1.5), POLICY, server="a").retry
-    careful = waiting()
-    sent([careful], ATTEMPT)
-    assert not careful.attempt_failed(ended_by(was_first=False), CAREFUL).retry  # it may be stored all the same
-
-
-def test_a_server_that_ends_connection_after_connection_uses_up_one_attempt() -> None:
-    publish = waiting()
-    pauses = []
-    for _ in range(20):
-        sent([publish], ATTEMPT)
-        verdict = publish.attempt_failed(ended_by(), POLICY, server="a")
-        assert verdict.retry
-        pauses.append(verdict.pause)
-    assert pauses == [False] + [True] * 19  # it is not asked again and again at once
-    assert publish.attempts - publish.misses == 1
-    for number in range(2, 4):  # of other failures the limit is what it was
-        sent([publish], ATTEMPT)
-        assert publish.attempt_failed(LOST, POLICY, server="a").retry is (number < 3)
-
-
-@pytest.mark.parametrize("kind", ["is_abrupt", "was_first", "outcome_unknown", "waited"])
-def test_what_cannot_have_ended_the_server_is_not_suspected(kind: str) -> None:
-    publish = waiting()
-    assert retries(publish, "a", "b", "c", **{kind: 2.0 if kind == "waited" else False}) == [True] * 3
-    assert publish.ended_servers == ()
-    assert not publish.is_alone
-
-
-# What shares a command
-
-
-def named(bodies: list[bytes], form: Any = None) -> deque[PublishState]:
-    return deque(PublishState(body) if form is None else PublishState(body, form) for body in bodies)
-
-
-def bodies(publishes: list[PublishState]) -> list[bytes]:
-    return [publish.body for publish in publishes]
-
-
-@given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 10), st.integers(1, 200), st.integers(60, 200)
-)
-def test_a_queue_is_taken_in_order_and_within_the_limits(sizes: list[int], most: int, enough: int, limit: int) -> None:
-    queue = named([b"%d" % number + bytes(size) for number, size in enumerate(sizes)])
-    everything = bodies(list(queue))
-    taken = []
-    while queue:
-        command = take_command(queue, most, enough, limit)
-        assert 1 <= len(command) <= most
-        total = COUNT_BYTES + sum(LENGTH_BYTES + len(publish.body) for publish in command)
-        assert total <= limit or len(command) == 1
-        assert total - LENGTH_BYTES - len(command[-1].body) < enough or len(command) == 1
-        taken += bodies(command)
-    assert taken == everything
 
 
 # The window of idempotence keys

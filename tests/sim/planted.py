@@ -22,7 +22,7 @@ from nsq_fast.client.subscription import Subscription
 from nsq_fast.client.subscriptions import Flow
 from nsq_fast.client.transport import Transport
 from nsq_fast.errors import BadMessage, ConnectionLost
-from nsq_fast.protocol import publishing, rdy
+from nsq_fast.protocol import rdy
 from nsq_fast.protocol.rdy import Sharing
 from nsq_fast.protocol.session import Heartbeat
 
@@ -138,32 +138,32 @@ def _goodbye_before_the_rest(patch: Patch) -> None:
 
 
 def _asked_again(patch: Patch) -> None:
-    real = publishing.decide
+    real = publishes.decide
 
     def decide(error: Any, attempts: int, policy: Any, *rest: Any, **options: Any) -> Any:
         return real(error, attempts, msgspec.structs.replace(policy, retry_unknown_outcome=True), *rest, **options)
 
-    patch(publishing, "decide", decide)
+    patch(publishes, "decide", decide)
 
 
 def _bad_message_again(patch: Patch) -> None:
-    real = publishing.decide
+    real = publishes.decide
 
     def decide(error: Any, attempts: int, *rest: Any, **options: Any) -> Any:
         verdict = real(error, attempts, *rest, **options)
         is_bad = isinstance(error, BadMessage) and attempts < 3
         return msgspec.structs.replace(verdict, retry=True) if is_bad else verdict
 
-    patch(publishing, "decide", decide)
+    patch(publishes, "decide", decide)
 
 
 def _never_unknown(patch: Patch) -> None:
-    real = publishing.decide
+    real = publishes.decide
 
     def decide(*arguments: Any, **options: Any) -> Any:
         return msgspec.structs.replace(real(*arguments, **options), possibly_stored=False)
 
-    patch(publishing, "decide", decide)
+    patch(publishes, "decide", decide)
 
 
 def _failed_behind(patch: Patch) -> None:

@@ -241,6 +241,63 @@ def test_after_an_outage_publishes_go_on_within_two_seconds(dialect: str, seed: 
     assert took <= SOON
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_after_a_long_outage_a_consumer_is_back_as_soon_as_lookup_answers(seed: int) -> None:
+    """Its own pauses have grown to a minute meanwhile."""
+
+    async def scenario(loop: SimLoop) -> float:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        nsqd.log("t").channel("c")
+        lookupd = ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+        handled = asyncio.Event()
+
+        async def handle(_: Any, message: Any) -> None:
+            handled.set()
+
+        async with Consumer(
+            "t", "c", lookupd_http_addresses=["10.2.0.1:4161"], message_handler=handle, lookupd_poll_interval=2.0,
+            lookupd_timeout=1.0, connect_timeout=1.0,
+        ) as consumer:  # fmt: skip
+            while not consumer.stats().connections:
+                await asyncio.sleep(0.1)
+            for host in (nsqd.host, lookupd.host):
+                host.cut()
+            await asyncio.sleep(900.0 + 60.0 * loop.chance.random())
+            for host in (nsqd.host, lookupd.host):
+                host.mend()
+            mended = loop.time()
+            nsqd.log("t").store(b"x")
+            await asyncio.wait_for(handled.wait(), 100.0)
+            return loop.time() - mended
+
+    assert in_virtual_time(f"return {seed}", scenario) <= 5.0
+
+
+def test_a_server_that_was_slow_and_then_falls_silent_is_left_for_a_new_connection() -> None:
+    """It replied to one command after the other, but too late: so it was kept, and got no more."""
+
+    async def scenario(loop: SimLoop) -> float:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        async with Producer(
+            "10.1.0.1:4150", attempt_timeout=1.0, publish_timeout=60.0, heartbeat_interval=60.0, coalesce=False
+        ) as producer:
+            await producer.publish("t", b"first")
+            (conn,) = nsqd.conns
+            nsqd.moods.late, nsqd.moods.lateness = 1.0, 0.9
+            waiting = [loop.create_task(producer.publish("t", b"%d" % number)) for number in range(20)]
+            while not producer.stats()["stalled"]:
+                await asyncio.sleep(0.05)
+            assert sum(task.done() for task in waiting) > 0
+            conn.end.is_swallowing = conn.end.peer.is_swallowing = True  # type: ignore[union-attr]
+            nsqd.moods.late = 0.0
+            silent = loop.time()
+            await asyncio.gather(*waiting)
+            return loop.time() - silent
+
+    took = in_virtual_time("slow and silent", scenario)
+    assert took <= 1.0 + SOON
+
+
 def holder(nsqds: list[ModelNsqd]) -> ModelNsqd:
     """The one that has a publish and has not read it."""
     (found,) = (nsqd for nsqd in nsqds if any(b"PUB " in conn.end.arrived for conn in nsqd.conns))

@@ -1,7 +1,4 @@
-"""Both readers and the sink where Spark runs for real: on a standalone cluster, and behind Spark Connect.
-
-The tests of these deployments themselves are here, too: a file is run by one process, which starts each once.
-"""
+"""Both readers and the sink where Spark runs for real: on a standalone cluster, and behind Spark Connect."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support import spark_replay_program
+from support import processes, spark, spark_replay_program
 from support.spark import LOCAL, ROOT, Driver, spark_environment
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT
@@ -182,4 +179,23 @@ def test_two_attempts_at_one_task_of_the_replayable_reader(
     spark_replay_program.check(tmp_path, bodies)
 
 
-# The deployments themselves: tasks are tried again, remote clients are served
+SLEEPS = """
+import os, pathlib, subprocess
+child = subprocess.Popen(["sleep", "600"])
+pathlib.Path("pid").write_text(f"{child.pid} {os.getsid(child.pid)}")
+child.wait()
+"""
+
+
+def test_a_spark_that_makes_no_archive_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its JVM, which would keep a core busy while all tests run."""
+    monkeypatch.setattr(spark, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(spark, "_PROGRAM", SLEEPS)
+    for limit in (2.0, 20.0, 200.0):  # in which it is to have started
+        monkeypatch.setattr(spark, "TIMEOUT", limit)
+        spark.make_ready(tmp_path)
+        assert not spark.archive().exists()
+        if (tmp_path / "pid").exists():
+            break
+    child, session = map(int, (tmp_path / "pid").read_text().split())
+    assert child not in [each.pid for each in processes.of_session(session)]

@@ -111,6 +111,13 @@ def test_segments_are_joined_into_larger_batches(batch):
     assert [each.num_rows for each in batches(stored, choosing("body,topic"), "t")] == [12_000, 4_000]
 
 
+def test_large_rows_are_handed_on_before_a_column_is_too_large_for_arrow(batch):
+    """2 GiB. A join beyond them is in parts, of which the first was taken for all."""
+    chain, body = Chain(batch, 0), bytes(1024 * 1024)
+    stored = [chain.claim(n, Head(rows=6), columns_of([body] * 6)) for n in range(3)]
+    assert [each.num_rows for each in batches(stored, choosing("body"), "t")] == [12, 6]
+
+
 def test_rows_of_segments_have_their_headers_as_the_options_say(batch):
     stored = Chain(batch, 0).claim(0, Head(rows=1), columns_of([b"x"], ext=b'{"a":"b"}'))
     for headers_as, expected in (("json", '{"a":"b"}'), ("map", [("a", "b")])):

@@ -17,7 +17,6 @@ NAMES = (
     "_codec",
     "_dispatch",
     "_frame",
-    "_publish",
     "_publish_path",
     "_snappy_chunks",
 )

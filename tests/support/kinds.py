@@ -11,8 +11,9 @@ TESTS = Path(__file__).parent.parent
 OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "chaos": ("kill",)}
 OF_MODULE = {
     "test_cookbook": ("slow",),  # each of its programs is a process or several
-    "test_runtime_fork": ("fork",),
-    "test_runtime_flat": ("flat",),
+    "test_sim_fleet": ("slow",),  # its questions are small, and take seconds
+    "test_client_fork": ("fork",),
+    "test_client_flat": ("flat",),
     "test_spark_cluster_kills": ("kill",),
     "test_spark_driver_kills": ("kill",),
     "test_spark_task_faults": ("kill",),
@@ -29,9 +30,9 @@ LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
     "test_spark_deployments", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_report",
     "test_spark_bench", "test_soak", "test_sim", "test_packaging", "test_docs", "test_worker_run", "test_cli_bench",
-    "test_runtime_bad_days", "test_contract_servers", "test_client_connection", "test_contract_progress",
-    "test_contract_producer", "test_contract_consumer", "test_runtime_consumer_redesigned",
-    "test_runtime_producer_failures",
+    "test_client_bad_days", "test_contract_servers", "test_client_connection", "test_contract_progress",
+    "test_contract_producer", "test_contract_consumer", "test_client_consumer_redesigned",
+    "test_client_producer_failures",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -492,9 +491,15 @@ def _make_archive(target: Path, folder: Path) -> None:
     given = json.dumps({"settings": settings, "arguments": {"folder": str(folder)}})
     command = [sys.executable, "-c", _PROGRAM]
     environment = {**spark_environment(), GIVEN: given}
-    with suppress(subprocess.SubprocessError):
-        # The JVM writes the archive after the program has ended; it holds the pipes until it has.
-        subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT, check=True)
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        try:
+            # The JVM writes the archive after the program has ended; it holds the pipe until it has.
+            process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            processes.kill_session(process.pid)  # the JVM, too
+    if process.returncode == 0:
         unfinished.replace(target)
 
 

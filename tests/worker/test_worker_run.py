@@ -6,18 +6,21 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
-from support.processes import of_session
+from gevent import subprocess
+from support.processes import kill_session, of_session
 from support.waiting import WAIT, holds, promptly, until
-from support.worker import START, Worker
+from support.worker import NOTING, ROOT, START, Worker
 
 from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.worker.health import ECHO
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -334,10 +337,35 @@ def test_a_second_signal_waits_for_nobody(run: Run, nsqd_process: Any) -> None:
     worker.send(signal.SIGTERM)
     until(lambda: "draining for 3600 s at most" in worker.log(), about=worker.log)
     assert worker.probed("/readyz")["ok"] is False
+    gevent.sleep(2 * ECHO)  # sleep: what comes sooner is the first signal once more
     with promptly():
         worker.send(signal.SIGTERM)
         assert worker.ended() == 128 + signal.SIGTERM
     assert "nsqd delivers again what they held" in worker.log()
+
+
+@embedded
+def test_signals_that_come_at_once_are_one(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER).ready()
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        worker.send(number)
+    assert worker.ended() == 0, worker.log()
+
+
+@embedded
+def test_a_worker_whose_stderr_is_closed_runs_and_ends(nsqd_process: Any, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(NOTING + HANDLER)
+    ledger = tmp_path / "ledger"
+    command = f"exec {sys.executable} -m nsq_fast run app --nsqd {nsqd_process.address} 2>&-"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LEDGER": str(ledger)}
+    process = subprocess.Popen(["sh", "-c", command], cwd=tmp_path, env=environment, start_new_session=True)
+    try:
+        publish(nsqd_process, "heard")
+        until(lambda: ledger.exists() or process.poll() is not None, START)
+        process.terminate()
+        assert process.wait() == 0
+    finally:
+        kill_session(process.pid)
 
 
 @pytest.mark.kill
@@ -497,13 +525,20 @@ def test_metrics_do_not_wait_for_a_process_that_does_not_answer(run: Run) -> Non
 
 
 @embedded
-def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [("import half_written\n", "No module named 'half_written'"), ("def bill(:\n", "SyntaxError: ")],
+    ids=["import", "syntax"],
+)
+def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(
+    run: Run, nsqd_process: Any, broken: str, says: str
+) -> None:
     worker = run(HANDLER, "--processes", "2").ready()
     before = worker.children()
-    worker.write("import half_written\n")
+    worker.write(broken)
     worker.send(signal.SIGHUP)
     until(lambda: "not all processes are replaced" in worker.log(), START, about=worker.log)
-    assert "No module named 'half_written'" in worker.log()
+    assert says in worker.log()
     traceback = [line.strip() for line in worker.lines if line.strip().startswith("File ")]
     assert {line.partition(",")[0] for line in traceback} == {f'File "{worker.folder}/app.py"'}, "from the program on"
     assert worker.children() == before
@@ -520,17 +555,20 @@ def test_a_restart_reads_the_configuration_anew_and_keeps_what_runs_if_it_is_wro
 ) -> None:
     file = tmp_path / "worker.toml"
 
-    def configure(max_in_flight: object) -> None:
-        file.write_text(f"[subscription.'orders/billing']\nmax_in_flight = {max_in_flight}\n[worker]\nprocesses = 1\n")
+    def configure(max_in_flight: object, processes: int = 1) -> None:
+        of_consumer = f"[subscription.'orders/billing']\nmax_in_flight = {max_in_flight}\n"
+        file.write_text(f"{of_consumer}[worker]\nprocesses = {processes}\n")
 
     configure(7)
     worker = run(HANDLER, "--config", str(file)).ready()
     assert worker.figure("nsq_fast_consumer_max_in_flight") == 7
-    configure(9)
+    configure(9, processes=2)
     worker.send(signal.SIGHUP)
     until(lambda: worker.figure("nsq_fast_consumer_max_in_flight") == 9, START, about=worker.log)
     until(lambda: "all processes are replaced" in worker.log(), START, about=worker.log)
+    assert "processes: read at the start only" in worker.log()
     before = worker.children()
+    assert list(before) == [0]
     configure("'many'")
     worker.send(signal.SIGHUP)
     until(lambda: "no process is replaced: " in worker.log(), START, about=worker.log)

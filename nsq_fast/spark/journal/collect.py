@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ssl import SSLError
@@ -618,7 +618,7 @@ class Claims:
         self._claim = claim
         self._suspects = suspects
         self._known = suspects.load() if suspects is not None else set()
-        self._unsure: Counter[int] = Counter()
+        self._unsure: dict[int, int] = {}  # how many connections may have to send FINs of a segment again
 
     def keep(self, columns: Any, connections: int) -> int:
         """Write what several connections have gathered as one segment, and return its number. In a thread."""
@@ -632,6 +632,8 @@ class Claims:
         """Of these segments the server has taken every FIN of one connection."""
         for number in numbers:
             self._unsure[number] -= 1
+            if not self._unsure[number]:
+                del self._unsure[number]
 
     def drop_known(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
         """The messages that are new, as columns, and the keys of those that the journal holds already.
@@ -674,7 +676,7 @@ class Claims:
 
     def _open(self) -> list[int]:
         """The segments whose FINs the server may not have taken."""
-        return sorted(number for number, connections in list(self._unsure.items()) if connections > 0)
+        return sorted(self._unsure)
 
 
 def message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:

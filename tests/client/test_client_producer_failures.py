@@ -14,7 +14,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.publishing import agree, refuse, stay_mute
+from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
 from support.servers import free_address
 from support.waiting import WAIT, promptly, until
 
@@ -209,6 +209,17 @@ def test_a_late_ok_ends_a_publish_that_waits_elsewhere(stalling):
         server.peers[0].ok()
         assert result.get(timeout=WAIT) == b"OK"
     until(lambda: sender.stats()["held"] == 0 and not sender.stats()["stalled"])
+
+
+def test_a_late_receipt_ends_a_traced_publish_that_waits_elsewhere(publish_nsqd, new_producer):
+    servers = [publish_nsqd(stay_mute, version=REDESIGNED) for _ in range(2)]
+    sender = new_producer(*servers, attempt_timeout=LIMIT, publish_timeout=60.0)
+    connected_to_all(sender, *servers)
+    result = sender.publish_nowait("t", b"body", trace_id=7)
+    until(lambda: all(server.commands for server in servers))  # it was tried at the other one
+    (late,) = (server for server in servers if str(server.address) in sender.stats()["stalled"])
+    late.peers[0].frame(0, receipt(1000, 7, 5000, 34))
+    assert result.get(timeout=WAIT) == Receipt(1000, 7, 5000, 34, None, late.address)
 
 
 def test_a_server_whose_late_reply_has_come_has_its_turn_again(publish_nsqd, new_producer):

@@ -26,7 +26,7 @@ import nsq_fast
 from nsq_fast import ColumnProducer, ColumnSubscription, ConfigDocument, Consumer, Message, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.client.admin import LookupPoller
-from nsq_fast.client.greenlets import Loop
+from nsq_fast.client.greenlets import SupervisedLoop
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import InternalError, LookupFailed, WrongThread
 
@@ -42,7 +42,7 @@ SOURCES += [PACKAGE / name for name in FACES]
 
 KEPT = ["worker", "nsq_fast subscriber", "topics", "nsq_fast lookup"]
 """In the names of all that runs for as long as its owner does, but for config: what a config source raises, whatever it
-is, is told by its keeper, and never gets to the supervisor (tests/runtime/test_runtime_config_source.py)."""
+is, is told by its keeper, and never gets to the supervisor (tests/client/test_client_config_source.py)."""
 
 
 class Injected(Exception):
@@ -150,12 +150,12 @@ def scenario(tmp_path: Path) -> Iterator[Scenario]:
     made.close()
 
 
-def loops() -> list[Loop]:
+def loops() -> list[SupervisedLoop]:
     """All that run in this process."""
-    return [each for each in gc.get_objects() if type(each) is Loop and each]
+    return [each for each in gc.get_objects() if type(each) is SupervisedLoop and each]
 
 
-def running(name: str, scenario: Scenario) -> list[Loop]:
+def running(name: str, scenario: Scenario) -> list[SupervisedLoop]:
     """The loops of the scenario that have this in their names."""
     ours = [each for each in loops() if not any(each is other for other in scenario.others)]
     return [each for each in ours if name in each.name]

@@ -483,6 +483,23 @@ def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(lead
     assert sorted(lookup.added) == ["a", "b"]
 
 
+def test_a_topic_whose_publish_waits_to_be_sent_again_is_not_forgotten(leading, monkeypatch):
+    def refuse_the_first(peer, command):
+        peer.ok() if nsqd.commands[1:] else peer.frame(1, b"E_PUB_FAILED no space")
+
+    monkeypatch.setattr("nsq_fast.client.routing.MAX_TOPICS", 10)
+    nsqd, sender, lookup = leading(refuse_the_first, retry_base_delay=0.5)
+    refusals = []
+    sender.on_error.connect(lambda _, error: refusals.append(error), weak=False)
+    result = sender.publish_nowait("a", b"x")
+    until(lambda: refusals)
+    assert sender.publish("b", b"x") == b"OK"
+    for _ in range(3):
+        lookup.tell(lookup.answer, "a")
+    assert "a" in lookup.added
+    assert result.get(timeout=WAIT) == b"OK"
+
+
 def test_a_topic_without_a_channel_is_named_and_waited_for(cluster, producer_of, caplog):
     cluster.create_topic("bare", 2, 1)
     producer = producer_of()
