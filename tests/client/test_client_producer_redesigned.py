@@ -13,7 +13,7 @@ from support.partitions import lookup_of, topology
 from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
 from support.servers import free_address
-from support.waiting import WAIT, promptly, until
+from support.waiting import PROMPT, WAIT, promptly, until
 
 from nsq_fast import LookupdHTTPClient, Producer, Receipt, errors
 from nsq_fast.protocol import publishing
@@ -546,6 +546,20 @@ def test_what_is_tried_again_is_not_overtaken(leading, options, script):
     gevent.joinall(results, timeout=WAIT)
     assert all(result.successful() for result in results)
     assert list(dict.fromkeys(log.stored)) == numbers(30)
+
+
+def test_what_may_go_anywhere_and_is_refused_for_now_holds_up_nothing_that_has_a_partition(leading):
+    refusals = []
+    _, sender, _ = leading(
+        lambda peer, command: peer.frame(1, refusals.pop()) if refusals else peer.ok(),
+        retry_base_delay=2 * WAIT, retry_max_delay=2 * WAIT, publish_timeout=4 * WAIT,
+    )  # fmt: skip
+    assert sender.publish("t", b"first", partition=0) == b"OK"
+    refusals.append(b"E_PUB_FAILED busy")
+    refused = sender.publish_nowait("t", b"anywhere")
+    for body in numbers(2):  # the second at any rate after the refusal
+        assert sender.publish("t", body, partition=0, timeout=PROMPT) == b"OK"
+    assert (refusals, refused.ready()) == ([], False)
 
 
 def test_what_waited_for_a_reply_does_not_linger_besides_and_close_sends_the_rest(leading):

@@ -19,6 +19,7 @@ import pytest
 from gevent import subprocess
 from gevent.event import Event
 from support.compiled import parsed
+from support.http import channel_figures
 from support.waiting import WAIT, until
 
 import nsq_fast
@@ -131,6 +132,10 @@ class Scenario:
         until(lambda: all(self.calls[body] for body in [*bodies, b"elsewhere"]))
         until(lambda: self.consumer.total_in_flight == 0)
 
+    def has_one_connection_to_each(self) -> bool:
+        """Whether the consumer has left none open that it uses no more."""
+        return all(len(channel_figures(nsqd, "topic", "channel")["clients"]) == 1 for nsqd in self.nsqds)
+
     def close(self) -> None:
         self.producer.close(timeout=5)
         self.consumer.close(drain=False)
@@ -179,6 +184,7 @@ def test_a_fault_in_a_loop_ends_nothing(
     assert "begins again" in logged[0].getMessage()
     scenario.check()
     assert running(name, scenario)
+    until(scenario.has_one_connection_to_each)
 
 
 # An object is used in the thread in which it runs; from another one each method fails before it has done anything
