@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, reading, reading_once
 from support.journal_places import Placed
@@ -772,10 +773,14 @@ def test_what_vanishes_between_batches_is_refused(server: Server, tmp_path: Path
 # Batch reads
 
 
-def batch_rows(server: Server, **options: str) -> list[bytes]:
+def batches_of(server: Server, **options: str) -> Iterator[pa.RecordBatch]:
     given = {"topic": TOPIC, "channel": CHANNEL, "reader": "journalled", "columns": "body", **server.options, **options}
     reader = JournalBatchReader(SourceOptions.parse(given))
-    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch["body"].to_pylist()]
+    return (batch for task in reader.partitions() for batch in reader.read(task))
+
+
+def batch_rows(server: Server, **options: str) -> list[bytes]:
+    return [row for batch in batches_of(server, **options) for row in batch["body"].to_pylist()]
 
 
 @pytest.mark.parametrize("count", [0, 10, ROWS])
@@ -784,6 +789,15 @@ def test_a_batch_read_looks_and_puts_back(server: Server, count: int) -> None:
     account(bodies, batch_rows(server)).check()
     server.wait_depth(count, 0, 0)
     account(bodies, batch_rows(server, minPartitions="3")).check()
+
+
+def test_a_batch_read_that_looks_at_large_messages_gives_them_in_parts(server: Server) -> None:
+    """A window of them can be more than Arrow takes."""
+    bodies = [body for part in range(16) for body in server.publish(8, f"{part}-", size=500_000)]
+    found = list(batches_of(server))
+    assert max(batch.nbytes for batch in found) < collect.MAX_SEGMENT_BYTES + 4 * 2**20
+    account(bodies, [row for batch in found for row in batch["body"].to_pylist()]).check()
+    server.wait_depth(len(bodies), 0, 0)
 
 
 def test_a_batch_read_that_looks_creates_no_channel_that_would_only_fill_up(server: Server) -> None:

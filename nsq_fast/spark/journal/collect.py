@@ -295,6 +295,11 @@ SURE = 0.5
 """Within this part of it, none can have run into it."""
 
 
+def step_of(columns: Columns) -> int:
+    """How many messages of their size to wait for at once."""
+    return max(1, _STEP_BYTES * columns.count // (len(columns.body) + 1))
+
+
 class Claimed(NamedTuple):
     """A segment of this connection: its number, how many messages had arrived with its last, since when they could."""
 
@@ -363,7 +368,7 @@ class JournalConnection:
 
     def took(self, columns: Columns) -> None:
         if columns.count:
-            self.step = max(1, _STEP_BYTES * columns.count // (len(columns.body) + 1))
+            self.step = step_of(columns)
         self._arrived += columns.count
         self.outstanding = max(0, self.outstanding - columns.count)
 
@@ -735,6 +740,8 @@ class Peek:
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self._seen: set[bytes] = set()
+        self._is_over = False
+        self._step = 1
 
     def batches(self, options: SourceOptions) -> Iterator[pa.RecordBatch]:
         for columns in self._windows():
@@ -745,13 +752,12 @@ class Peek:
         if slot.address is None or not slot.rows:
             return
         with _subscription(slot) as subscription:
-            window = min(slot.rows, subscription.info.max_rdy_count, MAX_WINDOW)
-            for _ in range(1 + _ROUNDS * slot.rows // window):
-                columns = self._take(subscription, window)
+            taken = 0
+            while not self._is_over and len(self._seen) < slot.rows and taken <= _ROUNDS * slot.rows:
+                columns = self._take(subscription)
+                taken += columns.count
                 yield self._new(columns)
-                if columns.count < window or len(self._seen) >= slot.rows:
-                    break
-            else:
+            if not self._is_over and len(self._seen) < slot.rows:
                 logger.warning(
                     "slot %s: saw %s of %s",
                     slot.name,
@@ -760,14 +766,28 @@ class Peek:
                     extra=SPARK_READ_PARTIAL,
                 )
 
-    def _take(self, subscription: ColumnSubscription, window: int) -> Columns:
-        """A window, requeued at once: nothing is held while Spark works on its rows."""
-        subscription.set_rdy(window)
-        columns = subscription.fetch(_WAIT, window)
+    def _take(self, subscription: ColumnSubscription) -> Columns:
+        """A window, requeued at once: Spark's work on its rows has no time limit.
+
+        Of large messages it is as much as a segment holds, and the rest, which is on its way, comes with the next one.
+        """
+        left = min(self.slot.rows, subscription.info.max_rdy_count, MAX_WINDOW)
+        subscription.set_rdy(left)
+        parts: list[Columns] = []
+        size = 0
+        while left > 0 and size < MAX_SEGMENT_BYTES and not self._is_over:
+            wanted = min(left, self._step)
+            columns = subscription.fetch(_WAIT, wanted)
+            self._is_over = columns.count < wanted
+            self._step = step_of(columns)
+            left -= columns.count
+            size += len(columns.body)
+            parts.append(columns)
         subscription.set_rdy(0)
-        if columns.count:
-            subscription.requeue(columns.ids)
-        return columns
+        whole = join_columns(parts)
+        if whole.count:
+            subscription.requeue(whole.ids)
+        return whole
 
     def _new(self, columns: Columns) -> Any:
         size = MESSAGE_ID_SIZE
