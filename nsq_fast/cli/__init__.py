@@ -1,8 +1,8 @@
 """The `nsq-fast` command: each subcommand's module is loaded when it is used.
 
-What several commands have in common stands in ``options`` (how they are declared), ``servers`` (addresses, TLS,
-Ctrl-C), ``console`` (tables), ``plain`` (all other output) and here: an error of ours is one line on stderr, never a
-traceback. Exit codes are 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C before the work was done).
+What several commands have in common stands in ``options`` (how they are declared, what they say), ``servers``
+(addresses, TLS, Ctrl-C), ``console`` (tables) and here: an error of ours is one line on stderr, never a traceback. Exit
+codes are 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C before the work was done).
 """
 
 from __future__ import annotations

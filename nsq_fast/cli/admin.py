@@ -15,8 +15,7 @@ from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.protocol.topology import merge, parse_lookup
 
 from . import options
-from .options import argument, flag, number
-from .plain import say, warnings_shown
+from .options import argument, flag, number, say, warnings_shown
 from .servers import Servers, named_servers
 
 # Where topics are

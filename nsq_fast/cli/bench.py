@@ -19,8 +19,7 @@ from nsq_fast.bench.suite import Plan, in_turns, plans
 from nsq_fast.errors import ConfigError, NsqError, counted
 
 from . import console, options
-from .options import argument, flag, number, option, several
-from .plain import say, write_file
+from .options import argument, flag, number, option, say, several, write_file
 from .servers import NSQD_TCP, Servers, named_servers
 
 _TYPES = {

@@ -26,8 +26,7 @@ from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
 from . import options
-from .options import argument, flag, number, option, several
-from .plain import warnings_shown
+from .options import argument, flag, number, option, several, warnings_shown
 from .servers import on_signals, stop_signals
 
 _DEFAULTS = {"tcp_address": "127.0.0.1:4150", "http_address": "127.0.0.1:4151"}

@@ -40,8 +40,7 @@ from .jobs import (
     existing_cluster,
     original_servers,
 )
-from .options import flag, number, option
-from .plain import say
+from .options import flag, number, option, say
 from .servers import INTERRUPTED, NSQD_TCP, Servers, named_servers, stop_signals
 from .trace_report import why_not
 

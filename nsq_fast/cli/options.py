@@ -1,4 +1,5 @@
-"""How commands are declared, and the kinds of values that several of them take. What needs no client imports no more.
+"""How commands are declared, the kinds of values that several of them take, and what they say without tables. What
+needs no client imports no more.
 
 A command is a function whose parameters say by their defaults how they are read, each in one place::
 
@@ -10,11 +11,14 @@ Options keep the names of NSQ's own tools, with a shorter second name.
 
 from __future__ import annotations
 
+import base64
 import inspect
+import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -204,3 +208,47 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, path: Path 
     if there is not None and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise click.BadParameter(f"{path} cannot be written: {there} is no folder in which files can be made")
     return path
+
+
+# Saying
+
+
+def say(line: str) -> None:
+    """Say something on stderr: standard output is for what was asked for."""
+    click.echo(line, err=True)
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def warnings_shown(quiet: bool = False) -> Iterator[None]:
+    """Write what the library warns of to stderr, so that no wait is silent; ``-v`` shows it otherwise."""
+    if quiet or click.get_current_context().find_root().params.get("verbose"):
+        yield
+        return
+    handler, logger = _ToStderr(logging.WARNING), logging.getLogger("nsq_fast")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def text_or_base64(name: str, body: bytes) -> dict[str, str]:
+    """Bytes for JSON: under their name where they are text, else under NAME_base64."""
+    try:
+        return {name: body.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(body).decode()}
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write what a command was asked to leave in a file, whose folder is made. Raises ClickException."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error

@@ -20,8 +20,7 @@ from nsq_fast.errors import BodyInvalid, NsqError, counted
 from nsq_fast.producer import Producer
 
 from . import options
-from .options import argument, flag, number, option, several
-from .plain import say, warnings_shown
+from .options import argument, flag, number, option, say, several, warnings_shown
 from .servers import INTERRUPTED, NSQD_TCP, Servers, named_servers, stop_signals
 
 

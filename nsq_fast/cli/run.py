@@ -15,8 +15,7 @@ from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, Work
 from nsq_fast.worker.supervisor import Supervisor, check
 
 from . import options
-from .options import argument, flag, flag_of, option, several
-from .plain import say
+from .options import argument, flag, flag_of, option, say, several
 
 
 def _of_worker(declared: Option) -> Any:

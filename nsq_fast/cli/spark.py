@@ -16,8 +16,7 @@ from nsq_fast.errors import NsqError, counted
 from nsq_fast.exporter import CHANNEL, CHANNEL_LABELS
 
 from . import console, options
-from .options import argument, flag, option, several
-from .plain import say, text_or_base64
+from .options import argument, flag, option, say, several, text_or_base64
 
 if TYPE_CHECKING:
     from nsq_fast.spark.journal.files import Storage

@@ -22,8 +22,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Topology
 
 from . import console, options
-from .options import argument, flag, option
-from .plain import say
+from .options import argument, flag, option, say
 from .servers import NSQD_HTTP, Servers, named_servers, stop_signals
 
 

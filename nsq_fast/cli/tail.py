@@ -22,8 +22,7 @@ from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage, count
 from nsq_fast.names import Address
 
 from . import drop_output, options
-from .options import argument, flag, number, option, several
-from .plain import say, text_or_base64, warnings_shown
+from .options import argument, flag, number, option, say, several, text_or_base64, warnings_shown
 from .servers import NSQD_TCP, Servers, named_servers, stop_signals
 
 _TIMEOUT = 5.0

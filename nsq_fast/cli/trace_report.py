@@ -17,8 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from nsq_fast.errors import counted
 
 from . import console, options
-from .options import argument, flag, number, option, several
-from .plain import write_file
+from .options import argument, flag, number, option, several, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
