@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -289,6 +290,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
     }
     with BrokerProcess(**options) as broker:
         kitchen = Kitchen(tmp_path, "cookbook/operations", broker)
+        shutil.copy(tls_files["ca"], tmp_path / "ca.pem")
         certify(trustme.CA())  # nobody's
         with kitchen.running("tls.py") as consumer:
             next(logged(consumer, r"(unknown ca)"))

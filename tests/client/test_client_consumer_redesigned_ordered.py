@@ -500,22 +500,27 @@ def finished(consumer, count):
     until(lambda: consumer.stats().totals.finished == count)
 
 
-def publish_twenty(place, channel):
-    """Until the channel knows of all of them: to a real nsqd, its end lies before the others for up to two seconds."""
+def publish_known(place, channel, bodies):
+    """Until the channel, where nothing waits, knows of all. To a real nsqd, the end of a channel and the end of the topic
+    lie before the newest messages for up to two seconds."""
 
     def depth():
         (topic,) = client.stats("t")["topics"]
         return next(each["depth"] for each in topic["channels"] if each["channel_name"] == channel)
 
     producer, _, leader = place
-    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    producer.multipublish("t", bodies)
     with NsqdHTTPClient(*leader) as client:
-        until(lambda: depth() == 20)
+        until(lambda: depth() == len(bodies))
+
+
+def publish_twenty(place, channel):
+    publish_known(place, channel, [b"%d" % number for number in range(20)])
 
 
 def test_a_channel_begins_where_start_position_says_once(place, begin):
     producer = place[0]
-    producer.multipublish("t", [b"before", b"before"])
+    publish_known(place, "old", [b"before", b"before"])
     first, seen = begin("new", "end")
     producer.publish("t", b"1")
     finished(first, 1)
@@ -541,7 +546,7 @@ def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, beg
             producer.publish("t", b"1")
         return reply
 
-    producer.publish("t", b"before")
+    publish_known(place, "old", [b"before"])
     monkeypatch.setattr(HttpClient, "ask", publish_after_creation)
     consumer, seen = begin("new", "end")
     finished(consumer, 1)

@@ -145,11 +145,12 @@ def test_a_worker_that_spark_keeps_is_not_searched_for_garbage_as_a_whole_after_
         for batch in batches:
             yield batch.from_pydict({"objects": [gc.get_freeze_count()]})
 
+    of_driver = gc.get_freeze_count()
     sink = foreach_batch_sink(topic="spared", nsqd_tcp_addresses=broker.nsqd.tcp)
     sink(spark.range(0, 8, 1, 8).selectExpr("cast(id as string) body"), 0)
     found = spark.range(0, 8, 1, 8).mapInArrow(spared, "objects long").collect()
     assert max(row.objects for row in found) > 10_000  # most of what Python and Spark have imported there
-    assert gc.get_freeze_count() == 0  # nothing in the driver
+    assert gc.get_freeze_count() <= of_driver  # nothing more in the driver
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
