@@ -282,7 +282,7 @@ class Channel(BaseChannel[Message]):
     ) -> None:
         super().__init__(name, on_unused)
         self.memory: deque[Message] = deque()
-        self.runs = MemoryRuns()
+        self.runs: MemoryRuns = MemoryRuns()
         self.backend: BackendQueue = BackendQueue(log, self._sort_out)
         self.log = log
         self._capacity = capacity

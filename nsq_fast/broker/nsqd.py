@@ -52,7 +52,7 @@ class Host(ABC):
         self.options: NsqdOptions = options
         self.clients: set[Any] = set()
         self.started_at: float = time.time()
-        self.error: Exception | None = None
+        self.error: OSError | None = None
         self._publishing = publishing
 
     def refused(self, error: OSError) -> None:

@@ -501,8 +501,8 @@ def finished(consumer, count):
 
 
 def publish_known(place, channel, bodies):
-    """Until the channel, where nothing waits, knows of all. To a real nsqd, the end of a channel and the end of the topic
-    lie before the newest messages for up to two seconds."""
+    """Until the channel, where nothing waits, knows of all. To a real nsqd, the ends of channels and of the topic lie
+    before the newest messages for up to two seconds."""
 
     def depth():
         (topic,) = client.stats("t")["topics"]
