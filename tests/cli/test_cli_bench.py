@@ -187,7 +187,7 @@ def test_without_a_count_a_client_is_kept_busy_for_the_duration(tmp_path: Path) 
     run = measured(tmp_path, "consume", "--duration", "0.2", "--rounds", "1", *OURS)
     (each,) = rounds_of(run)
     assert each["messages"] > 200
-    assert 0.02 < each["seconds"] < 20.0
+    assert 0.002 < each["seconds"] < 20.0  # how much 0.2 s are is found by shorter rounds, in which a machine may pause
 
 
 @pytest.mark.parametrize(
