@@ -36,6 +36,7 @@ def start_query(folder: Path, fleet: Fleet, topic: str, limit: int = 5000, **giv
         "channel": "spark",
         "lookupd_http_addresses": ",".join(fleet.lookupds),
         "startingOffsets": "earliest",
+        "columns": "*",
         "maxOffsetsPerTrigger": str(limit),
     }
     paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
