@@ -384,11 +384,15 @@ BYTES = 8 * 1024 * 1024
 def batches(segments: Iterable[Stored], options: SourceOptions, topic: str) -> Iterator[pa.RecordBatch]:
     """The rows of these segments, in order, with the columns that the options say."""
     gathered: list[pa.RecordBatch] = []
+    rows = size = 0
     for segment in segments:
-        gathered.append(rows_of(segment.columns(), segment.head, options, topic))
-        if sum(batch.num_rows for batch in gathered) >= ROWS or sum(batch.nbytes for batch in gathered) >= BYTES:
+        batch = rows_of(segment.columns(), segment.head, options, topic)
+        gathered.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= ROWS or size >= BYTES:
             yield _join(gathered)
-            gathered = []
+            gathered, rows, size = [], 0, 0
     if gathered:
         yield _join(gathered)
 
