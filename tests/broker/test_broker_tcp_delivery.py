@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from gevent import Timeout, socket, spawn
-from support.http import ask, channel_figures
+from gevent import Timeout, socket
+from support.http import ask, channel_figures, post
 from support.waiting import WAIT, promptly, until
 from support.wire import MESSAGE, Frame, WireClient, many
 
@@ -44,7 +45,10 @@ def clients(start_nsqd: Any) -> Any:
 
 def test_no_more_than_rdy_in_flight(clients: Any) -> None:
     consumer, publisher = clients
-    pub_many(publisher, "t", [b"%d" % n for n in range(10)])
+    before = time.time_ns()
+    pub_many(publisher, "t", [b"%d" % n for n in range(4)])
+    for n in range(4, 10):
+        publisher.publish("t", b"%d" % n)
     assert is_silent(consumer, 0.2)
     consumer.send(b"RDY 3\n")
     frames = receive(consumer, 3)
@@ -57,53 +61,32 @@ def test_no_more_than_rdy_in_flight(clients: Any) -> None:
     frames += receive(consumer, 1)
     assert [frame.body for frame in frames] == [b"0", b"1", b"2", b"3", b"4"]
     assert {frame.attempts for frame in frames} == {1}
-    assert len({frame.id for frame in frames}) == 5
-
-
-def test_messages_carry_their_time_and_hex_ids_that_increase(clients: Any) -> None:
-    consumer, publisher = clients
-    before = time.time_ns()
-    pub_many(publisher, "t", [b"a", b"b"])
-    publisher.publish("t", b"c")
-    consumer.send(b"RDY 5\n")
-    frames = receive(consumer, 3)
-    for frame in frames:
+    for frame, following in pairwise(frames):  # hex ids that increase, and times
+        assert b"%016x" % int(frame.id, 16) == frame.id < following.id
         assert before - 10**9 < int.from_bytes(frame.data[:8], "big") < time.time_ns() + 10**9
-        assert frame.id == b"%016x" % int(frame.id, 16)
-    assert frames[0].id < frames[1].id < frames[2].id
 
 
-@pytest.mark.parametrize("is_gone", [False, True], ids=["the client is there", "the client has gone"])
-def test_message_comes_back_after_its_timeout(start_nsqd: Any, is_gone: bool) -> None:
+def test_a_message_comes_back_after_its_timeout_whether_its_client_is_there_or_gone(start_nsqd: Any) -> None:
     server = start_nsqd()
-    first = subscribed(server, 1, msg_timeout=1000)
+    there, gone = (WireClient(server.tcp_address, msg_timeout=1000) for _ in range(2))
+    there.subscribe("t", "there")
+    gone.subscribe("t", "gone")
     start = time.monotonic()
     publish(server, b"x")
-    [frame] = receive(first, 1)
-    if is_gone:
-        first.close()
-    consumer = subscribed(server, 1) if is_gone else first
-    [again] = receive(consumer, 1)
-    assert time.monotonic() - start > 0.8
-    assert (again.id, again.attempts, again.data[:8]) == (frame.id, 2, frame.data[:8])
-    assert channel_figures(server)["timeout_count"] == 1
-    consumer.send(b"FIN " + again.id + b"\n")
-    assert is_silent(consumer, 0.2)
+    [of_there], [of_gone] = receive(there, 1), receive(gone, 1)
+    gone.close()
+    heir = WireClient(server.tcp_address)
+    heir.subscribe("t", "gone")
+    for channel, client, frame in (("there", there, of_there), ("gone", heir, of_gone)):
+        [again] = receive(client, 1)
+        assert time.monotonic() - start > 0.8
+        assert (again.id, again.attempts, again.data[:8]) == (frame.id, 2, frame.data[:8])
+        assert channel_figures(server, channel=channel)["timeout_count"] == 1
+        client.send(b"FIN " + again.id + b"\n")
+    assert is_silent(there, 0.2)
 
 
-def test_touch_puts_the_timeout_off(clients: Any) -> None:
-    consumer, publisher = clients
-    publisher.publish("t", b"x")
-    consumer.send(b"RDY 1\n")
-    [first] = receive(consumer, 1)
-    for _ in range(6):
-        assert is_silent(consumer, 0.3)
-        consumer.send(b"TOUCH " + first.id + b"\n")
-    consumer.send(b"FIN " + first.id + b"\n")
-    assert is_silent(consumer, 0.2)
-
-
-def test_touch_goes_no_further_than_max_msg_timeout(start_nsqd: Any) -> None:
+def test_touch_puts_the_timeout_off_as_far_as_max_msg_timeout(start_nsqd: Any) -> None:
     client = WireClient(start_nsqd(max_msg_timeout=1.5).tcp_address, msg_timeout=1000)
     client.subscribe("t", "c")
     start = time.monotonic()
@@ -116,28 +99,18 @@ def test_touch_goes_no_further_than_max_msg_timeout(start_nsqd: Any) -> None:
     assert second.attempts == 2
 
 
-def test_requeue_at_once_and_later(clients: Any) -> None:
-    consumer, publisher = clients
-    publisher.publish("t", b"x")
-    consumer.send(b"RDY 1\n")
-    [first] = receive(consumer, 1)
-    consumer.send(b"REQ " + first.id + b" 0\n")
-    [second] = receive(consumer, 1)
+def test_requeue_at_once_and_as_late_as_max_req_timeout(start_nsqd: Any) -> None:
+    client = subscribed(start_nsqd(max_req_timeout=0.4), 1)
+    client.publish("t", b"x")
+    [first] = receive(client, 1)
+    client.send(b"REQ " + first.id + b" 0\n")
+    [second] = receive(client, 1)
     start = time.monotonic()
-    consumer.send(b"REQ " + second.id + b" 400\n")
-    [third] = receive(consumer, 1)
+    client.send(b"REQ " + second.id + b" 3600000\n")
+    [third] = receive(client, 1)
     assert time.monotonic() - start > 0.35
     assert [first.attempts, second.attempts, third.attempts] == [1, 2, 3]
     assert first.id == second.id == third.id
-
-
-def test_requeue_delay_is_clamped(start_nsqd: Any) -> None:
-    client = WireClient(start_nsqd(max_req_timeout=0.3).tcp_address)
-    client.subscribe("t", "c")
-    client.publish("t", b"x")
-    [first] = receive(client, 1)
-    client.send(b"REQ " + first.id + b" 3600000\n")
-    assert receive(client, 1)[0].attempts == 2
 
 
 def test_deferred_publish(clients: Any) -> None:
@@ -168,34 +141,15 @@ def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) 
     assert (frame.id, frame.body, frame.attempts) == (again.id, b"x", 1)
 
 
-def test_clients_of_a_channel_share_its_messages(address: Any) -> None:
-    consumers = [WireClient(address) for _ in range(3)]
-    for consumer in consumers:
-        consumer.subscribe("t", "c", rdy=70)
-    pub_many(WireClient(address), "t", [b"%d" % n for n in range(200)])
-    seen: list[tuple[int, bytes]] = []
-
-    def hold(index: int) -> None:
-        while True:
-            seen.append((index, consumers[index].frame().body))
-
-    readers = [spawn(hold, index) for index in range(3)]
-    until(lambda: len(seen) == 200)
-    for reader in readers:
-        reader.kill()
-    assert {body for _, body in seen} == {b"%d" % n for n in range(200)}
-    assert min(Counter(index for index, _ in seen).values()) >= 60
-
-
 def test_messages_one_by_one_go_to_clients_in_turn(embedded: Any) -> None:
     address = embedded().tcp_address
     publisher, *consumers = [WireClient(address) for _ in range(4)]
     for consumer in consumers:
         consumer.subscribe("t", "c", rdy=10)
-    for n in range(9):
-        publisher.publish("t", b"%d" % n)
-    for consumer in consumers:
-        assert len(receive(consumer, 3)) == 3
+    bodies = {b"%d" % n for n in range(9)}
+    for body in bodies:
+        publisher.publish("t", body)
+    assert {frame.body for consumer in consumers for frame in receive(consumer, 3)} == bodies
 
 
 def test_a_client_that_is_not_ready_blocks_nobody(address: Any) -> None:
@@ -286,17 +240,6 @@ def test_an_ephemeral_topic_goes_with_the_last_channel_that_is_deleted(start_nsq
     until(lambda: left() == {"t": 0})
 
 
-def test_messages_published_before_any_channel_wait_for_the_first(address: Any) -> None:
-    publisher = WireClient(address)
-    pub_many(publisher, "t", [b"a", b"b"])
-    first, second = WireClient(address), WireClient(address)
-    first.subscribe("t", "c", rdy=5)
-    assert [frame.body for frame in receive(first, 2)] == [b"a", b"b"]
-    second.subscribe("t", "d", rdy=5)
-    publisher.publish("t", b"c")
-    assert receive(second, 1)[0].body == receive(first, 1)[0].body == b"c"
-
-
 def test_sample_rate_drops_the_others(start_nsqd: Any) -> None:
     server = start_nsqd()
     client = WireClient(server.tcp_address, sample_rate=30)
@@ -339,14 +282,6 @@ def test_heartbeats_come_while_answered(address: Any) -> None:
     assert time.monotonic() - start > 2.8
 
 
-def test_large_messages(address: Any) -> None:
-    client = WireClient(address)
-    client.subscribe("t", "c", rdy=5)
-    bodies = [bytes([n]) * 1024 * 1024 for n in range(4)]
-    pub_many(WireClient(address), "t", bodies)
-    assert [client.message().body for _ in range(4)] == bodies
-
-
 WAITS_FOR_EVER = {"heartbeat_interval": 60000, "output_buffer_timeout": -1}
 
 
@@ -381,43 +316,43 @@ def has_come(client: WireClient) -> bool:
         client.sock.setblocking(True)
 
 
-@pytest.mark.parametrize(
-    ("cause", "behind"),
-    [
-        ("/pub?topic=t", [b"x"]),  # as many as the client may have
-        ("/channel/pause?topic=t&channel=c", []),
-        (b"RDY 2\n", []),
-        (b"RDY 0\n", []),
-        (b"CLS\n", [b"CLOSE_WAIT"]),
-        (b"FIN 0123456789abcdef\n", [b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"]),
-        (b"NONSENSE\n", [b"E_INVALID invalid command NONSENSE"]),
-    ],
-)
-def test_messages_wait_for_others_until(server: Any, cause: str | bytes, behind: list[bytes]) -> None:
-    client = subscribed(server, 3, **WAITS_FOR_EVER)
-    publish(server, b"1", b"2")
-    until(lambda: in_flight(server) == 2)
-    assert not has_come(client)
-    if isinstance(cause, bytes):
-        client.send(cause)
-    else:
-        ask(server.http_address, "POST", cause, b"x")
-    frames = [client.frame() for _ in range(2 + len(behind))]
-    assert [frame.body if frame.type == MESSAGE else frame.data for frame in frames] == [b"1", b"2", *behind]
+LETS_OUT: dict[str | bytes, list[bytes]] = {
+    "/pub?topic=t": [b"x"],  # as many as the client may have
+    "/channel/pause?topic=t&channel=c": [],
+    b"RDY 2\n": [],
+    b"RDY 0\n": [],
+    b"CLS\n": [b"CLOSE_WAIT"],
+    b"FIN 0123456789abcdef\n": [b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"],
+    b"NONSENSE\n": [b"E_INVALID invalid command NONSENSE"],
+}
+"""What a request, or a command, sends behind the messages that it lets out."""
 
 
-@pytest.mark.parametrize(
-    ("identify", "bodies", "count"),
-    [
-        ({"output_buffer_size": 1000, **WAITS_FOR_EVER}, [b"x" * 300] * 10, 3),  # it is full
-        ({"output_buffer_size": -1}, [b"1"], 1),
-    ],
-    ids=["full", "none"],
-)
-def test_what_lets_a_buffer_out(server: Any, identify: dict[str, int], bodies: list[bytes], count: int) -> None:
-    client = subscribed(server, 100, **identify)
-    publish(server, *bodies)
-    assert [client.frame().body for _ in range(count)] == bodies[:count]
+def test_messages_wait_for_others_until(server: Any) -> None:
+    for cause, behind in LETS_OUT.items():
+        client = subscribed(server, 3, **WAITS_FOR_EVER)
+        publish(server, b"1", b"2")
+        until(lambda: in_flight(server) == 2)
+        assert not has_come(client), cause
+        if isinstance(cause, bytes):
+            client.send(cause)
+        else:
+            post(server, cause, b"x")
+        frames = [client.frame() for _ in range(2 + len(behind))]
+        assert [frame.body if frame.type == MESSAGE else frame.data for frame in frames] == [b"1", b"2", *behind]
+        client.close()
+        post(server, "/topic/delete?topic=t")
+
+
+def test_what_lets_a_buffer_out(server: Any) -> None:
+    full = subscribed(server, 100, output_buffer_size=1000, **WAITS_FOR_EVER)
+    publish(server, *[b"x" * 300] * 10)
+    assert [full.frame().body for _ in range(3)] == [b"x" * 300] * 3
+    full.close()
+    post(server, "/topic/delete?topic=t")
+    none = subscribed(server, 100, output_buffer_size=-1)
+    publish(server, b"1")
+    assert none.frame().body == b"1"
 
 
 def test_after_the_timeout_messages_go_out(server: Any) -> None:
