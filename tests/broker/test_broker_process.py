@@ -20,7 +20,6 @@ from support.http import Answer, ask, channel_figures, create, parse, post
 from support.processes import piped
 from support.servers import SERVERS, Daemon, accepts, find_server, free_address, is_free
 from support.waiting import WAIT, until
-from support.wire import WireClient, sized
 
 from nsq_fast.broker import (
     Broker,
@@ -38,12 +37,13 @@ from nsq_fast.errors import ConfigError, NsqError
 
 
 ROOT = Path(__file__).parents[2]
+_GROUPS = ("nsqds", "lookupds")
 
 
-@pytest.fixture
-def process() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as broker:
-        yield broker
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(nsqds=2) as process:
+        yield process
 
 
 def producers(lookupd: Any, topic: str) -> list[int]:
@@ -97,27 +97,15 @@ def test_several_nsqds_count_up_from_a_port_that_is_given() -> None:
     assert len({nsqd.options.node_id for nsqd in broker.nsqds}) == 3
 
 
-def test_a_process_restarts_on_its_addresses_with_its_data(tmp_path: Path) -> None:
-    with BrokerProcess(nsqds=2, data_path=tmp_path) as process:
-        before, pid = process.nsqds, process.pid
-        ask(process.nsqd.http, "POST", "/pub?topic=t", b"kept")
-        process.restart()
-        assert process.nsqds == before
-        assert process.pid != pid
-        consumer = WireClient(process.nsqd.tcp)
-        consumer.subscribe("t", "c")
-        assert consumer.message().body == b"kept"
-
-
-def test_faults_of_a_process(process: BrokerProcess) -> None:
-    process.set_faults("lookupd.http", lie=b"\xff[]")
-    assert ask(process.lookupd.http, "GET", "/topics").body == b"\xff[]"
-    process.set_faults("lookupd.http", lie=None)
-    assert ask(process.lookupd.http, "GET", "/topics").body == b'{"topics":[]}'
+def test_faults_of_a_process(broker: BrokerProcess) -> None:
+    broker.set_faults("lookupd.http", lie=b"\xff[]")
+    assert ask(broker.lookupd.http, "GET", "/topics").body == b"\xff[]"
+    broker.set_faults("lookupd.http", lie=None)
+    assert ask(broker.lookupd.http, "GET", "/topics").json.keys() == {"topics"}
     with pytest.raises(NsqError, match="no such target: nsqd7"):
-        process.set_faults("nsqd7.tcp", drop_replies=True)
+        broker.set_faults("nsqd7.tcp", drop_replies=True)
     with pytest.raises(NsqError, match="did you mean 'drop_replies'"):
-        process.set_faults("nsqd0.tcp", drop_reply=True)
+        broker.set_faults("nsqd0.tcp", drop_reply=True)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +191,8 @@ def test_a_signal_ends_a_process_with_its_state_saved(tmp_path: Path, number: in
 # A stopped server's ports are there for its next start: nobody else gets them in between.
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("make", [NsqdServer, LookupdServer, BrokerProcess])
-def test_a_server_finds_its_ports_again(make: Callable[[], Any], end: str) -> None:
+def test_a_server_finds_its_ports_again(make: Callable[[], Any]) -> None:
     with make() as started:
 
         def addresses() -> list[Any]:
@@ -213,19 +200,24 @@ def test_a_server_finds_its_ports_again(make: Callable[[], Any], end: str) -> No
             return [address for server in servers for address in (server.tcp_address, server.http_address)]
 
         before = addresses()
-        getattr(started, end)()
-        for address in before:
-            assert not accepts(address)
-            assert not is_free(address)
-        started.start()
-        assert addresses() == before
-        assert all(map(accepts, before))
+        for end in (started.stop, started.kill):
+            end()
+            for address in before:
+                assert not accepts(address)
+                assert not is_free(address)
+            started.start()
+            assert addresses() == before
+            assert all(map(accepts, before))
 
 
-def test_a_node_finds_its_ports_again_also_after_a_restart_of_all() -> None:
-    with ClusterProcess(nodes=2, lookupds=1) as process:
+def test_a_cluster_and_its_nodes_find_their_ports_again() -> None:
+    given = {name: [{"tcp": free_address(), "http": free_address()} for _ in range(2)] for name in _GROUPS}
+    with ClusterProcess(nodes=2, lookupds=2, addresses=given) as process:
+        nsqds, lookupds = process.nsqds, process.lookupds
         process.restart()
+        assert (process.nsqds, process.lookupds) == (nsqds, lookupds)
         address = process.nsqds[1].tcp
+        assert address == given["nsqds"][1]["tcp"]
         process.kill_node(1)
         assert not accepts(address)
         assert not is_free(address)
@@ -440,12 +432,6 @@ def test_a_path_is_refused_where_the_real_servers_have_none(make: Callable[[str]
 TIMEOUT = 20
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(nsqds=2) as process:
-        yield process
-
-
 @pytest.fixture
 def start_app() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start one of the original's programs, by name and arguments; ended after the test."""
@@ -567,12 +553,7 @@ def test_our_nsqd_registers_at_the_originals_lookupd(real_lookupd: Callable[...,
         until(lambda: not ask(lookupd.http_address, "GET", "/lookup?topic=t").json["producers"])
 
 
-# The embedded cluster in a process of its own, through nsq_fast's own lookups.
-
-
-_GROUPS = ("nsqds", "lookupds")
-
-ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+# The embedded cluster in a process of its own. More of it: tests/servers/test_bad_days.py.
 
 
 @pytest.fixture(scope="module")
@@ -583,30 +564,8 @@ def cluster_process() -> Iterator[ClusterProcess]:
         yield cluster_process
 
 
-def leaders(cluster_process: ClusterProcess) -> dict[str, int]:
-    """The number of the node that leads each partition."""
-    reply = ask(cluster_process.lookupds[1].http, "GET", "/lookup?topic=t&access=w", **ACCEPT).json
-    ports = [nsqd.tcp.port for nsqd in cluster_process.nsqds]
-    return {number: ports.index(node["tcp_port"]) for number, node in reply["partitions"].items()}
-
-
-def test_leaders_move_and_nodes_die(cluster_process: ClusterProcess) -> None:
-    before = leaders(cluster_process)
-    assert sorted(before.values()) == [0, 1, 2]
-    cluster_process.move_leader("t", 0)
-    moved = leaders(cluster_process)
-    assert moved["0"] != before["0"]
-    cluster_process.kill_node(moved["0"])
-    until(lambda: len(now := leaders(cluster_process)) == 3 and now["0"] != moved["0"])
-    cluster_process.restart_node(moved["0"])
-    client = WireClient(cluster_process.nsqds[leaders(cluster_process)["1"]].tcp)
-    until(lambda: client.command(b"PUB t 1\n" + sized(b"x")) == b"OK")  # its replica may have been on that node
-
-
 def test_the_leader_of_a_partition_is_one_of_its_nodes(cluster_process: ClusterProcess) -> None:
-    numbers = leaders(cluster_process)
-    for number, node in numbers.items():
-        assert cluster_process.leader_of("t", int(number)) == cluster_process.nsqds[node]
+    assert {cluster_process.leader_of("t", number) for number in range(3)} == set(cluster_process.nsqds)
     before = cluster_process.leader_of("t", 0)
     cluster_process.isolate_node(before)
     until(lambda: cluster_process.leader_of("t", 0) != before)
@@ -624,11 +583,3 @@ def test_what_cannot_be(cluster_process: ClusterProcess) -> None:
     with pytest.raises(NsqError, match="unexpected keyword argument 'order'"):
         cluster_process.create_topic("t", order=True)
     assert cluster_process.depth("none") == 0  # the process goes on
-
-
-def test_a_restart_takes_the_same_addresses() -> None:
-    servers = {name: [{"tcp": free_address(), "http": free_address()} for _ in range(2)] for name in _GROUPS}
-    with ClusterProcess(nodes=2, lookupds=2, addresses=servers) as cluster_process:
-        nsqds, lookupds = cluster_process.nsqds, cluster_process.lookupds
-        cluster_process.restart()
-        assert (cluster_process.nsqds, cluster_process.lookupds) == (nsqds, lookupds)
