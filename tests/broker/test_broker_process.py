@@ -32,6 +32,7 @@ from nsq_fast.broker import (
     RedesignedCluster,
 )
 from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.names import Address
 
 # A broker here and a broker in a process of its own: addresses, faults, restarts, ends.
 
@@ -46,18 +47,35 @@ def broker() -> Iterator[BrokerProcess]:
         yield process
 
 
-def producers(lookupd: Any, topic: str) -> list[int]:
-    answer = ask(getattr(lookupd, "http", None) or lookupd.http_address, "GET", f"/lookup?topic={topic}")
-    return sorted(producer["tcp_port"] for producer in answer.json.get("producers", []))
+def producers(lookupd: Any, topic: str) -> list[tuple[int, int]]:
+    """The TCP and HTTP ports of the nsqds that a lookup names."""
+    answer = ask(lookupd.http_address, "GET", f"/lookup?topic={topic}").json
+    return [(producer["tcp_port"], producer["http_port"]) for producer in answer.get("producers", [])]
 
 
-def test_a_broker_serves_at_once_and_its_nsqds_are_registered() -> None:
+def ports(nsqd: Any) -> tuple[int, int]:
+    return nsqd.tcp_address.port, nsqd.http_address.port
+
+
+def test_a_broker_serves_at_once_and_its_nsqds_are_registered_also_after_a_kill() -> None:
     with Broker(nsqds=2) as broker:
-        assert broker.lookupd is not None
-        nodes = ask(broker.lookupd.http_address, "GET", "/nodes").json["producers"]
-        assert sorted(node["tcp_port"] for node in nodes) == sorted(nsqd.tcp_address.port for nsqd in broker.nsqds)
-        ask(broker.nsqds[1].http_address, "POST", "/topic/create?topic=t")
-        until(lambda: producers(broker.lookupd, "t") == [broker.nsqds[1].tcp_address.port])
+        lookupd, nsqd = broker.lookupd, broker.nsqds[1]
+        assert lookupd is not None
+
+        def registered() -> list[int]:
+            nodes = ask(lookupd.http_address, "GET", "/nodes").json["producers"]
+            return sorted(node["tcp_port"] for node in nodes)
+
+        both, before = sorted(each.tcp_address.port for each in broker.nsqds), nsqd.tcp_address
+        assert registered() == both
+        ask(nsqd.http_address, "POST", "/topic/create?topic=t")
+        until(lambda: producers(lookupd, "t") == [ports(nsqd)])
+        nsqd.kill()
+        assert not nsqd.is_running
+        until(lambda: registered() == [broker.nsqds[0].tcp_address.port])
+        nsqd.start()
+        assert nsqd.wait_registered(5)
+        assert (nsqd.tcp_address, registered()) == (before, both)
 
 
 def test_a_broker_without_lookupd() -> None:
@@ -65,20 +83,6 @@ def test_a_broker_without_lookupd() -> None:
         assert broker.lookupd is None
         assert ask(broker.nsqd.http_address, "GET", "/ping").body == b"OK"
         assert set(broker.faults) == {"nsqd0.tcp", "nsqd0.http"}
-
-
-def test_an_nsqd_may_be_killed_and_started_again() -> None:
-    with Broker(nsqds=2) as broker:
-        assert broker.lookupd is not None
-        nsqd = broker.nsqds[0]
-        before = nsqd.tcp_address
-        nsqd.kill()
-        assert not nsqd.is_running
-        until(lambda: len(ask(broker.lookupd.http_address, "GET", "/nodes").json["producers"]) == 1)
-        nsqd.start()
-        assert nsqd.wait_registered(5)
-        assert nsqd.tcp_address == before
-        assert len(ask(broker.lookupd.http_address, "GET", "/nodes").json["producers"]) == 2
 
 
 def test_a_port_in_use_is_an_error_and_nothing_stays_open() -> None:
@@ -89,12 +93,6 @@ def test_a_port_in_use_is_an_error_and_nothing_stays_open() -> None:
         assert second.lookupd is not None
         with pytest.raises(ConnectionRefusedError):
             ask(second.lookupd.http_address, "GET", "/ping")
-
-
-def test_several_nsqds_count_up_from_a_port_that_is_given() -> None:
-    broker = Broker(nsqds=3, tcp_address="127.0.0.1:4150", http_address="127.0.0.1:0")
-    assert [nsqd.options.tcp_address for nsqd in broker.nsqds] == ["127.0.0.1:4150", "127.0.0.1:4160", "127.0.0.1:4170"]
-    assert len({nsqd.options.node_id for nsqd in broker.nsqds}) == 3
 
 
 def test_faults_of_a_process(broker: BrokerProcess) -> None:
@@ -138,32 +136,22 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert not process.is_running
 
 
+DIES = """
+import os
+from nsq_fast.broker import BrokerProcess
+broker = BrokerProcess(lookupd=False)
+broker.start()
+print(broker.nsqd.http.port, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
 def test_a_process_does_not_outlive_its_parent() -> None:
-    parent = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import os\n"
-            "from nsq_fast.broker import BrokerProcess\n"
-            "broker = BrokerProcess(lookupd=False)\n"
-            "broker.start()\n"
-            "print(broker.nsqd.http.port, flush=True)\n"
-            "os.kill(os.getpid(), 9)",
-        ],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.run([sys.executable, "-c", DIES], stdout=subprocess.PIPE, env=environment, check=False)
     assert parent.returncode == -signal.SIGKILL
-    port = int(parent.stdout)
-
-    def is_gone() -> bool:
-        try:
-            return not ask(("127.0.0.1", port), "GET", "/ping")
-        except OSError:
-            return True
-
-    until(is_gone)
+    address = Address("127.0.0.1", int(parent.stdout))
+    until(lambda: not accepts(address))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -235,15 +223,6 @@ def test_the_end_of_a_with_lets_the_ports_go(make: Callable[[], Any]) -> None:
     assert is_free(address)
 
 
-def test_ports_are_let_go_by_a_call() -> None:
-    with NsqdServer() as server:
-        server.stop()
-        server.release_ports()
-        assert is_free(server.tcp_address)
-        server.start()
-        assert accepts(server.tcp_address)
-
-
 def test_ports_of_a_server_that_is_gone_are_let_go() -> None:
     server = LookupdServer()
     server.start()
@@ -255,13 +234,18 @@ def test_ports_of_a_server_that_is_gone_are_let_go() -> None:
     assert is_free(address)
 
 
-def test_another_server_may_be_started_on_a_port_that_is_held() -> None:
+def test_another_server_may_be_started_on_a_port_that_is_held_or_let_go() -> None:
     with NsqdServer() as server:
         server.stop()
         with BrokerProcess(lookupd=False, tcp_address=str(server.tcp_address)) as other:
             assert other.nsqd.tcp == server.tcp_address
             with pytest.raises(OSError, match=f"in use.*{server.tcp_address.port}"):
                 server.start()
+        server.start()
+        assert accepts(server.tcp_address)
+        server.stop()
+        server.release_ports()
+        assert is_free(server.tcp_address)
         server.start()
         assert accepts(server.tcp_address)
 
@@ -316,8 +300,15 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
         stops.pop()()
 
 
-def test_commands_and_requests_are_answered_on_paths(start: Any, tmp_path: Path) -> None:
-    start()
+def test_paths_are_answered_on_have_the_permissions_of_the_umask_and_go_with_the_server(
+    start: Any, tmp_path: Path
+) -> None:
+    mask = os.umask(0o027)
+    try:
+        start()
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(os.stat(tmp_path / "t").st_mode) == 0o750
     assert exchange(tmp_path / "t", PUB, len(OK)) == OK
     info = get(tmp_path / "h", "/info").json
     assert (info["tcp_port"], info["http_port"]) == (-1, -1)
@@ -328,35 +319,22 @@ def test_commands_and_requests_are_answered_on_paths(start: Any, tmp_path: Path)
         (topic,) = get(tmp_path / "h", "/stats?format=json").json["topics"]
         (client,) = topic["channels"][0]["clients"]
         assert (client["client_id"], client["hostname"], client["remote_address"]) == ("", "", "@")
-
-
-def test_a_path_has_the_permissions_of_the_umask_and_goes_with_the_server(start: Any, tmp_path: Path) -> None:
-    mask = os.umask(0o027)
-    try:
-        start()
-    finally:
-        os.umask(mask)
-    assert stat.S_IMODE(os.stat(tmp_path / "t").st_mode) == 0o750
     start.stop()
     assert not (tmp_path / "t").exists()
     start()
     assert get(tmp_path / "h", "/ping").body == b"OK"
 
 
-def test_an_nsqd_on_paths_is_registered_with_the_ports_it_is_told_to_have(start: Any, tmp_path: Path) -> None:
-    with LookupdServer() as lookupd:
-        ports = {"broadcast_tcp_port": 4150, "broadcast_http_port": 4151, "broadcast_address": "front"}
-        start(lookupd, **ports)
-        exchange(tmp_path / "t", PUB, len(OK))
-        until(lambda: lookupd.db.topics() == ["t"])
-        until(lambda: [peer.tcp_port for peer in lookupd.db.peers.values()] == [4150])
-
-
-def test_one_that_has_no_ports_to_tell_is_registered_nowhere(start: Any, tmp_path: Path) -> None:
+def test_an_nsqd_on_paths_is_registered_only_with_ports_that_it_is_told_to_have(start: Any, tmp_path: Path) -> None:
     with LookupdServer() as lookupd:
         start(lookupd)
         assert exchange(tmp_path / "t", PUB, len(OK)) == OK
         assert not lookupd.db.peers
+        start.stop()
+        start(lookupd, broadcast_tcp_port=4150, broadcast_http_port=4151, broadcast_address="front")
+        exchange(tmp_path / "t", PUB, len(OK))
+        until(lambda: lookupd.db.topics() == ["t"])
+        until(lambda: [peer.tcp_port for peer in lookupd.db.peers.values()] == [4150])
 
 
 def test_a_path_that_a_killed_server_has_left_is_taken_over_here(start: Any, tmp_path: Path) -> None:
@@ -386,12 +364,15 @@ def test_a_path_is_taken_from_no_server_that_listens_and_no_other_file(tmp_path:
     assert (tmp_path / "t").read_text() == "no socket"
 
 
-def test_several_nsqds_in_a_process_of_their_own_count_their_paths(tmp_path: Path) -> None:
-    with BrokerProcess(2, tcp_address=f"unix:{tmp_path}/t") as broker:
-        assert [str(nsqd.tcp) for nsqd in broker.nsqds] == [f"unix:{tmp_path}/t", f"unix:{tmp_path}/t.1"]
-        broker.restart()
+def test_several_nsqds_count_up_from_what_is_given(tmp_path: Path) -> None:
+    broker = Broker(nsqds=3, tcp_address="127.0.0.1:4150", http_address="127.0.0.1:0")
+    assert [nsqd.options.tcp_address for nsqd in broker.nsqds] == ["127.0.0.1:4150", "127.0.0.1:4160", "127.0.0.1:4170"]
+    assert len({nsqd.options.node_id for nsqd in broker.nsqds}) == 3
+    with BrokerProcess(2, tcp_address=f"unix:{tmp_path}/t") as process:
+        assert [str(nsqd.tcp) for nsqd in process.nsqds] == [f"unix:{tmp_path}/t", f"unix:{tmp_path}/t.1"]
+        process.restart()
         assert exchange(tmp_path / "t.1", PUB, len(OK)) == OK
-        assert broker.messages("t") == [b"x"]
+        assert process.messages("t") == [b"x"]
 
 
 def test_a_broker_in_a_thread_has_paths(tmp_path: Path) -> None:
@@ -401,13 +382,12 @@ def test_a_broker_in_a_thread_has_paths(tmp_path: Path) -> None:
 
 
 def test_the_command_takes_paths(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nsq_fast", "broker", "--json", "--nsqds", "2", "--no-lookupd"]
+    command = [sys.executable, "-m", "nsq_fast", "broker", "--json", "--no-lookupd"]
     command += ["--tcp-address", f"unix:{tmp_path}/t", "--http-address", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        shown = json.loads(process.stdout.readline())
-        assert [nsqd["tcp"] for nsqd in shown["nsqds"]] == [f"unix:{tmp_path}/t", f"unix:{tmp_path}/t.1"]
-        assert exchange(tmp_path / "t.1", PUB, len(OK)) == OK
+        assert json.loads(process.stdout.readline())["nsqds"][0]["tcp"] == f"unix:{tmp_path}/t"
+        assert exchange(tmp_path / "t", PUB, len(OK)) == OK
         process.terminate()
     assert os.listdir(tmp_path) == []
 
@@ -446,10 +426,6 @@ def start_app() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield make
 
 
-def is_looked_up(broker: BrokerProcess, topic: str) -> bool:
-    return bool(ask(broker.lookupd.http, "GET", f"/lookup?topic={topic}").json.get("producers"))
-
-
 def test_to_nsq_publishes_lines(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
     program = start_app("to_nsq", "-topic=to_nsq", f"-nsqd-tcp-address={broker.nsqd.tcp}")
     program.communicate("one\ntwo\nthree\n", timeout=TIMEOUT)
@@ -460,7 +436,7 @@ def test_to_nsq_publishes_lines(broker: BrokerProcess, start_app: Callable[..., 
 
 def test_nsq_tail_finds_the_topic_and_prints_it(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
     post(broker.nsqd, "/mpub?topic=tailed", b"first\nsecond")
-    until(lambda: is_looked_up(broker, "tailed"))
+    until(lambda: producers(broker.lookupd, "tailed"))
     program = start_app("nsq_tail", "-topic=tailed", f"-lookupd-http-address={broker.lookupd.http}", "-n=2")
     output, _ = program.communicate(timeout=TIMEOUT)
     assert sorted(output.split()) == ["first", "second"]
@@ -470,7 +446,7 @@ def test_nsq_tail_finds_the_topic_and_prints_it(broker: BrokerProcess, start_app
 def test_nsq_to_file_writes_every_message(broker: BrokerProcess, start_app: Callable[..., Any], tmp_path: Path) -> None:
     bodies = [b"line %d" % number for number in range(1000)]
     post(broker.nsqd, "/mpub?topic=filed", b"\n".join(bodies))
-    until(lambda: is_looked_up(broker, "filed"))
+    until(lambda: producers(broker.lookupd, "filed"))
     program = start_app(
         "nsq_to_file", "-topic=filed", f"-lookupd-http-address={broker.lookupd.http}", f"-output-dir={tmp_path}"
     )
@@ -502,7 +478,7 @@ def test_nsq_stat_shows_a_channel(broker: BrokerProcess, start_app: Callable[...
 def test_nsqadmin_shows_and_administers(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
     create(broker.nsqd, "administered", "c")
     post(broker.nsqd, "/mpub?topic=administered", b"a\nb\nc")
-    until(lambda: is_looked_up(broker, "administered"))
+    until(lambda: producers(broker.lookupd, "administered"))
     program = start_app("nsqadmin", "-http-address=127.0.0.1:0", f"-lookupd-http-address={broker.lookupd.http}")
     admin = None
     while admin is None:
@@ -526,18 +502,18 @@ def test_nsqadmin_shows_and_administers(broker: BrokerProcess, start_app: Callab
 
 
 def test_the_originals_nsqd_registers_at_our_lookupd(broker: BrokerProcess, real_nsqd: Callable[..., Any]) -> None:
-    nsqd = real_nsqd(f"-lookupd-tcp-address={broker.lookupd.tcp}")
+    lookupd = broker.lookupd
+    nsqd = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp}")
     create(nsqd, "real", "c")
-    (producer,) = until(lambda: ask(broker.lookupd.http, "GET", "/lookup?topic=real").json.get("producers"))
-    assert (producer["tcp_port"], producer["http_port"]) == (nsqd.tcp_address.port, nsqd.http_address.port)
-    until(lambda: ask(broker.lookupd.http, "GET", "/channels?topic=real").json["channels"] == ["c"])
+    until(lambda: producers(lookupd, "real") == [ports(nsqd)])
+    until(lambda: ask(lookupd.http, "GET", "/channels?topic=real").json["channels"] == ["c"])
     # A topic that is new to it gets the channels that others have, which it asks our nsqlookupd for.
     create(broker.nsqd, "ours", "elsewhere")
-    until(lambda: ask(broker.lookupd.http, "GET", "/channels?topic=ours").json["channels"])
-    ask(nsqd.http_address, "POST", "/topic/create?topic=ours")
+    until(lambda: ask(lookupd.http, "GET", "/channels?topic=ours").json["channels"])
+    post(nsqd, "/topic/create?topic=ours")
     assert channel_figures(nsqd, "ours", "elsewhere")
     nsqd.stop()
-    until(lambda: not ask(broker.lookupd.http, "GET", "/lookup?topic=real").json["producers"])
+    until(lambda: not producers(lookupd, "real"))
 
 
 def test_our_nsqd_registers_at_the_originals_lookupd(real_lookupd: Callable[..., Any]) -> None:
@@ -545,12 +521,10 @@ def test_our_nsqd_registers_at_the_originals_lookupd(real_lookupd: Callable[...,
     with BrokerProcess(lookupd=False, lookupd_tcp_addresses=[str(lookupd.tcp_address)]) as process:
         until(lambda: ask(lookupd.http_address, "GET", "/nodes").json["producers"])
         create(process.nsqd)
-        (producer,) = until(lambda: ask(lookupd.http_address, "GET", "/lookup?topic=t").json.get("producers"))
-        assert (producer["tcp_port"], producer["http_port"]) == (process.nsqd.tcp.port, process.nsqd.http.port)
-        assert producer["broadcast_address"] == "127.0.0.1"
+        until(lambda: producers(lookupd, "t") == [ports(process.nsqd)])
         post(process.nsqd, "/channel/delete?topic=t&channel=c")
         post(process.nsqd, "/topic/delete?topic=t")
-        until(lambda: not ask(lookupd.http_address, "GET", "/lookup?topic=t").json["producers"])
+        until(lambda: not producers(lookupd, "t"))
 
 
 # The embedded cluster in a process of its own. More of it: tests/servers/test_bad_days.py.
