@@ -310,6 +310,8 @@ def test_what_is_set_is_kept(durable_cluster: RedesignedCluster) -> None:
 
 def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cluster: RedesignedCluster) -> None:
     partition = durable_cluster.partition("a", 0)
+    durable_cluster.create_topic("bare")
+    publish(durable_cluster, "bare", b"1")
     publish(durable_cluster, "a", b"1", b"2", b"3")
     post(durable_cluster.lookupds[0], "/topic/meta/update?topic=a&retention=2")
     later = time.time_ns() + 2 * DAY
@@ -321,16 +323,11 @@ def test_messages_go_after_their_retention_when_all_channels_are_done(durable_cl
     until(lambda: partition.channel("ch").depth == 1)
     partition.clean(later - DAY)
     assert partition.log.first == 0  # too young
-    partition.clean(later)
+    for each in (partition, durable_cluster.partition("bare", 0)):
+        each.clean(later)
     assert partition.log.first == 2
+    assert durable_cluster.partition("bare", 0).log.first == 0  # nobody is done with anything
     consumer.finish(consumer.receive())
-
-
-def test_without_a_channel_nothing_goes(durable_cluster: RedesignedCluster) -> None:
-    durable_cluster.create_topic("bare")
-    publish(durable_cluster, "bare", b"1")
-    durable_cluster.partition("bare", 0).clean(time.time_ns() + 100 * DAY)
-    assert durable_cluster.partition("bare", 0).log.first == 0
 
 
 # [TRACE] lines: the embedded nsqd and the real one write the same of traced messages, but for times and ports.
@@ -473,16 +470,14 @@ def test_a_channel_is_traced_while_that_is_on(traced_node: Traced) -> None:
     assert len(traced_node.lines()) == len(expected)
 
 
-def test_a_timeout_is_logged_of_any_message(traced_node: Traced) -> None:
+def test_a_timeout_is_logged_of_any_message_and_a_slow_fin_where_that_is_on(traced_node: Traced) -> None:
     traced_node.command(b"PUB t 0\n" + sized(b"x"))
     consumer = Consumer(traced_node.node, "SUB t c 0", msg_timeout=1000)
     consumer.receive()
     consumer.finish(consumer.receive())
-    message = "0: message 0 (ts: N, offset: 0, pri:N) TIMEOUT from client CLIENT(0) attempt: 1"
-    until(lambda: traced_node.deliveries() == [message])
-
-
-def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
+    consumer.close()
+    timeout = "0: message 0 (ts: N, offset: 0, pri:N) TIMEOUT from client CLIENT(0) attempt: 1"
+    until(lambda: traced_node.deliveries() == [timeout])
     traced_node.switch("enable", topic="t", channel="c", slow="true")
     consumer = Consumer(traced_node.node, "SUB t c 0")
     traced_node.command(b"PUB t 0\n" + sized(b"fast"))
@@ -491,8 +486,8 @@ def test_a_slow_fin_is_logged_where_that_is_on(traced_node: Traced) -> None:
     frame = consumer.receive()
     sleep(1.05)  # sleep: a FIN is slow after a second
     consumer.finish(frame)
-    slow = "0: message 0 (ts: N, offset: 34, pri:N) SLOW_ACK from client CLIENT(ID) attempt: 1"
-    until(lambda: traced_node.deliveries() == [slow])
+    slow = "0: message 2 (ts: N, offset: 65, pri:N) SLOW_ACK from client CLIENT(ID) attempt: 1"
+    until(lambda: traced_node.deliveries() == [timeout, slow])
 
 
 def test_what_a_node_traces_ends_with_it_and_is_not_known_to_others() -> None:
