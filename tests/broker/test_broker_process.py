@@ -426,20 +426,18 @@ def start_app() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield make
 
 
-def test_to_nsq_publishes_lines(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
-    program = start_app("to_nsq", "-topic=to_nsq", f"-nsqd-tcp-address={broker.nsqd.tcp}")
+def test_to_nsq_publishes_lines_that_nsq_tail_finds_and_prints(
+    broker: BrokerProcess, start_app: Callable[..., Any]
+) -> None:
+    program = start_app("to_nsq", "-topic=lines", f"-nsqd-tcp-address={broker.nsqd.tcp}")
     program.communicate("one\ntwo\nthree\n", timeout=TIMEOUT)
     assert program.returncode == 0
-    topic = ask(broker.nsqd.http, "GET", "/stats?format=json&topic=to_nsq").json["topics"][0]
+    topic = ask(broker.nsqd.http, "GET", "/stats?format=json&topic=lines").json["topics"][0]
     assert (topic["message_count"], topic["message_bytes"]) == (3, 11)
-
-
-def test_nsq_tail_finds_the_topic_and_prints_it(broker: BrokerProcess, start_app: Callable[..., Any]) -> None:
-    post(broker.nsqd, "/mpub?topic=tailed", b"first\nsecond")
-    until(lambda: producers(broker.lookupd, "tailed"))
-    program = start_app("nsq_tail", "-topic=tailed", f"-lookupd-http-address={broker.lookupd.http}", "-n=2")
+    until(lambda: producers(broker.lookupd, "lines"))
+    program = start_app("nsq_tail", "-topic=lines", f"-lookupd-http-address={broker.lookupd.http}", "-n=3")
     output, _ = program.communicate(timeout=TIMEOUT)
-    assert sorted(output.split()) == ["first", "second"]
+    assert sorted(output.split()) == ["one", "three", "two"]
     assert program.returncode == 0
 
 
