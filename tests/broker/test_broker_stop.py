@@ -13,7 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,38 +63,22 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return lambda **options: RedesignedCluster(1, 1, **options)
 
 
-@contextlib.contextmanager
-def connected(servers: Any, face: str, data: bytes) -> Iterator[list[Any]]:
-    """Connections to all servers on which ``data`` was sent, and read."""
-    with contextlib.ExitStack() as stack:
-        made = []
-        for server in servers:
-            sock = stack.enter_context(socket.create_connection(getattr(server, f"{face}_address")))
-            sock.sendall(data)
-            made.append(sock)
-        for server in servers:  # what came before is read before this is answered
-            assert ask(server.http_address, "GET", "/ping").status == 200
-        yield made
-
-
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_servers_end_while_clients_have_sent_halves(make: Callable[..., Any], how: str) -> None:
-    group = make()
-    group.start()
-    with contextlib.ExitStack() as stack:
-        for face, data in HALVES:
-            stack.enter_context(connected(list(group.servers.values()), face, data))
+    with make() as group, contextlib.ExitStack() as stack:
+        for server, (face, data) in itertools.product(group.servers.values(), HALVES):
+            sock = stack.enter_context(socket.create_connection(getattr(server, f"{face}_address")))
+            sock.sendall(data)
+        for server in group.servers.values():  # what came before is read before this is answered
+            assert ask(server.http_address, "GET", "/ping").status == 200
         with promptly(), Timeout(WAIT, TimeoutError(how)):
             getattr(group, how)()
-    group.release_ports()
 
 
 @pytest.mark.parametrize("switch", [{"delay_replies": 10 * WAIT}, {"drop_replies": True}])
 def test_servers_end_while_a_fault_holds_answers(make: Callable[..., Any], switch: Any) -> None:
     asked = {"http": b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n", "tcp": b"  V2IDENTIFY\n\0\0\0\2{}"}
-    group = make()
-    group.start()
-    with contextlib.ExitStack() as stack:
+    with make() as group, contextlib.ExitStack() as stack:
         for server, (face, data) in itertools.product(group.servers.values(), asked.items()):
             faults = getattr(server.faults, face)
             faults.set(**switch)
@@ -103,7 +87,6 @@ def test_servers_end_while_a_fault_holds_answers(make: Callable[..., Any], switc
             until(lambda faults=faults: faults.accepted)  # type: ignore[misc]
         with promptly(), Timeout(WAIT, TimeoutError("stop")):
             group.stop()
-    group.release_ports()
 
 
 def test_an_nsqd_ends_while_a_fault_holds_a_heartbeat() -> None:
