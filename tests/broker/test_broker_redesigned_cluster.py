@@ -272,26 +272,6 @@ def test_a_partition_without_live_replica_is_gone_until_its_node_is_back(replica
     assert consumer.receive().body == b"kept"
 
 
-def test_a_replica_is_moved_by_http(replicated: RedesignedCluster) -> None:
-    publish(replicated, "t", b"1")
-    partition = replicated.partition("t", 0)
-    leader, follower = replicated.leader_of("t", 0), replica_of(replicated)
-    third = next(node for node in replicated.nsqds if node.id not in partition.replicas)
-    replicated.wait_stable()
-    path = f"/topic/partition/move?topic=t&partition=0&move_leader=false&move_from={follower.id}"
-    lookupd = replicated.lookupds[0].http_address
-    assert ask(lookupd, "POST", f"{path}&move_to={third.id}").status == 200
-    assert set(partition.replicas) == set(partition.in_sync) == {leader.id, third.id}
-    replicated.wait_stable()
-    refused = ask(lookupd, "POST", f"{path}&move_to={third.id}")
-    assert (refused.status, refused.json["message"]) == (400, "the move source node has no replica for the topic")
-    rows = ask(leader.http_address, "GET", "/coordinator/stats?topic=t").json["topic_coord_stats"]
-    assert {row["node_id"] for row in rows[0]["isr_stats"]} == {leader.id, third.id}
-    replicated.kill_node(leader)
-    until(lambda: replicated.leader_of("t", 0) is third)
-    assert stored(replicated) == [b"1"]
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_that_was_confirmed_is_lost_whatever_happens(seed: int) -> None:
     dice = random.Random(seed)

@@ -39,16 +39,6 @@ def publish_ext(cluster: RedesignedCluster, *messages: tuple[dict[str, Any], byt
     client.close()
 
 
-def bodies(consumer: Consumer, count: int) -> list[bytes]:
-    """The last letter of so many messages, each finished."""
-    received = []
-    for _ in range(count):
-        frame = consumer.receive()
-        consumer.finish(frame)
-        received.append(frame.data[-1:])
-    return received
-
-
 def test_one_message_at_a_time_over_all_clients_and_the_next_gets_what_a_lost_one_had(
     cluster: RedesignedCluster,
 ) -> None:
@@ -98,16 +88,6 @@ def test_an_ordered_subscription_makes_a_channel_ordered(cluster: RedesignedClus
     plain.close()
     plain = Consumer(leader(cluster, "plain"), "SUB plain ch 0")
     assert [plain.receive().body, plain.receive().body] == [b"a", b"b"]
-
-
-def test_a_new_channel_begins_at_the_end_unless_its_first_client_says_otherwise(cluster: RedesignedCluster) -> None:
-    publish(cluster, "plain", b"before")
-    first = Consumer(leader(cluster, "plain"), "SUB plain new 0")
-    second = Consumer(leader(cluster, "plain"), "SUB_ADVANCED plain new 0 virtual_queue:0")
-    assert second.is_quiet(0.02)
-    second.close()
-    publish(cluster, "plain", b"after")
-    assert first.receive().body == b"after"
 
 
 def test_a_disconnect_gives_messages_back_as_they_were(cluster: RedesignedCluster) -> None:
@@ -164,34 +144,6 @@ def test_the_layout_of_an_ext_topic_with_details(cluster: RedesignedCluster) -> 
     detailed = Consumer(leader(cluster, "ext"), "SUB_ADVANCED ext ch 0", rdy=2, **EXT)
     assert detailed.receive().data[26:].startswith(b'\x04\x00\x0a{"k": "v"}' + bytes(8))
     assert detailed.receive().data[26:] == b"\x00" + (45).to_bytes(8, "big") + (36).to_bytes(4, "big") + b"plain"
-
-
-def test_tags(cluster: RedesignedCluster) -> None:
-    tagged = Consumer(leader(cluster, "ext"), "SUB ext ch 0", desired_tag="red", **EXT)
-    untagged = Consumer(leader(cluster, "ext"), "SUB ext ch 0", **EXT)
-    tag = "##client_dispatch_tag"
-    publish_ext(cluster, ({tag: "red"}, b"1"), ({}, b"2"), ({tag: "blue"}, b"3"), ({tag: "red"}, b"4"))
-    assert bodies(tagged, 2) == [b"1", b"4"]
-    assert bodies(untagged, 2) == [b"2", b"3"]
-    assert tagged.is_quiet(0.01)
-    tagged.close()
-    channel = cluster.partition("ext", 0).channel("ch")
-    until(lambda: len(channel.clients) == 1)
-    publish_ext(cluster, ({tag: "red"}, b"5"))
-    assert bodies(untagged, 1) == [b"5"]
-
-
-def test_a_position_is_set_over_http(cluster: RedesignedCluster) -> None:
-    publish(cluster, "plain", b"a", b"b")
-    address = leader(cluster, "plain").http_address
-    consumer = Consumer(leader(cluster, "plain"), "SUB plain ch 0")
-    assert bodies(consumer, 2) == [b"a", b"b"]
-    query = "/channel/setoffset?topic=plain&channel=ch&partition=0"
-    assert ask(address, "POST", query, b"virtual_queue:31").status == 200
-    assert bodies(consumer, 1) == [b"b"]
-    assert ask(address, "POST", query, b"foo:1").json == {"message": "invalid consume offset:foo:1"}
-    assert ask(address, "POST", query, b"special:3").json == {"message": "not supported offset type"}
-    assert ask(address, "POST", query).json == {"message": "MSG_EMPTY"}
 
 
 # What the redesigned dialect answers: codes, texts, which of them end the connection. Observed on a real cluster.

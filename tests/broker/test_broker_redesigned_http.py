@@ -92,20 +92,6 @@ def test_what_there_is(lookup: Callable[..., Any]) -> None:
     assert sorted(number for row in rows for number in row["partitions"]["ord"]) == ["0", "1", "2"]
 
 
-def test_topics_come_and_go(cluster: RedesignedCluster, lookup: Callable[..., Any]) -> None:
-    query = "topic=t&partition_num=2&replicator=2&orderedmulti=true&extend=true"
-    assert lookup(f"/topic/create?{query}", "POST")[0] == 200
-    assert lookup(f"/topic/create?{query}", "POST")[0] == 200
-    meta = lookup("/lookup?topic=t&metainfo=1")[1]["meta"]
-    assert (meta["ordered"], meta["extend_support"], meta["replica"]) == (True, True, 2)
-    assert lookup("/topic/partition/expand?topic=t&partition_num=3", "POST")[0] == 200
-    assert len(lookup("/lookup?topic=t")[1]["partitions"]) == 3
-    assert lookup("/topic/delete?topic=t", "POST")[1] == {"message": "MISSING_ARG_TOPIC_PARTITION"}
-    assert lookup("/topic/delete?topic=t&partition=**", "POST")[0] == 200
-    assert lookup("/topic/delete?topic=t&partition=**", "POST") == (500, {"message": "Key not found"})
-    assert "t" not in cluster.state.topics
-
-
 def test_channels_that_must_be_registered(cluster: RedesignedCluster, lookup: Callable[..., Any]) -> None:
     assert lookup("/channel/create?topic=ord&channel=q", "POST") == (
         400,
@@ -217,32 +203,19 @@ def test_messages_are_found(cluster: RedesignedCluster) -> None:
     assert get("search_mode=x&search_pos=1")["message"].startswith("search mode should be one of")
 
 
-def test_switches_of_a_channel(cluster: RedesignedCluster) -> None:
-    node = cluster.leader_of("plain", 0)
-
-    def post(route: str, channel: str = "ch") -> Any:
-        return ask(node.http_address, "POST", f"/channel/{route}?topic=plain&channel={channel}").status
-
+def test_a_message_is_finished_and_a_channel_emptied_and_deleted(cluster: RedesignedCluster) -> None:
+    node, channel = cluster.leader_of("plain", 0), cluster.partition("plain", 0).channel("ch")
+    query = "topic=plain&partition=0&channel=ch"
     consumer = Consumer(node, "SUB plain ch 0")
-    assert post("pause") == 200
-    publish(cluster, "plain", b"1")
-    assert consumer.is_quiet(0.03)
-    assert post("unpause") == 200
-    first = consumer.receive()
-    assert first.body == b"1"
-    message_id = int.from_bytes(first.id[:8], "big")
-    path = f"/message/finish?topic=plain&channel=ch&msgid={message_id}"
-    assert ask(node.http_address, "POST", path).status == 200
-    assert post("skip") == 200
-    publish(cluster, "plain", b"2")
-    assert consumer.is_quiet(0.03)
-    assert post("unskip") == 200
-    publish(cluster, "plain", b"3")
-    assert consumer.receive().body == b"3"
-    assert post("empty") == 200
-    assert cluster.partition("plain", 0).channel("ch").depth == 0
-    assert post("pause", "none") == 404
-    assert post("delete") == 200
+    publish(cluster, "plain", b"1", b"2")
+    first, _ = consumer.receive(), consumer.receive()
+    post(node, f"/message/finish?{query}&msgid={int.from_bytes(first.id[:8], 'big')}")
+    assert channel.depth == 1
+    refused = ask(node.http_address, "POST", f"/channel/setoffset?{query}", b"foo:1")
+    assert refused.json == {"message": "invalid consume offset:foo:1"}
+    post(node, f"/channel/empty?{query}")
+    assert channel.depth == 0
+    post(node, f"/channel/delete?{query}")
     assert consumer.reader.read() == b""
 
 
@@ -299,8 +272,11 @@ def durable_cluster() -> Iterator[RedesignedCluster]:
 
 def test_what_is_set_is_kept(durable_cluster: RedesignedCluster) -> None:
     lookupd = durable_cluster.lookupds[0]
-    post(lookupd, "/topic/create?topic=t&partition_num=1&replicator=1&syncdisk=5000&retention=3")
+    create = "/topic/create?topic=t&partition_num=2&replicator=2&syncdisk=5000&retention=3"
+    for _ in range(2):  # again, it is that topic
+        post(lookupd, f"{create}&orderedmulti=true&extend=true")
     meta = durable_cluster.partition("t", 0).meta
+    assert (meta.partition_num, meta.replica, meta.ordered, meta.ext) == (2, 2, True, True)
     assert (meta.sync_every, meta.retention_days) == (4000, 3)
     post(lookupd, "/topic/meta/update?topic=t&syncdisk=10")
     assert (meta.sync_every, meta.retention_days) == (10, 3)
