@@ -555,8 +555,7 @@ def test_what_the_cluster_itself_creates_is_ready_and_a_node_that_goes_makes_it_
         until(lambda: is_stable(cluster))
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_a_kind_cluster_is_ready_and_lets_messages_pass(ordered: bool) -> None:
+def test_a_kind_cluster_is_ready_and_lets_messages_pass() -> None:
     with RedesignedCluster(nodes=1, lookupds=1, kind=True) as cluster:
         assert is_stable(cluster)
         assert ask(cluster.lookupds[0].http_address, "POST", CREATE + "&extend=true").status == 200

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import snappy
-import trustme
 from gevent import Greenlet, Timeout, sleep, socket, spawn
 from gevent.ssl import SSLContext
 from support.http import ask, channel_figures, post
@@ -394,17 +393,6 @@ def test_required_tls(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
     address = start_nsqd(**tls, tls_required="true").tcp_address
     refused = Layered(address)
     assert refused.ask(b"SUB t c\n") == b"E_INVALID cannot SUB in current state (TLS required)"
-    exchange(Layered(address, context))
-
-
-def test_required_client_certificate(
-    start_nsqd: Any, tls: Any, context: SSLContext, authority: trustme.CA, tls_files: dict[str, str]
-) -> None:
-    options = {**tls, "tls_client_auth_policy": "require-verify", "tls_root_ca_file": tls_files["ca"]}
-    address = start_nsqd(**options).tcp_address
-    with pytest.raises((OSError, EOFError)):
-        Layered(address, context)
-    authority.issue_cert("client@example.org", common_name="client").configure_cert(context)
     exchange(Layered(address, context))
 
 
