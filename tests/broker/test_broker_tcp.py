@@ -8,14 +8,13 @@ import json
 import random
 import ssl
 import struct
-import zlib
 from typing import Any
 
 import pytest
-import snappy
 from gevent import Greenlet, Timeout, sleep, socket, spawn
 from gevent.ssl import SSLContext
 from support.http import ask, channel_figures, post
+from support.peers import Peer
 from support.waiting import WAIT, until
 from support.wire import ERROR, WireClient, identify, many, sized
 
@@ -295,53 +294,29 @@ def test_a_connection_that_is_only_open_costs_a_socket(embedded: Any) -> None:
 COMPRESSIBLE = b"nsq " * 20000
 
 
-class Layered:
+class Layered(Peer):
     """A client whose stream has the layers that IDENTIFY asked for."""
 
     def __init__(self, address: Any, context: SSLContext | None = None, **fields: Any) -> None:
-        self.sock: Any = socket.create_connection(address)
-        self.compress: Any = lambda data: data
-        self.decompress: Any = lambda data: data
-        self.buffer = b""
-        body = json.dumps({"feature_negotiation": True, "tls_v1": context is not None, **fields}).encode()
-        self.send(b"  V2IDENTIFY\n" + struct.pack(">i", len(body)) + body)
-        self.info = json.loads(self.frame())
+        super().__init__(socket.create_connection(address))
+        fields = {"feature_negotiation": True, "tls_v1": context is not None, **fields}
+        self.info = json.loads(self.ask(b"  V2" + identify(**fields)))
         if context is not None:
             self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
-            assert self.frame() == b"OK"
-        if fields.get("snappy"):
-            self._compressed(snappy.StreamCompressor().add_chunk, snappy.StreamDecompressor().decompress)
-        if fields.get("deflate"):
-            compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
-            self._compressed(
-                lambda data: compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH),
-                zlib.decompressobj(-15).decompress,
-            )
+            assert self.reply() == b"OK"
+        for layer, start in (("snappy", self.start_snappy), ("deflate", self.start_deflate)):
+            if fields.get(layer):
+                start()
+                # The first bytes inside the layer may have come with the last ones outside.
+                self._buffer = self._decode(self._buffer) if self._buffer else b""
+                assert self.reply() == b"OK"
 
-    def _compressed(self, compress: Any, decompress: Any) -> None:
-        self.compress, self.decompress = compress, decompress
-        # The first bytes inside the layer may have come with the last ones outside.
-        self.buffer = decompress(self.buffer) if self.buffer else b""
-        assert self.frame() == b"OK"
-
-    def send(self, data: bytes) -> None:
-        self.sock.sendall(self.compress(data))
-
-    def read(self, count: int) -> bytes:
-        while len(self.buffer) < count:
-            data = self.sock.recv(65536)
-            if not data:
-                raise EOFError
-            self.buffer += self.decompress(data)
-        data, self.buffer = self.buffer[:count], self.buffer[count:]
-        return data
-
-    def frame(self) -> bytes:
-        return self.read(struct.unpack(">i4x", self.read(8))[0] - 4)
+    def reply(self) -> bytes:
+        return self.read_body()[4:]
 
     def ask(self, data: bytes) -> bytes:
         self.send(data)
-        return self.frame()
+        return self.reply()
 
 
 def exchange(client: Layered) -> None:
@@ -349,12 +324,12 @@ def exchange(client: Layered) -> None:
     client.send(b"RDY 10\n")
     for body in (b"small", COMPRESSIBLE):
         client.send(b"PUB t\n" + struct.pack(">i", len(body)) + body)
-        frames = [client.frame(), client.frame()]
+        frames = [client.reply(), client.reply()]
         frames.remove(b"OK")
         assert frames[0][26:] == body
         client.send(b"FIN " + frames[0][10:26] + b"\n")
     client.send(b"PUB t\n\0\0\0\1x" * 300)
-    assert [client.frame() for _ in range(310)].count(b"OK") == 300
+    assert [client.reply() for _ in range(310)].count(b"OK") == 300
 
 
 LAYERS: list[dict[str, Any]] = [{}, {"snappy": True}, {"deflate": True}, {"deflate": True, "deflate_level": 1}]
@@ -371,7 +346,7 @@ def test_layers_carry_everything_until_the_server_ends_them(
         exchange(client)
         post(server, "/channel/delete?topic=t&channel=c")
         with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
-            client.frame()
+            client.reply()
 
 
 def test_tls_below_the_lowest_version_is_refused(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
