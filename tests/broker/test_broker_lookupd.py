@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gevent import Timeout, socket
+from gevent import socket
 from support.http import ask
+from support.peers import Peer
 from support.servers import of_release
 from support.waiting import WAIT, until
 
@@ -38,29 +40,19 @@ def identify(body: Any) -> bytes:
 IDENTIFY = identify(IDENTITY)
 
 
-class Nsqd:
+class Nsqd(Peer):
     """The nsqd side of the TCP protocol, by hand."""
 
     def __init__(self, lookupd: Any, magic: bytes = b"  V1") -> None:
-        self.sock = socket.create_connection(lookupd.tcp_address)
-        self.sock.sendall(magic)
-        self.reader = self.sock.makefile("rb")
+        super().__init__(socket.create_connection(lookupd.tcp_address, timeout=WAIT))
+        self.send(magic)
 
     def identify(self, body: Any = IDENTITY) -> bytes:
         return self.command(identify(body))
 
     def command(self, data: bytes) -> bytes:
-        with Timeout(WAIT):
-            self.sock.sendall(data)
-            return self.reply()
-
-    def reply(self) -> bytes:
-        head = self.reader.read(4)
-        return self.reader.read(struct.unpack(">i", head)[0]) if head else b""
-
-    def close(self) -> None:
-        self.reader.close()
-        self.sock.close()
+        self.send(data)
+        return self.read_body()
 
     @property
     def remote_address(self) -> str:
@@ -73,7 +65,7 @@ def registered(lookupd: Any) -> Iterator[Nsqd]:
     client = Nsqd(lookupd)
     client.identify()
     yield client
-    client.close()
+    client.sock.close()
 
 
 def get(lookupd: Any, path: str) -> Any:
@@ -140,7 +132,7 @@ def test_unregister_takes_a_channel_or_a_topic_away(lookupd: Any, registered: Ns
 
 def test_an_nsqd_that_leaves_is_forgotten_but_its_topics_stay_known(lookupd: Any, registered: Nsqd) -> None:
     registered.command(b"REGISTER t c\n")
-    registered.close()
+    registered.sock.close()
     until(lambda: not get(lookupd, "/nodes")["producers"])
     assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": []}
 
@@ -187,10 +179,12 @@ FATAL = {  # the magic, what is sent behind it, and the last reply
 def test_an_error_is_told_and_ends_the_connection(lookupd: Any) -> None:
     for name, (magic, data, expected) in FATAL.items():
         client = Nsqd(lookupd, magic)
-        client.sock.sendall(data)
-        with Timeout(WAIT, TimeoutError(name)):
-            *_, last = iter(client.reply, b"")
-        assert last == expected, name
+        client.send(data)
+        replies = []
+        with contextlib.suppress(EOFError):
+            while True:
+                replies.append(client.read_body())
+        assert replies[-1] == expected, name
 
 
 def test_a_null_in_identify_is_as_good_as_nothing(lookupd: Any) -> None:
@@ -206,7 +200,7 @@ def test_a_lying_length_costs_no_memory() -> None:
         for size in (-1, 2**31 - 1):
             client = Nsqd(server)
             assert client.command(b"IDENTIFY\n" + struct.pack(">i", size)) == b"E_BAD_BODY IDENTIFY failed to read body"
-            assert client.reply() == b""
+            assert client.recv() == b""
 
 
 # An nsqd keeps itself registered, at our nsqlookupd and at the original's.
