@@ -34,27 +34,6 @@ from nsq_fast.client.give_up import WriteToFolder
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 DOCS = ROOT / "docs"
-PAGES = [
-    "index",
-    "consumer",
-    "producer",
-    "discovery",
-    "dynamic-configuration",
-    "asyncio",
-    "threads",
-    "integrations",
-    "tls",
-    "testing",
-    "metrics",
-    "progress",
-    "production",
-    "logs",
-    "tuning",
-    "deployment",
-    "embedding",
-    "gnsq-migration",
-    "tracing",
-]
 PROGRAMS = {"python", "cython", "sql"}
 # Blocks by page and first line.
 ELSEWHERE = {
@@ -113,16 +92,8 @@ NOT_RUN = {
         "shows calls and has parts left out: tests/spark/test_spark_trace.py"
     ),
 }
-# Blocks that are no programs, by language.
-NO_PROGRAMS = {
-    "sh": "commands: their options are checked below",
-    "text": "a diagram",
-    "json": "output",
-    "ini": "a unit of systemd",
-    "toml": "a configuration",
-    "yaml": "a workflow: tests/test_testing.py runs its command",
-    "": "a tree of folders",
-}
+# Languages of blocks that are no programs: commands, whose options are checked below, and how files and output look.
+NO_PROGRAMS = {"sh", "text", "json", "ini", "toml", "yaml", ""}
 LIMIT = 60.0
 
 
@@ -163,6 +134,11 @@ class Block(NamedTuple):
     def place(self) -> tuple[str, str]:
         return self.page, self.text.partition("\n")[0][:100]
 
+    @property
+    def is_recipe(self) -> bool:
+        """Whether it is a file that tests/test_cookbook.py or tests/examples have."""
+        return self.page.startswith(("cookbook/", "tutorial")) and bool(re.match(r"# \w+\.py$", self.place[1]))
+
 
 def blocks() -> Iterator[Block]:
     """Every code block of every page, and of what stands beside the pages."""
@@ -173,11 +149,10 @@ def blocks() -> Iterator[Block]:
 
 
 def programs() -> Iterator[Program]:
-    for page in PAGES:
-        found = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
-        for number, text in enumerate(found):
-            if Block(page, "python", text).place not in ELSEWHERE:
-                yield Program(page, number, text)
+    """Every block of Python that runs here: all but those that are named, and recipes."""
+    for number, each in enumerate(blocks()):
+        if each.language == "python" and not each.is_recipe and each.place not in {**ELSEWHERE, **NOT_RUN}:
+            yield Program(each.page, number, each.text)
 
 
 @pytest.fixture(scope="module")
@@ -258,17 +233,11 @@ def test_the_app_of_production_runs(broker: BrokerProcess, tmp_path: Path) -> No
 
 
 def test_every_code_block_runs_somewhere_or_says_why_not() -> None:
-    found = list(blocks())
-    here = [each for each in found if each.language == "python" and each.page in PAGES and each.place not in ELSEWHERE]
-    recipes = [each for each in found if each.page.startswith(("cookbook/", "tutorial"))]
-    assert [
-        each.place for each in recipes if each.language == "python" and not re.match(r"# \w+\.py$", each.place[1])
-    ] == []
-    others = [each for each in found if each.language in PROGRAMS and each not in [*here, *recipes]]
-    unknown = [each.place for each in others if each.place not in ELSEWHERE and each.place not in NOT_RUN]
-    assert unknown == [], "run them in this module, or say in ELSEWHERE or NOT_RUN what becomes of them"
-    assert {each.language for each in found} - PROGRAMS <= set(NO_PROGRAMS)
-    assert set(ELSEWHERE) | set(NOT_RUN) <= {each.place for each in found}, "a block that is named is no more"
+    named = {**ELSEWHERE, **NOT_RUN}
+    unknown = [each.place for each in blocks() if each.language in PROGRAMS - {"python"} and each.place not in named]
+    assert unknown == [], "say in ELSEWHERE or NOT_RUN what becomes of them"
+    assert {each.language for each in blocks()} <= PROGRAMS | NO_PROGRAMS
+    assert set(named) <= {each.place for each in blocks()}, "a block that is named is no more"
     for test in ELSEWHERE.values():
         module, _, name = test.partition("::")
         assert f"def {name}" in (TESTS / module).read_text(), test
