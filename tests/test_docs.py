@@ -97,34 +97,6 @@ NO_PROGRAMS = {"sh", "text", "json", "ini", "toml", "yaml", ""}
 LIMIT = 60.0
 
 
-class Program(NamedTuple):
-    page: str
-    number: int
-    text: str
-
-    @property
-    def blocks(self) -> bool:
-        """Whether it runs until it gets a signal."""
-        return "consumer.start()\n" in self.text
-
-    @property
-    def is_test(self) -> bool:
-        """Whether it is for pytest to run."""
-        return "def test_" in self.text
-
-    @property
-    def starter(self) -> list[str]:
-        return ["-m", "nsq_fast", "run-as-gnsq"] if self.page == "gnsq-migration" else []  # gnsq need not be installed
-
-    def write(self, path: Path, broker: BrokerProcess) -> Path:
-        """As it stands, but for addresses."""
-        tcp = broker.nsqds[0].tcp
-        text = self.text.replace("127.0.0.1:4161", str(broker.lookupd.http)).replace("127.0.0.1:4150", str(tcp))
-        text = text.replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
-        path.write_text(text.replace("start_http_server(9151)", "start_http_server(0)"))
-        return path
-
-
 class Block(NamedTuple):
     page: str
     language: str
@@ -139,6 +111,19 @@ class Block(NamedTuple):
         """Whether it is a file that tests/test_cookbook.py or tests/examples have."""
         return self.page.startswith(("cookbook/", "tutorial")) and bool(re.match(r"# \w+\.py$", self.place[1]))
 
+    @property
+    def is_test(self) -> bool:
+        """Whether it is for pytest to run."""
+        return "def test_" in self.text
+
+    def write(self, path: Path, broker: BrokerProcess) -> Path:
+        """As it stands, but for addresses."""
+        tcp = broker.nsqds[0].tcp
+        text = self.text.replace("127.0.0.1:4161", str(broker.lookupd.http)).replace("127.0.0.1:4150", str(tcp))
+        text = text.replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
+        path.write_text(text.replace("start_http_server(9151)", "start_http_server(0)"))
+        return path
+
 
 def blocks() -> Iterator[Block]:
     """Every code block of every page, and of what stands beside the pages."""
@@ -148,11 +133,10 @@ def blocks() -> Iterator[Block]:
             yield Block(str(page), language, text)
 
 
-def programs() -> Iterator[Program]:
-    """Every block of Python that runs here: all but those that are named, and recipes."""
-    for number, each in enumerate(blocks()):
-        if each.language == "python" and not each.is_recipe and each.place not in {**ELSEWHERE, **NOT_RUN}:
-            yield Program(each.page, number, each.text)
+def programs(are_tests: bool) -> list[Block]:
+    """The blocks of Python that run here: all but those that are named, and recipes."""
+    found = [each for each in blocks() if each.language == "python" and each.is_test is are_tests]
+    return [each for each in found if not each.is_recipe and each.place not in {**ELSEWHERE, **NOT_RUN}]
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +148,14 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [each for each in programs() if not each.is_test], ids=lambda each: f"{each.page}-{each.number}"
-)
-def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, tmp_path: Path) -> None:
-    command = [sys.executable, *program.starter, str(program.write(tmp_path / "program.py", broker))]
+@pytest.mark.parametrize("program", programs(are_tests=False), ids=lambda each: each.page)
+def test_the_programs_of_the_pages_run(program: Block, broker: BrokerProcess, tmp_path: Path) -> None:
+    is_of_gnsq = program.page == "gnsq-migration"  # which need not be installed
+    starter = ["-m", "nsq_fast", "run-as-gnsq"] if is_of_gnsq else []
+    command = [sys.executable, *starter, program.write(tmp_path / "program.py", broker)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        if program.blocks:
+        if "consumer.start()\n" in program.text:  # it runs until it gets a signal
             until(lambda: _has_client(broker), LIMIT, 0.1)
             process.send_signal(signal.SIGINT)
         shown = process.communicate(timeout=LIMIT)
@@ -183,8 +167,8 @@ def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, 
 @pytest.mark.slow
 def test_the_tests_of_the_pages_pass(broker: BrokerProcess, tmp_path: Path) -> None:
     """Each block is a file of its own; they run together, since pytest takes longer to start than they take."""
-    found = [each for each in programs() if each.is_test]
-    files = [each.write(tmp_path / f"test_{each.page}_{each.number}.py", broker) for each in found]
+    found = programs(are_tests=True)
+    files = [each.write(tmp_path / f"test_of_page_{number}.py", broker) for number, each in enumerate(found)]
     assert files
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)

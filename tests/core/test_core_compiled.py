@@ -14,6 +14,7 @@ import threading
 import tracemalloc
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -159,13 +160,20 @@ STREAM = b"".join(
 CHUNKS = pieces(STREAM, 65536)
 
 
-class Responder:
-    def finish(self, message: Message) -> None: ...
+class Counting:
+    """A responder that counts."""
+
+    partition = "a partition"
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def finish(self, message: Message) -> None:
+        self.calls.append(message)
 
 
 def read_messages() -> None:
-    responder = Responder()
-    reader = FrameReader(detail=True, ext=True, responder=responder)
+    reader = FrameReader(detail=True, ext=True, responder=Counting())
     for chunk in CHUNKS:
         for frame in reader.feed(chunk):
             if isinstance(frame, Message):
@@ -220,7 +228,7 @@ def test_nothing_stays(work: Callable[[], None]) -> None:
 
 
 def test_references_to_what_is_passed_around_balance() -> None:
-    responder, body = Responder(), b"a body of its own"
+    responder, body = Counting(), b"a body of its own"
     counts = sys.getrefcount(responder), sys.getrefcount(body), sys.getrefcount(None)
     frames = FrameReader(responder=responder).feed(STREAM[:65536])
     assert sys.getrefcount(responder) > counts[0] + 200
@@ -330,9 +338,6 @@ def in_threads(work: Callable[[int], object]) -> list[BaseException]:
     for thread in threads:
         thread.join()
     return failures
-
-
-TURNS = 200
 
 
 # What every interpreter does with the core: reading, answering, columns, errors.
@@ -542,32 +547,19 @@ def test_a_module_reads_no_object_from_a_variable_of_c(name: str, tmp_path: Path
     assert [line for line in lines if not any(each in line for each in filled)] == []
 
 
+ROUNDS = 300
+
+
 def test_threads_that_read_columns_do_not_disturb_one_another() -> None:
     """They decode without the interpreter's lock, so at the same time."""
 
     def work(number: int) -> None:
         data = encode_message(number, 1, ID, b"%d" % number * 100) * 200
-        for _ in range(TURNS // 4):
+        for _ in range(ROUNDS // 6):
             columns = ColumnReader().feed(data)
-            assert columns.count == 200
-            assert columns.body == b"%d" % number * 100 * 200
+            assert (columns.count, columns.body) == (200, b"%d" % number * 100 * 200)
 
     assert in_threads(work) == []
-
-
-ROUNDS = 300
-
-
-class Counting:
-    """A responder that counts."""
-
-    partition = "a partition"
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def finish(self, message: Message) -> None:
-        self.calls.append(message)
 
 
 def message(**options: Any) -> Message:
@@ -585,21 +577,14 @@ def test_importing_the_core_leaves_the_interpreters_lock_as_it_is() -> None:
 def test_of_threads_that_finish_a_message_one_does() -> None:
     responder = Counting()
     messages = [message(responder=responder) for _ in range(ROUNDS)]
-    refused: list[int] = []
-
-    def finish(each: Message) -> None:
-        try:
-            each.finish()
-        except errors.AlreadyResponded:
-            refused.append(1)
 
     def work(_: int) -> None:
         for each in messages:
-            finish(each)
+            with suppress(errors.AlreadyResponded):
+                each.finish()
 
     assert in_threads(work) == []
     assert len(responder.calls) == ROUNDS
-    assert len(refused) == ROUNDS * (THREADS - 1)
 
 
 def test_a_responder_may_be_replaced_while_others_respond() -> None:
@@ -668,26 +653,24 @@ def test_threads_that_share_the_messages_held_lose_none() -> None:
 def test_threads_that_share_a_reader_of_columns_are_told_or_served() -> None:
     """It decodes without the lock: whoever comes meanwhile is refused, and what is served is whole."""
     reader, data = ColumnReader(), encode_message(1, 1, ID, b"x" * 1000) * 500
-    served: list[int] = []
-    refused: list[str] = []
+    ends: list[tuple[int, bytes] | str] = []
 
     def feed() -> None:
         try:
             columns = reader.feed(data)
+            ends.append((columns.count, columns.body))
         except errors.LocalProtocolError as error:
-            refused.append(str(error))
-        else:
-            served.append(columns.count)
-            assert columns.body == b"x" * 1000 * 500
+            ends.append(str(error))
 
     def work(_: int) -> None:
         for _ in range(ROUNDS // 10):
             feed()
 
     assert in_threads(work) == []
-    assert set(served) == {500}
-    assert all("another feed" in each for each in refused)
-    assert len(served) + len(refused) == THREADS * (ROUNDS // 10)
+    assert len(ends) == THREADS * (ROUNDS // 10)
+    served = (500, b"x" * 1000 * 500)
+    assert served in ends
+    assert all("another feed" in each for each in ends if each != served)
 
 
 def test_arrays_may_change_while_commands_are_built_of_them() -> None:
