@@ -299,41 +299,50 @@ def test_the_end_of_a_program_says_what_was_left_out(patch: str) -> None:
     assert lines[-1]["repeats"] == 998
 
 
-BUSY = """
-import logging, sys
-from _thread import allocate_lock, start_new_thread
-from time import sleep
-from gevent import get_hub, monkey, sleep as give_way
-from nsq_fast.logs import make_handler
+SLOW = """
+from gevent import monkey
+monkey.patch_all()
+import logging, time
+from contextlib import ExitStack
+from threading import Thread
+import nsq_fast.threads
+from nsq_fast.broker import Broker, InThread
 
-is_writing = allocate_lock()
-is_writing.acquire()
+class Collector(logging.Handler):
+    "It waits while it sends a record over the network, and holds its lock meanwhile."
+    def emit(self, record):
+        begun.add(record.event)
+        time.sleep(0.2)  # sleep: as long as the network takes
+        print(record.event, flush=True)
 
-class Slow:
-    def write(self, text):
-        if "first" in text:
-            is_writing.release()
-            sleep(0.5)  # sleep: it holds the lock of the handler meanwhile
-        sys.stdout.write(text.split()[-1] + "\\n")
+def wait(probe):
+    while not probe():
+        time.sleep(0.01)  # sleep: looks again and again
 
-def begin():
-    logging.basicConfig(handlers=[make_handler(stream=Slow())], format="%(message)s")
-
-{parts}
-start_new_thread(logging.warning, ("first",))
-is_writing.acquire()
-get_hub().loop.run_callback(logging.warning, "second")
-give_way(0.1)  # sleep: the hub calls back
+begun = set()
+with ExitStack() as servers:
+    broker = servers.enter_context(InThread(Broker))
+    consumer = {consumer}("t", "c", str(broker.nsqd.tcp_address), message_handler=print)
+    consumer.start(block=False)
+    wait(lambda: any(each.is_connected for each in consumer.stats().connections))
+    logging.getLogger("nsq_fast").addHandler(logging.NullHandler())
+    log = logging.getLogger("nsq_fast.client")
+    log.setLevel(logging.INFO)
+    log.addHandler(Collector())
+    Thread(target=log.warning, args=("another",), kwargs=dict(extra=dict(event="another"))).start()
+    wait(lambda: "another" in begun)
+    {end}
+    wait(lambda: "disconnected" in begun)
+    consumer.close(timeout=3600)
 """
 
 
-@pytest.mark.parametrize(
-    "parts", ["monkey.patch_all()\nbegin()", "begin()\nmonkey.patch_all()"], ids=["patched before", "patched after"]
-)
-def test_a_callback_of_the_hub_may_log_while_another_thread_does(parts: str) -> None:
-    command = [sys.executable, "-c", BUSY.format(parts=parts)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
-    assert (ended.stdout.split(), ended.stderr) == (["first", "second"], "")
+@pytest.mark.parametrize("consumer", ["nsq_fast.Consumer", "nsq_fast.threads.Consumer"])
+@pytest.mark.parametrize("end", ["servers.close()", "consumer.close(timeout=3600)"])
+def test_a_handler_that_waits_in_a_patched_program_disturbs_no_connection(consumer: str, end: str) -> None:
+    command = [sys.executable, "-c", SLOW.format(consumer=consumer, end=end)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["another", "disconnected"], "")
 
 
 RAISING = """
