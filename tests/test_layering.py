@@ -234,7 +234,7 @@ def test_spark_is_loaded_only_by_those_who_use_it() -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["run", "original"])
+@pytest.mark.parametrize("command", ["run", "programs"])
 def test_what_starts_servers_and_processes_loads_no_client_and_no_tables(command: str) -> None:
     assert loaded_after(f"import nsq_fast.cli.{command}") & {"gevent", "h11", "rich", "snappy"} == set()
 

@@ -581,6 +581,21 @@ def test_demo_finds_servers_through_lookupd_and_leaves_nothing_on_them(broker: S
     assert not [topic for topic in topics if topic["topic_name"].startswith("demo-")]
 
 
+def test_a_report_on_traces_that_fails_is_no_failure_and_leaves_nothing(tmp_path: Path) -> None:
+    folders = tmp_path / "bin", tmp_path / "temporary"
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "java").write_text("#!/bin/sh\necho 'openjdk version \"17\"' >&2\nexit 1\n")
+    (folders[0] / "java").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(folders[1]), "PATH": str(folders[0]), "JAVA_HOME": ""}
+    sizes = ("--messages", "200", "--topics", "1", "--ordered-messages", "50")
+    command = [sys.executable, "-m", "nsq_fast", "demo", "--json", *sizes]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS, check=False)
+    assert (done.returncode, "traces" in json.loads(done.stdout)) == (0, False), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("no trace report: ")
+    assert list(folders[1].iterdir()) == []
+
+
 def test_demo_is_interrupted_with_130(start: Any) -> None:
     command = start("demo", "--messages", "5000000", env={**os.environ, "COLUMNS": "200"})
     assert command.process.stderr is not None

@@ -26,9 +26,9 @@ from support.commands import Answering, run, serving
 from nsq_fast._codec import Message
 from nsq_fast.bench import results
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.cli import COMMANDS, demo, main, options, servers
+from nsq_fast.cli import COMMANDS, main, options, servers
 from nsq_fast.cli.console import grid, notes
-from nsq_fast.cli.jobs import Ledger
+from nsq_fast.cli.demo import Ledger
 from nsq_fast.cli.pub import Splitter
 from nsq_fast.cli.stat import ChannelStats, Stalls, add_up
 from nsq_fast.cli.tail import json_line
@@ -200,24 +200,6 @@ def test_addresses_get_the_default_port() -> None:
 def test_a_wrong_address_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(click.BadParameter, match=text):
         options.address(4150)(text)
-
-
-@pytest.mark.parametrize("missing", ["no Java", None], ids=["no Spark", "Spark fails"])
-def test_a_report_that_cannot_be_made_leaves_no_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str | None
-) -> None:
-    (tmp_path / "bin").mkdir()
-    folders = tmp_path / "folders"
-    folders.mkdir()
-    monkeypatch.setattr(demo, "why_not", lambda: missing)
-    monkeypatch.setattr(tempfile, "tempdir", str(folders))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(demo.NoReport) as raised:
-        demo.report_on(tmp_path / "no.log", None)
-    assert str(raised.value)
-    assert not list(folders.iterdir())
 
 
 HEAD = ("topic", "channel", "total", "in flight", "clients")

@@ -133,7 +133,8 @@ def test_a_replacement_that_the_system_cannot_start_leaves_the_old_process() -> 
 
     slot = Slot(0, WorkerConfig(), start)
     slot.start()
-    assert slot.replace() is False
+    slot.replace()
+    assert slot.has_failed
     assert (slot.current, slot.is_replacing, old.is_leaving) == (old, False, False)
 
 
@@ -166,9 +167,10 @@ def test_a_new_process_that_fails_leaves_the_old_one(fails: str) -> None:
     old.report = READY
     slot.replace()
     new: Any = slot.successor
-    assert slot.look(9.9) is False
-    failed = slot.look(10.0) if fails == "is late" else slot.ended(new, 1, 5.0)
-    assert failed is True
+    slot.look(9.9)
+    assert not slot.has_failed
+    slot.look(10.0) if fails == "is late" else slot.ended(new, 1, 5.0)
+    assert slot.has_failed
     assert (slot.current, slot.successor, old.is_leaving) == (old, None, False)
 
 
@@ -176,7 +178,8 @@ def test_a_new_process_takes_the_place_of_an_old_one_that_dies() -> None:
     slot, (old,) = slot_of()
     slot.replace()
     new: Any = slot.successor
-    assert slot.ended(old, -9, 1.0) is False  # type: ignore[arg-type]
+    slot.ended(old, -9, 1.0)  # type: ignore[arg-type]
+    assert not slot.has_failed
     assert slot.current is new
 
 
