@@ -235,6 +235,9 @@ def test_tail_looks_for_http_one_port_above(topic: str) -> None:
         refused = run("tail", topic, "--nsqd", str(server.tcp))
         assert refused.exit_code == 1
         assert f"on nsqd {server.http} has no channel" in refused.output
+        mistaken = run("tail", topic, "--nsqd", str(server.http))
+        said = f"Error: {server.http} is the HTTP of an nsqd: --nsqd names its TCP, {server.tcp}\n"
+        assert (mistaken.exit_code, mistaken.output) == (1, said)
 
 
 @contextmanager

@@ -6,7 +6,10 @@ import json
 import logging
 import random
 import re
+import resource
 import socket
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -337,6 +340,31 @@ def test_all_interfaces_are_those_of_ipv4_and_ipv6(caplog: pytest.LogCaptureFixt
     with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=WAIT) as answer:
         assert answer.status == 200
     page.close()
+
+
+def test_without_descriptors_a_request_waits_and_costs_next_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsq_fast.worker")
+    page = StatusPage(timeout=60.0)
+    page.listen("127.0.0.1:0")
+    (port,) = re.findall(r":(\d+) has", caplog.records[0].message)
+    (thread,) = (each for each in threading.enumerate() if each.name == "nsq_fast status")
+    assert thread.ident is not None
+    clock = time.pthread_getcpuclockid(thread.ident)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as sock:
+        sock.settimeout(WAIT)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # those of the standard streams: there is no other
+        try:
+            sock.connect(("127.0.0.1", int(port)))
+            before = time.clock_gettime(clock)
+            time.sleep(1.0)  # sleep: what goes on meanwhile is the subject
+            used = time.clock_gettime(clock) - before
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b"200 OK" in sock.recv(4096)
+    page.close()
+    assert used < 0.02
 
 
 # The configuration of a worker: which source counts, and what is said of what is wrong.
