@@ -35,8 +35,6 @@ from uuid import uuid4
 import click
 from gevent import Greenlet, joinall, sleep, spawn
 from gevent.event import Event
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nsq_fast._codec import Message
 from nsq_fast.broker import BrokerProcess, ClusterProcess
@@ -66,7 +64,7 @@ _READY_TIMEOUT = 120.0
 _READY_POLL = 0.2
 _LINE_EVERY = 1.0
 _SPARK_TIMEOUT = 300.0
-_REPORT_ARGUMENTS = ("--window", "200ms", "--grace", "0", "--json", "--memory", "512m", "--master", "local[2]")
+_REPORT_ARGUMENTS = ("--window", "200ms", "--grace", "0", "--memory", "512m", "--master", "local[2]")
 
 Tell = Callable[["Ledger"], None]
 Results = dict[str, Any]
@@ -91,16 +89,6 @@ _NOTES = {
     "messages_per_second": "finished, from the start until all was done",
     "latency_p50_ms": "publish to handler, first delivery",
     "latency_p99_ms": "",
-}
-
-
-_TRACE_NOTES = {
-    "records": "of publishes and consumptions, joined by Spark",
-    "finished": "messages with a FIN",
-    "lost": "published, never finished",
-    "duplicates": "finished more than once",
-    "violations": "finished out of order",
-    "redelivered": "delivered again",
 }
 
 
@@ -157,83 +145,55 @@ def command(
 
 def _run(job: Job, stop: Event, quiet: bool) -> tuple[Results, int]:
     """Run a job, show what came of it, and judge it."""
-    with _progress(job.ledger.size, quiet) as progress:
-        results = job.run(stop, progress)
+    results = job.run(stop, _teller(job.ledger.size, quiet))
     if not quiet:
         title = f"{counted(job.ledger.size, 'message')} of {BODY_SIZE} bytes, {job.title}"
-        _print_rows(title, results, _NOTES)
+        rows = [
+            (name.replace("_", " "), _cell(results[name]), note) for name, note in _NOTES.items() if name in results
+        ]
+        output = console.output()
+        output.print(console.notes(title, rows))
+        output.print(f"{results['ended']} in {results['seconds']:.2f} s")
     return results, INTERRUPTED if results["ended"] == "interrupted" else int(not job.is_good(results))
 
 
 def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> Results:
-    """What Spark makes of the trace records; one line where it cannot run, which is no failure."""
+    """Have Spark report on the trace records; one line where it cannot, which is no failure.
+
+    It runs in a process of its own, after the cluster has ended: its calls would block the hub of gevent.
+    """
     page = page or Path(tempfile.gettempdir(), f"nsq-fast-traces-{uuid4().hex[:8]}", "traces.html")
-    found = why_not() or _reported(log, page)
-    if isinstance(found, str):
-        click.echo(f"no trace report: {found}", err=quiet)
+    arguments = [str(log), "--html", str(page), *_REPORT_ARGUMENTS, *(["--json"] if quiet else [])]
+    reason = why_not()
+    if reason is None:
+        say("the traces of the ordered topic: Spark reports on them, which takes a minute")
+        command = [sys.executable, "-m", "nsq_fast", "trace-report", *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_TIMEOUT, check=True)
+        except subprocess.TimeoutExpired:
+            reason = f"Spark took longer than {_SPARK_TIMEOUT:.0f} s"
+        except subprocess.CalledProcessError as error:
+            reason = (error.stderr.strip().splitlines() or [str(error)])[-1].removeprefix("Error: ")
+    if reason is not None:
+        click.echo(f"no trace report: {reason}", err=quiet)
         return {}
-    again = sum(found[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))
-    results = {**{name: found[name] for name in _TRACE_NOTES if name in found}, "redelivered": again}
-    if not quiet:
-        _print_rows("the traces of the ordered topic", results, _TRACE_NOTES)
-        click.echo(f"report: {page}")
-    return {"traces": {**results, "report": str(page)}}
-
-
-def _reported(log: Path, page: Path) -> dict[str, Any] | str:
-    """Write the report; its figures, or why there is none. Spark runs in a process of its own, after the cluster has
-    ended: its calls would block the hub of gevent."""
-    say("the traces of the ordered topic: Spark reports on them, which takes a minute")
-    command = [sys.executable, "-m", "nsq_fast", "trace-report", str(log), "--html", str(page), *_REPORT_ARGUMENTS]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        return f"Spark took longer than {_SPARK_TIMEOUT:.0f} s"
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"Spark ended with {done.returncode}"]
-        return lines[-1].removeprefix("Error: ")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-@contextmanager
-def _progress(messages: int, quiet: bool) -> Iterator[Tell]:
-    """Show how far a job is: two bars on a terminal, a line a second elsewhere, nothing when quiet."""
-    terminal = Console(stderr=True)
     if quiet:
-        yield lambda ledger: None
-    elif terminal.is_terminal:
-        rate = TextColumn("{task.fields[rate]:>9,.0f}/s")
-        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn())
-        with Progress(*columns, console=terminal) as bars:
-            published = bars.add_task("published", total=messages, rate=0.0)
-            settled = bars.add_task("answered", total=messages, rate=0.0)
-            started = perf_counter()
-
-            def move(ledger: Ledger) -> None:
-                seconds = perf_counter() - started
-                for task, count in ((published, ledger.published), (settled, ledger.settled)):
-                    bars.update(task, completed=count, rate=count / seconds)
-
-            yield move
-    else:
-        due = perf_counter() + _LINE_EVERY
-
-        def tell(ledger: Ledger) -> None:
-            nonlocal due
-            if perf_counter() >= due:
-                due = perf_counter() + _LINE_EVERY
-                say(f"published {ledger.published:,}  answered {ledger.settled:,}  of {messages:,}")
-
-        yield tell
+        return {"traces": {**json.loads(done.stdout), "report": str(page)}}
+    click.echo(done.stdout, nl=False)
+    return {}
 
 
-def _print_rows(title: str, results: Results, notes: dict[str, str]) -> None:
-    rows = [(name.replace("_", " "), _cell(results[name]), note) for name, note in notes.items() if name in results]
-    output = console.output()
-    output.print(console.notes(title, rows))
-    if "ended" in results:
-        output.print(f"{results['ended']} in {results['seconds']:.2f} s")
+def _teller(size: int, quiet: bool) -> Tell:
+    """What says once a second how far a job is."""
+    due = perf_counter() + _LINE_EVERY
+
+    def tell(ledger: Ledger) -> None:
+        nonlocal due
+        if not quiet and perf_counter() >= due:
+            due = perf_counter() + _LINE_EVERY
+            say(f"published {ledger.published:,}  answered {ledger.settled:,}  of {size:,}")
+
+    return tell
 
 
 def _cell(value: float | None) -> str:
