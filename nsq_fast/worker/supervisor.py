@@ -130,7 +130,6 @@ class Process:
         report: the last one, with the last metrics that it said.
         reported_at: when it came, or when the process was started; monotonic.
         last_line: the last line that it wrote on stderr.
-        is_leaving: whether it was asked to end.
         is_scraped: whether it was asked for its metrics, and has not said them.
     """
 
@@ -142,7 +141,6 @@ class Process:
         self.report: Report = Report()
         self.started_at = self.reported_at = monotonic()
         self.last_line: str = ""
-        self.is_leaving: bool = False
         self.is_scraped: bool = False
         self._kill_at: float | None = None
         self._drain_timeout = task.settings.worker.drain_timeout
@@ -162,16 +160,8 @@ class Process:
     def __str__(self) -> str:
         return f"process {self.number} (pid {self.pid})"
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether messages can arrive at each of its consumers, as it said last."""
-        return not self.is_leaving and self.report.is_ready
-
     def drain(self) -> None:
         """Ask it to end in good order. Does not block; ``enforce`` sees to it that it does."""
-        if self.is_leaving:
-            return
-        self.is_leaving = True
         self._kill_at = monotonic() + self._drain_timeout + EXIT_GRACE + KILL_GRACE
         with suppress(OSError):  # it has ended
             self._socket.sendall(DRAIN)
@@ -193,7 +183,6 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL. What it held is delivered again by nsqd when it times out."""
-        self.is_leaving = True
         self._process.kill()
 
     def ended(self) -> int | None:
@@ -338,9 +327,8 @@ class Slot:
     def drain(self) -> None:
         """Ask everything here to end, for good."""
         self._start_at = self._unsaid_delay = None
-        for each in list(self.processes()):
-            each.drain()
-        self.leaving = list(self.processes())
+        self._dismiss(self.current)
+        self._dismiss(self.successor)
         self.current = self.successor = None
 
     def look(self, now: float) -> None:
@@ -358,7 +346,7 @@ class Slot:
         # Where the old one is not ready either, there is no gap to fear: the servers are away.
         is_running = self.successor.report.phase is Phase.RUNNING
         limit = self._config.start_timeout
-        if self.current is None or self.successor.is_ready or (is_running and not self.current.is_ready):
+        if self.current is None or self.successor.report.is_ready or (is_running and not self.current.report.is_ready):
             self._dismiss(self.current)
             self.current, self.successor = self.successor, None
         elif now - self.successor.started_at >= limit:
@@ -708,8 +696,9 @@ class Supervisor:
 
     def _snapshot(self, now: float) -> Snapshot:
         processes = tuple(
-            ProcessState(each.number, each.pid, each.report, each.reported_at, each.is_leaving)
-            for each in self._processes()
+            ProcessState(each.number, each.pid, each.report, each.reported_at, each in slot.leaving)
+            for slot in self._slots
+            for each in slot.processes()
         )
         missing = tuple(slot.number for slot in self._slots if slot.current is None and not self._is_ending)
         restarts = sum(slot.restarts for slot in self._slots)

@@ -42,6 +42,8 @@ from nsq_fast.testing import FaultyLink
 
 ROOT = Path(__file__).parents[2]
 OURS = [sys.executable, "-m", "nsq_fast"]
+PYTHON = [sys.executable, "-c"]
+HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 LIMIT = 30.0
 FACES = ("--tcp-address", "--http-address", "--lookupd-listen-tcp-address", "--lookupd-listen-http-address")
 ANY_PORTS = [word for face in FACES for word in (face, "127.0.0.1:0")]
@@ -64,10 +66,11 @@ def run_beside(_link: object, *arguments: str) -> subprocess.CompletedProcess[by
 
 
 class Command:
-    """A command in a process of its own, with a limit on how long anything may take."""
+    """A command, or another program, in a process of its own, with a limit on how long anything may take."""
 
-    def __init__(self, *arguments: str, **streams: Any) -> None:
-        self.process = subprocess.Popen([*OURS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
+    def __init__(self, *arguments: str, program: Sequence[str] = OURS, **how: Any) -> None:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen([*program, *arguments], **pipes, **how)
         self._timer = threading.Timer(LIMIT, self.process.kill)
         self._timer.start()
 
@@ -94,8 +97,8 @@ def start() -> Iterator[Any]:
     """A factory of ``Command``; those that still run are killed."""
     commands: list[Command] = []
 
-    def make(*arguments: str, **streams: Any) -> Command:
-        commands.append(Command(*arguments, **streams))
+    def make(*arguments: str, **how: Any) -> Command:
+        commands.append(Command(*arguments, **how))
         return commands[-1]
 
     yield make
@@ -592,8 +595,9 @@ def test_demo_is_interrupted_with_130(start: Any) -> None:
 
 def with_broker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [*OURS, "with-broker", *arguments]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PROCESS, check=False)
+    return subprocess.run(
+        command, env={**HERE, **environment}, capture_output=True, text=True, timeout=PROCESS, check=False
+    )
 
 
 @pytest.mark.parametrize("servers", [["--nsqds", "2"], ["--redesigned", "--kind", "--nodes", "2"], ["--no-lookupd"]])
@@ -614,7 +618,7 @@ def test_a_program_that_knows_one_address_finds_a_server_there_that_is_gone_with
     assert not accepts(http)
 
 
-def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed_on(tmp_path: Path) -> None:
+def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed_on(tmp_path: Path, start: Any) -> None:
     (tmp_path / "app.py").write_text(
         "from nsq_fast.threads import Producer\n"
         "from nsq_fast.worker import subscribe\n"
@@ -628,19 +632,11 @@ def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed
     )
     ours = " ".join(OURS)
     publish = f"echo a book | {ours} pub orders -q; echo a pen | {ours} pub new_orders -q"
-    command = [*OURS, "with-broker", "--topic", "orders/billing", "--", "sh", "-c"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [*command, f"{publish}; exec {ours} run app"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        assert {process.stdout.readline() for _ in range(2)} == {"billed a book\n", "billed a pen\n"}
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PROCESS)
-    finally:
-        process.kill()
-    assert process.returncode == 0
+    program = ["--", "sh", "-c", f"{publish}; exec {ours} run app"]
+    command = start("with-broker", "--topic", "orders/billing", *program, cwd=tmp_path, env=HERE)
+    assert {command.line() for _ in range(2)} == {"billed a book\n", "billed a pen\n"}
+    code, _ = command.interrupt(signal.SIGTERM)
+    assert code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -657,7 +653,7 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: Path) -> None:
+def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: Path, start: Any) -> None:
     """As of a terminal's Ctrl-C, which both get."""
     (tmp_path / "program.py").write_text(
         "import os, signal, urllib.request\n"
@@ -668,18 +664,11 @@ def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: 
         "print(urllib.request.urlopen(url).read().decode(), flush=True)\n"
         "raise SystemExit(5)\n"
     )
-    command = [*OURS, "with-broker", sys.executable, "program.py"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        until((tmp_path / "ready").exists)
-        os.killpg(process.pid, signal.SIGINT)
-        shown, _ = process.communicate(timeout=PROCESS)
-    finally:
-        process.kill()
-    assert (process.returncode, shown) == (5, "OK\n")
+    program = "with-broker", sys.executable, "program.py"
+    command = start(*program, cwd=tmp_path, env=HERE, start_new_session=True)
+    until((tmp_path / "ready").exists)
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert (command.line(), command.wait()[0]) == ("OK\n", 5)
 
 
 # The programs of the README run as they stand: only the address of the nsqlookupd is changed.
@@ -689,31 +678,21 @@ README = ROOT / "README.md"
 README_CONSUMER, README_PRODUCER, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def start_program(program: str, lookupd: str) -> subprocess.Popen[str]:
-    assert "127.0.0.1:4161" in program
-    program = program.replace("127.0.0.1:4161", lookupd)
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=README.parent
-    )
-
-
-def test_the_consumer_prints_what_the_producer_publishes_and_ends_at_ctrl_c() -> None:
+def test_the_consumer_prints_what_the_producer_publishes_and_ends_at_ctrl_c(start: Any) -> None:
     expected = {"hello", "hello in a while", *(f"hello {number}" for number in range(100))}
     with BrokerProcess() as broker:
-        lookupd = str(broker.lookupd.http)
-        producer = start_program(README_PRODUCER, lookupd)
-        assert producer.communicate(timeout=LIMIT) == ("", "")
-        assert producer.returncode == 0
-        consumer = start_program(README_CONSUMER, lookupd)
-        timer = threading.Timer(LIMIT, consumer.kill)
-        timer.start()
-        assert consumer.stdout is not None
-        lines = [consumer.stdout.readline() for _ in expected]
-        consumer.send_signal(signal.SIGINT)
-        assert consumer.communicate(timeout=LIMIT) == ("", "")
-        timer.cancel()
-        assert consumer.returncode == 0
-    assert {line.rstrip("\n") for line in lines} == {f"1 {text}" for text in expected}
+
+        def started(program: str) -> Command:
+            assert "127.0.0.1:4161" in program
+            found: Command = start(
+                program.replace("127.0.0.1:4161", str(broker.lookupd.http)), program=PYTHON, cwd=ROOT
+            )
+            return found
+
+        assert started(README_PRODUCER).wait() == (0, "")
+        consumer = started(README_CONSUMER)
+        assert {consumer.line() for _ in expected} == {f"1 {text}\n" for text in expected}
+        assert consumer.interrupt() == (0, "")
 
 
 # `nsq-fast exporter`: what Prometheus reads of servers of both dialects.

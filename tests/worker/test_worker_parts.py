@@ -58,17 +58,12 @@ class FakeProcess:
         self.number = number
         self.report = Report()
         self.started_at = now
-        self.is_leaving = False
-
-    @property
-    def is_ready(self) -> bool:
-        return not self.is_leaving and self.report.is_ready
 
     def why(self, code: int) -> str:
         return f"ended with {code}"
 
     def drain(self) -> None:
-        self.is_leaving = True
+        """It ends when the test says so."""
 
     def enforce(self, now: float) -> None:
         """It ends when the test says so."""
@@ -121,7 +116,7 @@ def test_what_the_system_cannot_start_is_tried_again_and_a_replacement_leaves_th
     slot.look(slot.due_at())
     slot.replace()
     assert slot.has_failed
-    assert (slot.current, slot.is_replacing, old.is_leaving) == (old, False, False)
+    assert (slot.current, slot.is_replacing) == (old, False)
 
 
 def test_a_consumer_stalls_when_it_has_something_to_do_for_long_and_does_nothing() -> None:
@@ -157,7 +152,8 @@ def test_a_new_process_that_fails_leaves_the_old_one(fails: str) -> None:
     assert not slot.has_failed
     slot.look(10.0) if fails == "is late" else slot.ended(new, 1, 5.0)
     assert slot.has_failed
-    assert (slot.current, slot.successor, old.is_leaving) == (old, None, False)
+    assert (slot.current, slot.successor) == (old, None)
+    assert old not in slot.leaving
 
 
 def test_a_new_process_takes_the_place_of_an_old_one_that_dies() -> None:
