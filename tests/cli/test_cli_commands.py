@@ -108,24 +108,21 @@ def start() -> Iterator[Any]:
             command.wait()
 
 
-def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Servers, topic: str) -> None:
-    nsqd = str(broker.nsqd.tcp)
-    command = [*OURS, "pub", topic, "--nsqd", nsqd]
+def test_pub_sends_lines_of_standard_input_and_of_files_and_tail_prints_them(
+    broker: Servers, topic: str, tmp_path: Path
+) -> None:
+    nsqd = "--nsqd", str(broker.nsqd.tcp)
+    command = [*OURS, "pub", topic, *nsqd]
     done = subprocess.run(command, input=b"one\ntwo\n\nthree", capture_output=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"published 3 messages to {topic}\n")
-    printed = run("tail", topic, "-n", "3", "--take-backlog", "--nsqd", nsqd)
-    assert printed.exit_code == 0, printed.output
-    assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
-
-
-def test_pub_reads_files_with_another_delimiter(broker: Servers, topic: str, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"a\nb\0c\0")
-    (tmp_path / "two").write_bytes(b"d")
+    (tmp_path / "one").write_bytes(b"a\0b\0")
+    (tmp_path / "two").write_bytes(b"c")
     files = [str(tmp_path / name) for name in ("one", "two")]
-    result = run("pub", topic, *files, "-0", "--nsqd", str(broker.nsqd.tcp))
-    assert "published 3 messages" in result.output
-    result = run("pub", topic, files[0], "--delimiter", "b\\0", "--nsqd", str(broker.nsqd.tcp))
-    assert result.exit_code == 0
+    assert "published 3 messages" in run("pub", topic, *files, "-0", *nsqd).output
+    assert "published 2 messages" in run("pub", topic, files[0], "--delimiter", "\\0", *nsqd).output
+    printed = run("tail", topic, "-n", "8", "--take-backlog", *nsqd)
+    assert printed.exit_code == 0, printed.output
+    assert sorted(printed.stdout.splitlines()) == ["a", "a", "b", "b", "c", "one", "three", "two"]
 
 
 def each(flag: str, addresses: Iterable[object]) -> list[str]:
@@ -334,27 +331,22 @@ def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: Servers, topic: s
 
 def test_lookup_shows_the_nsqds_of_a_topic(broker: Servers, topic: str) -> None:
     admin = NsqdHTTPClient.from_url(broker.nsqd.http)
+    lookupd = "--lookupd", str(broker.lookupd.http)
+    unknown = run("lookup", topic, *lookupd)
+    assert (unknown.exit_code, unknown.output) == (1, f"no nsqd has {topic}\n")
     admin.create_topic(topic)
     admin.create_channel(topic, "readers")
-    lookupd = str(broker.lookupd.http)
 
     def find() -> Any:
-        return json.loads(run("lookup", topic, "--lookupd", lookupd, "--json").stdout)
+        return json.loads(run("lookup", topic, *lookupd, "--json").stdout)
 
     found = until(lambda: (answer := find())["channels"] and answer)  # nsqd registers what it has by and by
-    assert found["topic"] == topic
+    assert (found["topic"], found["channels"]) == (topic, ["readers"])
     assert [nsqd["tcp"] for nsqd in found["nsqds"]] == [str(broker.nsqd.tcp)]
-    assert found["channels"] == ["readers"]
-    shown = run("lookup", topic, "--lookupd", lookupd)
+    shown = run("lookup", topic, *lookupd)
     assert shown.exit_code == 0
     assert str(broker.nsqd.tcp) in shown.output
     assert "channels: readers" in shown.output
-
-
-def test_lookup_of_an_unknown_topic_fails(broker: Servers, topic: str) -> None:
-    result = run("lookup", topic, "--lookupd", str(broker.lookupd.http))
-    assert result.exit_code == 1
-    assert result.output == f"no nsqd has {topic}\n"
 
 
 def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
