@@ -20,8 +20,10 @@ from .clock import SimError, SimLoop
 from .network import End, Host, Network
 
 VERSIONS = {"original": "1.3.0", "redesigned": "0.3.7-HA.1.13.0"}
-BINARY = (b"FIN ", b"REQ ", b"TOUCH ")
+OF_MESSAGES = (b"FIN", b"REQ", b"TOUCH")
 REPLY, ERROR, MESSAGE = 0, 1, 2
+Record = tuple[bytes, int, bytes | None]
+"""What is published: a body, its trace id, its header."""
 
 
 class Message:
@@ -53,11 +55,7 @@ class Flight:
 
 
 class Channel:
-    """One channel of one partition.
-
-    Attributes:
-        finished: the bodies of messages that are done.
-    """
+    """One channel of one partition."""
 
     def __init__(self, log: Log, name: str) -> None:
         self.log = log
@@ -67,7 +65,6 @@ class Channel:
         self.flights: dict[bytes, Flight] = {}
         self.deferred: dict[bytes, Any] = {}
         self.clients: list[Conn] = []
-        self.finished: list[bytes] = []
         self.timeouts = 0
 
     @property
@@ -118,6 +115,7 @@ class Log:
     def channel(self, name: str) -> Channel:
         channel = self.channels.get(name)
         if channel is None:
+            assert not self.channels, "a message counts its attempts for one channel"
             channel = self.channels[name] = Channel(self, name)
             if not self.is_redesigned:
                 channel.queue.extend(self.backlog)
@@ -132,12 +130,7 @@ class Log:
         if not self.channels:
             self.backlog.append(message)
         for channel in self.channels.values():
-            copy = message
-            if len(self.channels) > 1:
-                copy = Message.__new__(Message)
-                for name in Message.__slots__:
-                    setattr(copy, name, getattr(message, name))
-            channel.queue.append(copy)
+            channel.queue.append(message)
             channel.push()
         return message
 
@@ -148,7 +141,7 @@ class Books:
     Attributes:
         stored: body -> the records of it.
         lost: bodies of which a server has lost a record, by being killed.
-        delivered, finished, requeued, refused: how often each body was.
+        finished, refused: how often each body was.
         on_change: called when a server comes or goes, or leads what it did not.
         abandoned: messages in flight on connections that ended.
     """
@@ -157,9 +150,7 @@ class Books:
         self.loop = loop
         self.stored: dict[bytes, list[Message]] = {}
         self.lost: set[bytes] = set()
-        self.delivered: Counter[bytes] = Counter()
         self.finished: Counter[bytes] = Counter()
-        self.requeued: Counter[bytes] = Counter()
         self.abandoned = 0
         self.refused: Counter[bytes] = Counter()  # for what they are, not for a while
         self.commands: Counter[str] = Counter()
@@ -416,53 +407,45 @@ class Conn:
                 self.books.breaks(f"no magic, but {self._in[:20]!r}")
             self._in = self._in[4:]
             self._has_magic = True
-        while not self.is_gone and not self._is_over:
-            size = self._next_size()
-            if size is None:
-                return
-            data, self._in = self._in[:size], self._in[size:]
+        while not self.is_gone and not self._is_over and (command := self._next()) is not None:
             self.last_command_at = self.loop.time()
-            self._execute(data)
+            self._execute(*command)
 
-    def _next_size(self) -> int | None:
-        """How long the next command is, with its body; None: it is not whole."""
+    def _next(self) -> tuple[list[str], bytes] | None:
+        """The words of the next command with its body, or the id that it names; None: it is not whole."""
         data = self._in
-        if data[:4] == b"FIN ":
-            return 21 if len(data) >= 21 else None
-        if data[:6] == b"TOUCH ":
-            return 23 if len(data) >= 23 else None
-        if data[:4] == b"REQ ":
-            end = data.find(b"\n", 20)
-            return None if end < 0 or len(data) < 22 else end + 1
+        name = data[:6].partition(b" ")[0]
+        if name in OF_MESSAGES:  # a binary id may hold what ends a word or a line elsewhere
+            start = len(name) + 1
+            end = data.find(b"\n", start + 16)
+            if end < 0:
+                return None
+            self._in = data[end + 1 :]
+            return [name.decode(), *data[start + 16 : end].decode().split()], data[start : start + 16]
         end = data.find(b"\n")
         if end < 0:
             return None
-        name = data[:end].split(b" ")[0]
-        if name in (b"IDENTIFY", b"AUTH") or b"PUB" in name:
-            if len(data) < end + 5:
-                return None
-            size = end + 5 + int.from_bytes(data[end + 1 : end + 5], "big")
-            return size if len(data) >= size else None
-        return end + 1
+        words, size = data[:end].decode().split(" "), end + 1
+        if words[0] in WITH_BODY:
+            size += 4 + int.from_bytes(data[size : size + 4], "big") if len(data) >= size + 4 else len(data)
+        if len(data) < size:
+            return None
+        self._in = data[size:]
+        return words, data[end + 1 : size]
 
-    def _execute(self, data: bytes) -> None:
-        if data[:4] in BINARY[:2] or data[:6] == BINARY[2]:
-            name = data[: data.index(b" ")].decode()
-            start = len(name) + 1
-            words = [name, *(data[start + 17 : -1].decode().split() if name == "REQ" else [])]
-            body = data[start : start + 16]
-        else:
-            line, _, body = data.partition(b"\n")
-            words = line.decode().split(" ")
-            name = words[0]
+    def _execute(self, words: list[str], body: bytes) -> None:
+        name = words[0]
         self.books.commands[name] += 1
         if self.is_closing and name == "CLS":
             self.books.breaks("CLS twice")
-        action = getattr(self, f"_on_{name.lower()}", None)
-        if action is None:
-            self.books.breaks(f"unknown command {words}")
-        else:
+        if name in RECORDS:
+            self._publish(words, body)
+        elif name in SUBSCRIBES:
+            self._subscribe(words)
+        elif (action := getattr(self, f"_on_{name.lower()}", None)) is not None:
             action(words, body)
+        else:
+            self.books.breaks(f"unknown command {words}")
 
     def _on_nop(self, words: list[str], body: bytes) -> None: ...
 
@@ -530,13 +513,13 @@ class Conn:
             return None
         return log
 
-    def _publish(self, words: list[str], parse: Callable[[bytes], Iterator[tuple[bytes, int, bytes | None]]],
-                 body: bytes) -> None:  # fmt: skip
+    def _publish(self, words: list[str], body: bytes) -> None:
         moods, chance = self.nsqd.moods, self.loop.chance
         log = self._log_for(words, 2)
         if log is None:
             return
-        records = list(parse(body[4:]))
+        has_many = words[0].startswith("M")
+        records = [*map(RECORDS[words[0]], _parts(body[4:]) if has_many else (body[4:],))]
         if any(not data for data, _, _ in records):
             self.fail("E_BAD_MESSAGE", "invalid message body size 0")
             return
@@ -544,7 +527,7 @@ class Conn:
             self.books.refused.update(data for data, _, _ in records if len(data) > self.nsqd.max_msg_size)
             self.fail("E_BAD_MESSAGE", "message too big")
             return
-        many = "MPUB" if words[0].startswith("M") else "PUB"
+        many = "MPUB" if has_many else "PUB"
         if not log.is_writable or chance.happens(moods.refuses):
             code = f"E_{many}_FAILED" if log.is_writable else "E_FAILED_ON_NOT_WRITABLE"
             self.books.note(f"{self.nsqd}: refuses {words} {records[0][0][:24]!r}")
@@ -566,43 +549,14 @@ class Conn:
         else:
             self._reply(b"OK")
 
-    def _on_pub(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: iter([(data, 0, None)]), body)
-
-    def _on_mpub(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: ((part, 0, None) for part in _parts(data)), body)
-
-    def _on_dpub(self, words: list[str], body: bytes) -> None:
-        self._publish(words[:2], lambda data: iter([(data, 0, None)]), body)
-
-    def _on_pub_trace(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: iter([_traced(data)]), body)
-
-    def _on_mpub_trace(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: map(_traced, _parts(data)), body)
-
-    def _on_pub_ext(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: iter([_extended(data)]), body)
-
-    def _on_mpub_ext(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: map(_extended, _parts(data)), body)
-
     # Consuming
 
     @property
     def is_ready(self) -> bool:
         return self.in_flight < self.rdy and not self.is_closing and not self.nsqd.is_frozen
 
-    def _on_sub(self, words: list[str], body: bytes) -> None:
-        self._subscribe(words, has_detail=False)
-
-    def _on_sub_advanced(self, words: list[str], body: bytes) -> None:
-        self._subscribe(words, has_detail=True)
-
-    def _on_sub_ordered(self, words: list[str], body: bytes) -> None:
-        self._subscribe(words, has_detail=True, is_ordered=True)
-
-    def _subscribe(self, words: list[str], *, has_detail: bool, is_ordered: bool = False) -> None:
+    def _subscribe(self, words: list[str]) -> None:
+        has_detail, is_ordered = words[0] != "SUB", words[0] == "SUB_ORDERED"
         if self.channel is not None:
             self.books.breaks("SUB twice")
             return
@@ -644,7 +598,6 @@ class Conn:
         self.channel.flights[message.id] = Flight(message, self, self.loop.time(), timer)
         self.deliveries[message.id] += 1
         self.delivered_at.append(self.loop.time())
-        self.books.delivered[message.body] += 1
         data = struct.pack(">qH", message.timestamp, message.attempts) + message.id
         if message.log.is_ext and self._has_ext:
             data += b"\0" if message.ext is None else b"\4" + struct.pack(">H", len(message.ext)) + message.ext
@@ -664,13 +617,15 @@ class Conn:
         channel.back(message)
         channel.push()
 
-    def _flight(self, name: str, message_id: bytes) -> Flight | None:
+    def _flight(self, words: list[str], message_id: bytes) -> Flight | None:
         """What is answered; None: it is not in flight here, of which the client is told."""
-        channel = self.channel
+        name, channel = words[0], self.channel
         if channel is None:
             self.books.breaks(f"{name} before SUB")
             return None
         flight = channel.flights.get(message_id)
+        if len(words) != (2 if name == "REQ" else 1):
+            self.books.breaks(f"{words} of a message")
         if name != "TOUCH":
             self.answers[message_id] += 1
         if self.answers[message_id] > self.deliveries[message_id]:
@@ -683,26 +638,24 @@ class Conn:
         return None
 
     def _on_fin(self, words: list[str], body: bytes) -> None:
-        flight = self._flight("FIN", body)
+        flight = self._flight(words, body)
         if flight is None or self.channel is None:
             return
         if self.is_redesigned and self.channel.log.leader is not self.nsqd:
             self.fail("E_FAILED_ON_NOT_LEADER")
             return
         self.channel.land(flight)
-        self.channel.finished.append(flight.message.body)
         self.books.finished[flight.message.body] += 1
         self.channel.push()
 
     def _on_req(self, words: list[str], body: bytes) -> None:
-        flight = self._flight("REQ", body)
+        flight = self._flight(words, body)
         channel = self.channel
         if flight is None or channel is None:
             return
         delay = int(words[1]) / 1000
         if delay and channel.is_ordered:
             return  # ignored: it stays in flight until its time is over
-        self.books.requeued[flight.message.body] += 1
         channel.land(flight)
         if delay:
             message = flight.message
@@ -718,7 +671,7 @@ class Conn:
             channel.push()
 
     def _on_touch(self, words: list[str], body: bytes) -> None:
-        flight = self._flight("TOUCH", body)
+        flight = self._flight(words, body)
         if flight is not None:
             flight.timer.cancel()
             end = min(self.loop.time() + self.msg_timeout, flight.at + 900)
@@ -743,15 +696,29 @@ def _parts(data: bytes) -> Iterator[bytes]:
     assert at == len(data), "the lengths of an MPUB do not add up"
 
 
-def _traced(data: bytes) -> tuple[bytes, int, bytes | None]:
+def _plain(data: bytes) -> Record:
+    return data, 0, None
+
+
+def _traced(data: bytes) -> Record:
     return data[8:], int.from_bytes(data[:8], "big"), None
 
 
-def _extended(data: bytes) -> tuple[bytes, int, bytes | None]:
+def _extended(data: bytes) -> Record:
     size = int.from_bytes(data[:2], "big")
     header = data[2 : 2 + size]
     trace_id = int(json.loads(header).get("##trace_id", 0)) if header else 0
     return data[2 + size :], trace_id, header or None
+
+
+SUBSCRIBES = ("SUB", "SUB_ADVANCED", "SUB_ORDERED")
+RECORDS = {
+    "PUB": _plain, "DPUB": _plain, "MPUB": _plain, "PUB_TRACE": _traced, "MPUB_TRACE": _traced, "PUB_EXT": _extended,
+    "MPUB_EXT": _extended,
+}  # fmt: skip
+"""How each publish says a message."""
+
+WITH_BODY = ("IDENTIFY", *RECORDS)
 
 
 class ModelNsqd:
@@ -779,7 +746,6 @@ class ModelNsqd:
         self.conns: list[Conn] = []
         self.logs: dict[str, Log] = {}
         self.mute_clients = 0
-        self.accepted = 0
         self.start()
 
     def __repr__(self) -> str:
@@ -812,7 +778,6 @@ class ModelNsqd:
         self.network.listen(self.address, self._accept)
 
     def _accept(self, end: End) -> None:
-        self.accepted += 1
         self.conns.append(Conn(self, end))
 
     def kill(self) -> None:
