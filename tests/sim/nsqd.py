@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import ssl
 import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
-from nsq_fast.client.layers import DeflateLayer, SnappyLayer
+import trustme
+
+from nsq_fast.client.layers import DeflateLayer, SnappyLayer, TlsLayer
 
 from .clock import SimError, SimLoop
 from .network import End, Host, Network
@@ -188,36 +192,18 @@ class Moods:
 
 
 class ServerTls:
-    """The server's side of TLS over memory buffers."""
+    """What layers take for a context, for the side of the server."""
 
-    def __init__(self, context: Any) -> None:
-        import ssl
+    def __init__(self) -> None:
+        authority = trustme.CA()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("10.1.0.1").configure_cert(self._context)
 
-        self._wants = ssl.SSLWantReadError
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.is_ready = False
+    def wrap_bio(self, incoming: Any, outgoing: Any, server_hostname: str) -> Any:
+        return self._context.wrap_bio(incoming, outgoing, server_side=True)
 
-    def shake(self) -> bytes:
-        try:
-            self._tls.do_handshake()
-            self.is_ready = True
-        except self._wants:
-            pass
-        return bytes(self._outgoing.read())
 
-    def feed(self, data: bytes) -> None:
-        self._incoming.write(data)
-
-    def read(self) -> bytes:
-        try:
-            return bytes(self._tls.read(65536))
-        except self._wants:
-            return b""
-
-    def encode(self, data: bytes) -> bytes:
-        self._tls.write(data)
-        return bytes(self._outgoing.read())
+server_tls = cache(ServerTls)  # of all: to make a certificate takes longer than a scenario
 
 
 class Conn:
@@ -241,8 +227,8 @@ class Conn:
         self._has_magic = False
         self._has_detail = self._has_ext = False
         self._layers: list[Any] = []
-        self._tls: ServerTls | None = None
-        self._after_tls: Callable[[], None] | None = None
+        self._shaking: TlsLayer | None = None
+        self._compression: Any = None
         self._in = b""
         self._out = bytearray()
         self._replies_free_at = 0.0
@@ -282,14 +268,17 @@ class Conn:
             self.drop("ended by the client")
 
     def _decode(self, data: bytes) -> None:
-        if self._tls is not None and not self._tls.is_ready:
-            self._tls.feed(data)
-            self._send_raw(self._tls.shake())
-            if self._tls.is_ready and self._after_tls is not None:
-                self._after_tls()
-                data = b""
-            else:
+        if self._shaking is not None:
+            tls = self._shaking
+            tls.feed(data)
+            is_done = tls.try_handshake()
+            self._send_raw(tls.take_outgoing())
+            if not is_done:
                 return
+            self._shaking = None
+            self._layers.append(tls)
+            self.send(REPLY, b"OK")
+            self._compress()
         elif self._layers:
             self._layers[0].feed(data)
         else:
@@ -465,28 +454,25 @@ class Conn:
             "auth_required": False, "deflate_level": 6, "max_deflate_level": 6, **granted,
         }  # fmt: skip
         self.send(REPLY, json.dumps(reply).encode())
-        if granted["tls_v1"]:
-            self._tls = ServerTls(nsqd.tls_context())
-
-            def after_tls() -> None:
-                self._layers.append(self._tls)
-                self.send(REPLY, b"OK")
-                self._compress(granted)
-
-            self._after_tls = after_tls
-            early, self._in = self._in, b""
-            if early:
-                self._decode(early)
-        else:
-            self._compress(granted)
-
-    def _compress(self, granted: dict[str, bool]) -> None:
         if granted["snappy"] or granted["deflate"]:
-            self._layers.append(SnappyLayer() if granted["snappy"] else DeflateLayer(6))
-            early, self._in = self._in, b""
+            self._compression = SnappyLayer() if granted["snappy"] else DeflateLayer(6)
+        if granted["tls_v1"]:
+            self._shaking = TlsLayer(server_tls(), "")  # type: ignore[arg-type]
+            self._decode_early()
+        else:
+            self._compress()
+
+    def _compress(self) -> None:
+        if self._compression is not None:
+            self._layers.append(self._compression)
             self.send(REPLY, b"OK")
-            if early:
-                self._decode(early)
+            self._decode_early()
+
+    def _decode_early(self) -> None:
+        """What came behind the last command in the clear belongs to the new layer."""
+        early, self._in = self._in, b""
+        if early:
+            self._decode(early)
 
     # Publishing
 
@@ -733,7 +719,6 @@ class ModelNsqd:
     msg_timeout = 60.0
     max_rdy = 2500
     max_msg_size = 1024 * 1024
-    certificate: Any = None  # of all, made once
 
     def __init__(self, network: Network, books: Books, ip: str, dialect: str, cluster: list[Log] | None = None) -> None:
         self.network, self.books = network, books
@@ -827,19 +812,6 @@ class ModelNsqd:
                 conn._flush()
                 if conn.channel is not None:
                     conn.channel.push()
-
-    @classmethod
-    def tls_context(cls) -> Any:
-        import ssl
-
-        if cls.certificate is None:
-            import trustme
-
-            authority = trustme.CA()
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            authority.issue_cert("10.1.0.1").configure_cert(context)
-            cls.certificate = context
-        return cls.certificate
 
 
 def move_leader(log: Log, to: ModelNsqd | None) -> None:
