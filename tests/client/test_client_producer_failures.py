@@ -14,9 +14,9 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
+from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
 from support.servers import free_address
-from support.waiting import WAIT, promptly, until
+from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
@@ -58,17 +58,34 @@ def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])
 def test_what_may_succeed_later_is_tried_again(publish_nsqd, new_producer, error):
     def answer(peer, command):
-        if len(server.commands) < 3:
-            peer.frame(1, error)
-            if error == b"E_TOPIC_NOT_EXIST ":
-                peer.sock.shutdown(1)
-        else:
+        if command.body == b"x" and len(server.commands) == 3:
             peer.ok()
+        elif error == b"E_TOPIC_NOT_EXIST ":
+            peer.frame(1, error)
+            peer.sock.shutdown(1)
+        else:
+            peer.frame(1, error)
 
     server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
-    assert new_producer(server).publish("t", b"x") == b"OK"
+    sender = new_producer(server)
+    assert sender.publish("t", b"x") == b"OK"
     assert server.bodies == [b"x"] * 3
     assert len(server.peers) == (3 if error == b"E_TOPIC_NOT_EXIST " else 1), "it does not wait for a new connection"
+    with pytest.raises(errors.PublishFailed, match="after 3 attempts"):  # by default
+        sender.publish("t", b"y")
+
+
+def test_a_server_that_ends_connection_after_connection_is_given_a_pause(publishing):
+    """Which uses up one attempt, however often; and the first end is no reason to wait."""
+
+    def end(peer, command):
+        peer.reset()
+        raise EndOfPeer
+
+    server, sender = publishing(end, retry_base_delay=WAIT, retry_max_delay=WAIT, publish_timeout=4 * WAIT)
+    result = sender.publish_nowait("t", b"x")
+    server.wait_commands(2)
+    holds(lambda: len(server.commands) == 2 and not result.ready())
 
 
 # No nsqd, no room
@@ -152,9 +169,9 @@ def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(m
 def stalling(publish_nsqd, new_producer):
     """``stalling(**options)``: an nsqd that is mute, one that is well, and a producer that is connected to both."""
 
-    def make(**options):
-        stuck, good = publish_nsqd(stay_mute), publish_nsqd()
-        sender = new_producer(stuck, good, attempt_timeout=LIMIT, publish_timeout=60.0, **options)
+    def make(version="1.3.0", **options):
+        stuck, good = publish_nsqd(stay_mute, version=version), publish_nsqd(version=version)
+        sender = new_producer(stuck, good, **{"attempt_timeout": LIMIT, "publish_timeout": 60.0, **options})
         connected_to_all(sender, stuck, good)
         return stuck, good, sender
 
@@ -198,34 +215,23 @@ def test_what_must_not_be_stored_twice_waits_for_the_answer(stalling):
     assert sorted(stuck.bodies + good.bodies) == numbers(4)
 
 
-def test_a_late_ok_ends_a_publish_that_waits_elsewhere(stalling):
-    first, second, sender = stalling()
+@pytest.mark.parametrize("trace_id", [None, 7])
+def test_a_late_reply_ends_a_publish_that_waits_elsewhere(stalling, trace_id):
+    first, second, sender = stalling(version=REDESIGNED)
     second.answer = stay_mute
-    result = sender.publish_nowait("t", b"x")
-    until(lambda: len(first.commands) + len(second.commands) == 2)  # it was tried at the other one
+    result = sender.publish_nowait("t", b"body", trace_id=trace_id)
+    until(lambda: first.commands and second.commands)  # it was tried at the other one
     stalled = sender.stats()["stalled"]
-    for server in sorted((first, second), key=lambda each: str(each.address) not in stalled):
-        server.answer = agree
-        server.peers[0].ok()
-        assert result.get(timeout=WAIT) == b"OK"
+    late, other = sorted((first, second), key=lambda each: str(each.address) not in stalled)
+    late.peers[0].frame(0, b"OK" if trace_id is None else receipt(1000, 7, 5000, 34))
+    stored = b"OK" if trace_id is None else Receipt(1000, 7, 5000, 34, None, late.address)
+    assert result.get(timeout=WAIT) == stored
+    other.peers[0].frame(0, b"OK" if trace_id is None else receipt(2000, 7, 6000, 34))
     until(lambda: sender.stats()["held"] == 0 and not sender.stats()["stalled"])
 
 
-def test_a_late_receipt_ends_a_traced_publish_that_waits_elsewhere(publish_nsqd, new_producer):
-    servers = [publish_nsqd(stay_mute, version=REDESIGNED) for _ in range(2)]
-    sender = new_producer(*servers, attempt_timeout=LIMIT, publish_timeout=60.0)
-    connected_to_all(sender, *servers)
-    result = sender.publish_nowait("t", b"body", trace_id=7)
-    until(lambda: all(server.commands for server in servers))  # it was tried at the other one
-    (late,) = (server for server in servers if str(server.address) in sender.stats()["stalled"])
-    late.peers[0].frame(0, receipt(1000, 7, 5000, 34))
-    assert result.get(timeout=WAIT) == Receipt(1000, 7, 5000, 34, None, late.address)
-
-
-def test_a_server_whose_late_reply_has_come_has_its_turn_again(publish_nsqd, new_producer):
-    slow, good = publish_nsqd(stay_mute), publish_nsqd()
-    sender = new_producer(slow, good, attempt_timeout=2 * WAIT, heartbeat_interval=60.0)  # nothing else makes it new
-    connected_to_all(sender, slow, good)
+def test_a_server_whose_late_reply_has_come_has_its_turn_again(stalling):
+    slow, _, sender = stalling(attempt_timeout=2 * WAIT, heartbeat_interval=60.0)  # nothing else makes it new
     results = [sender.publish_nowait("t", body, timeout=0.2) for body in numbers(2)]
     gevent.joinall(results, timeout=WAIT)
     wake(slow)
@@ -545,9 +551,10 @@ def trouble(cluster):
 
 
 @pytest.mark.parametrize(
-    "options", [{"coalesce": False}, {}, {"linger": 0.002}], ids=["one by one", "coalesced", "lingering"]
+    ("options", "is_traced"),
+    [({"coalesce": False}, True), ({}, False), ({}, True), ({"linger": 0.002}, False)],
+    ids=["one by one, traced", "coalesced", "coalesced, traced", "lingering"],
 )
-@pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
 def test_keys_keep_their_order_while_leaders_move_and_die(cluster, producing, options, is_traced):
     cluster.create_topic("t", PARTITIONS, 2, ordered=True, channels=["ch"])
     per_key, window = 60, 5

@@ -20,7 +20,7 @@ from nsq_fast.protocol import publishing
 from nsq_fast.protocol.publishing import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.topology import Nsqd
 
-GATHERING = [{}, {"coalesce": True}, {"linger": 0.005}]
+GATHERING = [{}, {"coalesce": True}, {"linger": 0.003}]
 
 
 def placed(leaders):
@@ -65,8 +65,10 @@ def test_the_least_loaded_leader_is_chosen(lookup_producer, leaders):
     gevent.joinall(slow, timeout=WAIT)
 
 
-@pytest.mark.parametrize(("strategy", "hashed"), [("murmur3", murmur3_partition), ("hashcode", hashcode_partition)])
-@pytest.mark.parametrize("options", GATHERING)
+@pytest.mark.parametrize(
+    ("strategy", "hashed", "options"),
+    [*(("murmur3", murmur3_partition, options) for options in GATHERING), ("hashcode", hashcode_partition, {})],
+)
 def test_a_key_names_the_partition(lookup_producer, leaders, strategy, hashed, options):
     sender, _ = lookup_producer(topology(leaders), key_strategy=strategy, **options)
     keys = [f"order-{number}" for number in range(40)]
@@ -227,19 +229,13 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
     sender.publish("t", b"x")
     consumer = consume(lambda c, m: None, found=before, topic="t")
     dying = topology({number: nsqd for number, nsqd in leaders.items() if number != 2})  # nobody leads it for a while
-    for answer, moves in (
-        (before, 0),
-        (after, 1),
-        (after, 1),
-        (before, 2),
-        (dying, 2),
-        (before, 2),
-        (dying, 2),
-        (after, 3),
-    ):
+    counts = []
+    for answer in (before, after, after, before, dying, before, dying, after):
         lookup.tell(answer, "t")
         lookup_of(consumer).tell(answer)
-        assert sender.stats()["leader_moves"] == consumer.stats().leader_moves == moves
+        assert sender.stats()["leader_moves"] == consumer.stats().leader_moves
+        counts.append(consumer.stats().leader_moves)
+    assert counts == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
 # What is refused
@@ -248,20 +244,14 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"headers": 5}, "mapping"),
-        ({"headers": {5: 5}}, "str keys"),
-        ({"headers": {"a": object()}}, "cannot be JSON"),
-        ({"headers": {"a": "x" * 70_000}}, "at most 65506"),
         ({"headers": {"a": "x" * (65_507 - len('{"a":""}'))}}, "at most 65506"),
         ({"headers": {"a": "x" * (65_506 - len('{"a":""}'))}, "tag": "t"}, "tag and trace id included"),
         ({"headers": {"a": float("nan")}}, "send it as text"),
         ({"headers": {"a": [{"b": float("-inf")}]}}, "send it as text"),
         ({"headers": {"a": b"bytes"}}, "decode it to str"),
-        ({"tag": ""}, "1 to 100"),
         ({"tag": "x" * 101}, "1 to 100"),
         ({"headers": {"##trace_id": 5}}, "decimal digits"),
         ({"headers": {"##trace_id": "9" * 5000}}, "decimal digits"),  # more than Python makes a number of
-        ({"headers": {"a": 1}, "trace_id": 1 << 64}, "trace_id"),
     ],
 )
 def test_wrong_headers_are_refused(leading, arguments, text):
@@ -270,15 +260,15 @@ def test_wrong_headers_are_refused(leading, arguments, text):
         sender.publish("t", b"x", **arguments)
 
 
-@pytest.mark.parametrize("extras", [{"headers": {"a": 1}}, {"tag": "x"}, {"headers": {"a": 1}, "key": "k"}])
-def test_headers_are_refused_when_lookup_was_asked_once_more(leading, extras):
+def test_headers_are_refused_when_lookup_was_asked_once_more(leading):
     nsqd, sender, lookup = leading()
     sender.publish("t", b"first")
     for call in (
-        lambda: sender.publish("t", b"x", **extras),
-        lambda: sender.publish_nowait("t", b"x", **extras).get(timeout=WAIT),
-        lambda: sender.multipublish("t", [b"x"], **extras),
-        lambda: sender.publish("t", b"x", block=False, **extras),
+        lambda: sender.publish("t", b"x", headers={"a": 1}),
+        lambda: sender.publish("t", b"x", headers={"a": 1}, key="k"),
+        lambda: sender.publish_nowait("t", b"x", tag="x").get(timeout=WAIT),
+        lambda: sender.multipublish("t", [b"x"], tag="x"),
+        lambda: sender.publish("t", b"x", tag="x", block=False),
     ):
         asked = lookup.refreshed
         with pytest.raises(errors.ConfigError, match="carries no extended headers"):
@@ -378,8 +368,7 @@ def test_traced_publishes_return_receipts(lookup_producer, tracing):
     assert [each.trace_id for each in receipts] == [1, 2, 3, 4, 5], "a batch that is cut has all its receipts"
 
 
-@pytest.mark.parametrize("options", [{"coalesce": True}, {"linger": 0.01}])
-@pytest.mark.parametrize("place", [{"partition": 0}, {}])
+@pytest.mark.parametrize(("options", "place"), [({"coalesce": True}, {"partition": 0}), ({"linger": 0.01}, {})])
 def test_traced_publishes_gather_and_have_receipts_of_their_own(lookup_producer, tracing, options, place):
     sender, _ = lookup_producer(topology(tracing), **options)
     results = [sender.publish_nowait("t", b"%d" % number, trace_id=number + 1, **place) for number in range(8)]
@@ -470,7 +459,6 @@ def test_an_error_to_a_batch_with_headers_ends_the_connection(lookup_producer, p
 
 NOT_LEADER = b"E_FAILED_ON_NOT_LEADER "
 NOT_WRITABLE = b"E_FAILED_ON_NOT_WRITABLE "
-GATHERED = [{}, {"coalesce": True}, {"linger": 0.003}]
 PATIENT = {"max_publish_attempts": 100, "publish_timeout": 60.0}
 
 
@@ -505,8 +493,9 @@ def one(nsqd):
     return topology({0: nsqd})
 
 
-@pytest.mark.parametrize("options", GATHERED)
-@pytest.mark.parametrize("encode", ["pub", "mpub"])
+@pytest.mark.parametrize(
+    ("options", "encode"), [({}, "pub"), ({"coalesce": True}, "mpub"), ({"linger": 0.003}, "mpub")]
+)
 def test_want_of_memory_fails_those_that_were_to_be_sent_and_no_later_ones(leading, monkeypatch, options, encode):
     nsqd, sender, _ = leading(**options)
     assert sender.publish("t", b"before", partition=0) == b"OK"
@@ -526,17 +515,14 @@ def fail(failures):
     raise failures.pop()
 
 
-@pytest.mark.parametrize("options", GATHERED)
+@pytest.mark.parametrize("options", GATHERING)
 @pytest.mark.parametrize(
     "script",
     [
-        [NOT_LEADER],
         [NOT_WRITABLE, NOT_LEADER, NOT_WRITABLE],
-        [b"", NOT_WRITABLE, b"", b"E_PUB_FAILED busy", b"", b"E_MPUB_FAILED busy"],
-        [None],
+        [b"", NOT_WRITABLE, b"", b"E_PUB_FAILED busy", b"", b"E_MPUB_FAILED busy", b"E_PUB_TOO_MUCH_WAITING no"],
         [b"", None, NOT_LEADER, None],
         [b"E_TOPIC_NOT_EXIST ", NOT_LEADER],
-        [b"E_PUB_TOO_MUCH_WAITING no"],
     ],
 )
 def test_what_is_tried_again_is_not_overtaken(leading, options, script):
@@ -575,7 +561,7 @@ def test_what_waited_for_a_reply_does_not_linger_besides_and_close_sends_the_res
     assert [command.bodies for command in nsqd.commands] == [numbers(3), numbers(5)[3:], [b"last"]]
 
 
-@pytest.mark.parametrize("options", GATHERED)
+@pytest.mark.parametrize("options", GATHERING)
 @pytest.mark.parametrize("is_over", [True, False], ids=["the connection ends", "it stays open"])
 def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(leading, options, is_over):
     def answer(peer, command):
@@ -628,8 +614,15 @@ def test_a_leader_that_is_not_reachable_is_named(lookup_producer):
         sender.publish("t", b"x", timeout=0.1)
 
 
-@pytest.mark.parametrize("refusal", [NOT_LEADER, b"E_PUB_FAILED exiting", b"E_PUB_FAILED pub to wait channel timeout"])
-@pytest.mark.parametrize("arguments", [{"key": "k"}, {}], ids=["key", "no key"])
+@pytest.mark.parametrize(
+    ("refusal", "arguments"),
+    [
+        (NOT_LEADER, {"key": "k"}),
+        (NOT_LEADER, {}),
+        (b"E_PUB_FAILED exiting", {"key": "k"}),
+        (b"E_PUB_FAILED pub to wait channel timeout", {}),
+    ],
+)
 def test_time_ends_a_publish_that_meets_a_moving_leader_and_no_count(leading, arguments, refusal):
     nsqd, sender, lookup = leading(
         lambda peer, command: peer.frame(1, refusal),
@@ -646,7 +639,7 @@ def test_time_ends_a_publish_that_meets_a_moving_leader_and_no_count(leading, ar
     assert result.get(timeout=WAIT) == b"OK"
 
 
-@pytest.mark.parametrize("options", GATHERED)
+@pytest.mark.parametrize("options", GATHERING)
 def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(lookup_producer, publish_nsqd, options):
     def die_of_poison(peer, command):
         if b"poison" in command.bodies:
@@ -666,16 +659,13 @@ def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(lookup_prod
     error = results[0].exception
     assert isinstance(error, errors.PublishFailed)
     assert error.possibly_stored
-    for text in (
-        "ended the connection while working on it",
-        "no other server",
-        *(str(each.address) for each in killed),
-    ):
-        assert text in str(error)
+    said = ("ended the connection while working on it", "no other server", *(str(each.address) for each in killed))
+    assert [text for text in said if text not in str(error)] == []
 
 
 def test_what_was_behind_what_ended_servers_is_tried_on(leading, publish_nsqd):
-    first, sender, lookup = leading(stay_mute, **PATIENT)
+    # The attempts of the one behind do not count: the server was working on another publish.
+    first, sender, lookup = leading(stay_mute, max_publish_attempts=2, publish_timeout=60.0)
     nsqds = [first, *(publish_nsqd(stay_mute, version=REDESIGNED) for _ in range(3))]
     poison = sender.publish_nowait("t", b"poison")
     behind = sender.publish_nowait("t", b"behind")
