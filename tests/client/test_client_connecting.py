@@ -120,27 +120,22 @@ def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
 
 
 @pytest.mark.parametrize(
-    ("secret", "reply", "error"),
+    ("before", "reply", "error"),
     [
-        (None, b"", AuthFirst),
-        ("wrong", b"E_AUTH_FAILED AUTH failed", AuthFailed),
-        ("", b"E_IDENTIFY_FAILED", IdentifyFailed),
+        (lambda peer: peer.handshake(auth_required=True), b"", AuthFirst),
+        (before_the_reply_to_auth, b"E_AUTH_FAILED AUTH failed", AuthFailed),
+        (lambda peer: peer.read_identify(), b"E_IDENTIFY_FAILED", IdentifyFailed),
     ],
 )
-def test_what_a_server_refuses_is_its_error(connect_to, secret, reply, error):
+def test_what_a_server_refuses_is_its_error(connect_to, before, reply, error):
     def script(peer):
-        if error is IdentifyFailed:
-            peer.read_identify()
-        else:
-            peer.handshake(auth_required=True)
-        if error is AuthFailed:
-            peer.read_line()
+        before(peer)
         if reply:
             peer.frame(1, reply)
         peer.read_all()
 
     with pytest.raises(ConnectFailed) as caught:
-        connect_to(script, auth_secret=secret or None)
+        connect_to(script, auth_secret=None if error is AuthFirst else "wrong")
     assert isinstance(caught.value.__cause__, error)
     if error is AuthFailed:
         assert re.search("auth server refuses auth_secret.*log of nsqd", str(caught.value)), "where to look"
@@ -285,18 +280,24 @@ def refused(call):
     return str(caught.value)
 
 
-def test_certificate_of_another_host_is_refused(connect_to, tls, tls_files):
-    script, options = tls("nsqd.example.org"), {"cafile": tls_files["ca"]}
-    assert "127.0.0.1" in refused(lambda: connect_to(script, tls_v1=True, tls_options=options))
-    options["server_hostname"] = "nsqd.example.org"
-    assert connect_to(script, tls_v1=True, tls_options=options).info.tls_v1
-
-
-def test_unknown_authority_is_refused_unless_verification_is_off(connect_to, tls):
-    script = tls("127.0.0.1")
-    assert "verify failed" in refused(lambda: connect_to(script, tls_v1=True))
-    assert connect_to(script, tls_v1=True, tls_options={"verify": False})
-    assert connect_to(script, tls_v1=True, tls_options={"cert_reqs": ssl.CERT_NONE})
+def test_the_certificate_is_verified_unless_that_is_switched_off(connect_to, tls, tls_files):
+    here, elsewhere = tls("127.0.0.1"), tls("nsqd.example.org")
+    trusted = {"cafile": tls_files["ca"]}
+    for script, options, said in (
+        (here, None, "verify failed"),
+        (here, {"verify": False}, None),
+        (here, {"cert_reqs": ssl.CERT_NONE}, None),
+        (here, trusted, None),
+        (here, ssl.create_default_context(cafile=tls_files["ca"]), None),
+        (here, create_default_context(cafile=tls_files["ca"]), None),  # of gevent
+        (elsewhere, trusted, "127.0.0.1"),
+        (elsewhere, {**trusted, "server_hostname": "nsqd.example.org"}, None),
+    ):
+        given = {"tls_v1": True, "tls_options": options}
+        if said is None:
+            assert connect_to(script, **given).info.tls_v1
+        else:
+            assert said in refused(lambda script=script, given=given: connect_to(script, **given))
 
 
 def test_client_certificate(connect_to, tls, tls_files, authority: trustme.CA, tmp_path):
@@ -304,11 +305,6 @@ def test_client_certificate(connect_to, tls, tls_files, authority: trustme.CA, t
     authority.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(pem)
     options = {"ca_certs": tls_files["ca"], "certfile": pem, "keyfile": pem}
     assert connect_to(script, tls_v1=True, tls_options=options)
-
-
-@pytest.mark.parametrize("make", [ssl.create_default_context, create_default_context], ids=["ssl", "gevent"])
-def test_ready_made_context(connect_to, tls, tls_files, make):
-    assert connect_to(tls("127.0.0.1"), tls_v1=True, tls_options=make(cafile=tls_files["ca"]))
 
 
 def test_a_key_that_cannot_be_used_is_told_and_nobody_is_asked_for_a_passphrase(tls_files, tmp_path):
@@ -328,16 +324,13 @@ def test_a_key_that_cannot_be_used_is_told_and_nobody_is_asked_for_a_passphrase(
             Producer("127.0.0.1:1", tls_v1=True, tls_options=options)
 
 
-@pytest.mark.parametrize("verify", ["no", "false", 0, None])
-def test_verification_is_switched_off_by_nothing_but_false(verify):
-    with pytest.raises(ConfigError, match=r"verify=.*: must be True or False"):
-        Producer("127.0.0.1:1", tls_v1=True, tls_options={"verify": verify})
-
-
-@pytest.mark.parametrize("secret", ["", b""])
-def test_an_empty_secret_is_refused_where_it_is_given(secret):
-    with pytest.raises(ConfigError, match="auth_secret: it is empty"):
-        Producer("127.0.0.1:1", auth_secret=secret)
+def test_verification_is_switched_off_by_nothing_but_false_and_a_secret_is_not_empty():
+    for verify in ("no", "false", 0, None):
+        with pytest.raises(ConfigError, match=r"verify=.*: must be True or False"):
+            Producer("127.0.0.1:1", tls_v1=True, tls_options={"verify": verify})
+    for secret in ("", b""):
+        with pytest.raises(ConfigError, match="auth_secret: it is empty"):
+            Producer("127.0.0.1:1", auth_secret=secret)
 
 
 def test_a_file_of_tls_that_cannot_be_used_now_is_a_failed_connection(connect_to, tls):
@@ -455,8 +448,8 @@ def test_empty_deflate_blocks_are_nothing() -> None:
     assert decode(DeflateLayer(1), data, 1) == b"onetwo"
 
 
-@pytest.mark.parametrize("make", [lambda: DeflateLayer(6), SnappyLayer], ids=["deflate", "snappy"])
-def test_garbage_is_a_protocol_error(make: Callable[[], Layer]) -> None:
+@pytest.mark.parametrize(("make", "encode"), LAYERS)
+def test_garbage_is_a_protocol_error(make: Callable[[], Layer], encode: object) -> None:
     for data in (b"\xff" * 100, b"HTTP/1.1 200 OK\r\n\r\n" * 20, b"\x07" * 300):
         with pytest.raises(RemoteProtocolError, match="broken"):
             decode(make(), data, 1 << 20)
@@ -467,11 +460,11 @@ def test_end_of_a_deflate_stream_is_a_protocol_error() -> None:
         decode(DeflateLayer(6), deflated(b"bye", zlib.Z_FINISH), 100)
 
 
-def test_deflate_bomb_comes_in_pieces() -> None:
-    layer = DeflateLayer(6)
-    layer.feed(deflated(bytes(64 << 20)))
-    pieces = [layer.read() for _ in range(10)]
-    assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
+@pytest.mark.parametrize(("make", "encode"), LAYERS)
+def test_a_bomb_comes_in_pieces(make: Callable[[], Layer], encode: Callable[[bytes], bytes]) -> None:
+    layer = make()
+    layer.feed(encode(bytes(16 << 20)))
+    assert [len(layer.read()) for _ in range(10)] == [PIECE_SIZE] * 10
 
 
 @pytest.mark.parametrize("more", [0, 1, 100, 257, 258, 259, 1000])
@@ -484,13 +477,6 @@ def test_what_one_deflate_piece_had_no_room_for_needs_no_more_bytes(more: int) -
         got += len(piece)
     assert got == PIECE_SIZE + more
     assert not layer.holds_more()
-
-
-def test_snappy_bomb_comes_in_pieces() -> None:
-    layer = SnappyLayer()
-    layer.feed(snapped(bytes(16 << 20))[: 2 * PIECE_SIZE])
-    pieces = [layer.read() for _ in range(10)]
-    assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
 
 
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
@@ -575,9 +561,5 @@ def test_chunks_are_read_in_pieces_of_64_kib_at_most() -> None:
         pieces.append(piece)
     assert b"".join(pieces) == b"".join(chunks)
     assert [len(piece) for piece in pieces] == [60_000, 60_000, 60_000, 20_000]
-
-
-def test_the_largest_chunks_are_read() -> None:
-    noise = random.Random(3).randbytes(PIECE_SIZE)
-    for data in (noise, bytes(PIECE_SIZE)):
-        assert decode(SnappyLayer(), compressed(data) + uncompressed(data), 1 << 20) == data + data
+    for largest in (random.Random(3).randbytes(PIECE_SIZE), bytes(PIECE_SIZE)):
+        assert decode(SnappyLayer(), compressed(largest) + uncompressed(largest), 1 << 20) == 2 * largest

@@ -118,20 +118,9 @@ def test_signals_reach_their_receivers_and_a_failing_one_loses_nothing(nsqd, con
     }
 
 
-def test_auth_is_told(servers):
-    auth = frame(0, b'{"identity": "me", "identity_url": "", "permission_count": 1}')
-    server = servers({"auth_required": True}, {b"AUTH": auth})
-    told = []
-    consumer = Consumer("t", "c", str(server.address), message_handler=ignore, auth_secret="secret")
-    consumer.on_auth.connect(lambda c, conn, response: told.append((conn.address, response["identity"])), weak=False)
-    with consumer:
-        server.connection()
-    assert told == [(server.address, "me")]
-
-
 def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, tmp_path, caplog):
     """As those that expire, or are changed every month: nothing is restarted, and half a file is waited out."""
-    secrets = []
+    secrets, told = [], []
 
     def take(connection, command):
         secrets.append(connection.secret)
@@ -141,7 +130,9 @@ def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, t
     file = tmp_path / "secret"
     file.write_text("old\n")
     options = {"auth_secret_file": str(file), "max_reconnect_delay": 0.02}
-    with Consumer("t", "c", str(server.address), message_handler=ignore, **options):
+    consumer = Consumer("t", "c", str(server.address), message_handler=ignore, **options)
+    consumer.on_auth.connect(lambda c, conn, response: told.append((conn.address, response["identity"])), weak=False)
+    with consumer:
         server.connection()
         file.write_text("")
         server.connections[0].close()
@@ -149,6 +140,7 @@ def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, t
         file.write_text("new\r\n")
         until(lambda: len(secrets) == 2)
     assert secrets == [b"old", b"new"]
+    assert told[0] == (server.address, "me")
     assert "old" not in caplog.text
 
 
@@ -183,15 +175,9 @@ class Called:
 
 
 DEFERRED = [
-    asynchronous,
-    generator,
-    asynchronous_generator,
-    Called(),
-    Called().method,
-    functools.partial(asynchronous),
-    functools.partial(functools.partial(generator), message=1),
-    functools.partial(Called()),
-]
+    asynchronous, generator, asynchronous_generator, Called(), Called().method, functools.partial(asynchronous),
+    functools.partial(functools.partial(generator), message=1), functools.partial(Called()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("handler", DEFERRED, ids=range(len(DEFERRED)))
@@ -207,8 +193,16 @@ def test_functions_whose_call_runs_nothing_are_refused(handler):
     assert not consumer.is_running
 
 
-@pytest.mark.parametrize("deferred", [asynchronous, generator, asynchronous_generator])
-@pytest.mark.parametrize("kind", ["message", "batch", "receiver", "concurrency"])
+@pytest.mark.parametrize(
+    ("kind", "deferred"),
+    [
+        ("message", asynchronous),
+        ("message", generator),
+        ("batch", asynchronous_generator),
+        ("receiver", generator),
+        ("concurrency", asynchronous),
+    ],
+)
 def test_a_message_whose_handler_returns_such_work_is_requeued(nsqd, deferred, kind, caplog):
     options = {"max_in_flight": 10, "max_backoff_duration": 0}
     if kind != "receiver":
@@ -321,24 +315,17 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
     keep.held[0].finish()  # a late answer is sent, and counted once
     conn.wait_for(lambda: conn.answered(b"FIN") == [0])
     assert consumer.total_in_flight == 1
+    conn.close()  # that of a lost connection counts until it expires
+    again = server.connection(1)
+    server.wait_for(lambda: expired_of[consumer] == list(range(11)))
+    server.wait_for(lambda: consumer.stats().orphaned == 0)
+    again.wait_rdy(10)
+    again.push(11)
+    again.wait_for(lambda: len(keep.held) == 12)
     with promptly():
         consumer.close(timeout=30)  # it waits for nothing that has expired
-    assert expired_of[consumer] == list(range(11))
+    assert expired_of[consumer] == list(range(12))
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
-
-
-def test_asynchronous_messages_of_lost_connections_count_until_they_expire(servers, watched):
-    server, keep = servers(QUICK), Keep()
-    consumer = watched(keep, server)
-    conn = server.connection()
-    conn.push(*range(10))
-    conn.wait_for(lambda: len(keep.held) == 10)
-    conn.close()
-    server.wait_for(lambda: consumer.stats().orphaned == 10)
-    assert server.connection(1).rdy == 10
-    assert expired_of[consumer] == list(range(10))
-    assert consumer.stats().totals.expired == 10
-    assert consumer.stats().orphaned == 0
 
 
 # Handlers that are too slow
@@ -381,18 +368,15 @@ def test_no_more_is_asked_for_than_handlers_begin_with_in_time_and_one_warning_s
 
 def test_by_default_each_connection_has_one(servers):
     nsqds = [servers() for _ in range(3)]
-    with Consumer("t", "c", [str(each.address) for each in nsqds], message_handler=lambda c, m: None) as consumer:
+    with Consumer("t", "c", [str(each.address) for each in nsqds], message_handler=ignore) as consumer:
         for each in nsqds:
             each.connection().wait_rdy(1)
         assert consumer.max_in_flight == consumer.stats().max_in_flight == 3
-
-
-@pytest.mark.parametrize("options", [{"concurrency": 4}, {"handler_threads": 4}])
-def test_by_default_there_is_a_message_for_each_handler(servers, options):
-    nsqd = servers()
-    with Consumer("t", "c", str(nsqd.address), message_handler=lambda c, m: None, **options) as consumer:
-        nsqd.connection().wait_rdy(4)
-        assert consumer.max_in_flight == 4
+    for options in ({"concurrency": 4}, {"handler_threads": 4}):  # and there is one for each handler
+        nsqd = servers()
+        with Consumer("t", "c", str(nsqd.address), message_handler=ignore, **options) as consumer:
+            nsqd.connection().wait_rdy(4)
+            assert consumer.max_in_flight == 4
 
 
 def test_a_number_below_that_of_the_connections_is_obeyed_and_one_warning_says_so(servers, caplog):

@@ -269,13 +269,24 @@ class Steps:
         return self._pauses[min(level, len(self._pauses)) - 1]
 
 
+@pytest.fixture
+def by_connection(servers, consume):
+    """Two nsqds and a consumer of both, which tries again with one message after so many seconds."""
+
+    def make(pause, handler=raising(ValueError()), scope="connection", **options):
+        both = servers(), servers()
+        steps = {"backoff_strategy": Steps(pause), "max_backoff_duration": 600, "requeue_delay": 0, **options}
+        consumer = consume(handler, *both, backoff_scope=scope, **steps)
+        for each in both:
+            each.connection().wait_rdy(5)
+        return consumer, *both
+
+    return make
+
+
 @pytest.mark.parametrize("scope", ["connection", "consumer"])
-def test_failures_pause_their_own_connection_or_all(servers, consume, scope, caplog):
-    bad, good = servers(), servers()
-    steps = {"backoff_strategy": Steps(600.0), "max_backoff_duration": 600, "requeue_delay": 0}
-    consumer = consume(raising(ValueError()), bad, good, backoff_scope=scope, **steps)
-    bad.connection().wait_rdy(5)
-    good.connection().wait_rdy(5)
+def test_failures_pause_their_own_connection_or_all(by_connection, scope, caplog):
+    consumer, bad, good = by_connection(600.0, scope=scope)
     bad.connection().push(1, body=b"bad")
     bad.connection().wait_rdy(0)
     good.connection().wait_rdy(10 if scope == "connection" else 0)  # what one may not have is not left over
@@ -287,11 +298,8 @@ def test_failures_pause_their_own_connection_or_all(servers, consume, scope, cap
     assert told.startswith(f"backoff level 1: pausing{f' of {bad.address}' if scope == 'connection' else ''} for ")
 
 
-def test_after_the_pause_one_message_shows_whether_things_are_better(servers, consume):
-    bad, good = servers(), servers()
-    steps = {"backoff_strategy": Steps(0.1), "max_backoff_duration": 60, "requeue_delay": 0}
-    consumer = consume(raising(ValueError()), bad, good, backoff_scope="connection", **steps)
-    bad.connection().wait_rdy(5)
+def test_after_the_pause_one_message_shows_whether_things_are_better(by_connection):
+    consumer, bad, good = by_connection(0.1)
     bad.connection().push(1, body=b"bad")
     bad.connection().wait_rdy(1)
     good.connection().wait_rdy(9)
@@ -301,34 +309,26 @@ def test_after_the_pause_one_message_shows_whether_things_are_better(servers, co
     assert all(each.backoff_level == 0 for each in consumer.stats().connections)
 
 
-def test_a_connection_that_was_lost_is_tried_with_one_message_first(servers, consume):
-    lost, good = servers(), servers()
-    steps = {"backoff_strategy": Steps(0.1), "max_backoff_duration": 60, "max_reconnect_delay": 0.01}
-    consumer = consume(ignore, lost, good, backoff_scope="connection", **steps)
-    lost.connection().wait_rdy(5)
+def test_a_connection_that_was_lost_is_tried_with_one_message_first(by_connection):
+    consumer, lost, good = by_connection(0.1, max_reconnect_delay=0.01)
     lost.connection().close()
     again = lost.connection(1)
     again.wait_rdy(1)
-    assert {each.address: each.backoff_level for each in consumer.stats().connections} == {
-        lost.address: 1, good.address: 0,
-    }  # fmt: skip
+    levels = {each.address: each.backoff_level for each in consumer.stats().connections}
+    assert levels == {lost.address: 1, good.address: 0}
     again.push(1)
     again.wait_rdy(5)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_what_is_no_strategy_is_refused():
+    for options, text in (
         ({"backoff_scope": "node"}, "backoff_scope='node': must be one of consumer, connection"),
         ({"backoff_strategy": 5}, "backoff_strategy=5: must have duration"),
         ({"backoff_strategy": Steps(-1.0)}, "must have duration"),
         ({"backoff_strategy": ExponentialBackoff(jitter=2.0)}, "jitter, 0 to 1"),
-    ],
-    ids=["scope", "number", "negative", "jitter"],
-)
-def test_what_is_no_strategy_is_refused(options, text):
-    with pytest.raises(ConfigError, match=text):
-        Consumer("t", "c", "127.0.0.1", **options)
+    ):
+        with pytest.raises(ConfigError, match=text):
+            Consumer("t", "c", "127.0.0.1", **options)
 
 
 # Deadlines

@@ -136,32 +136,37 @@ def test_nsqds_that_are_not_there_or_say_nothing_hold_up_no_other(servers, consu
     assert not any(error.__cause__ for error in refused), "the reason itself is told"
 
 
-def test_unstarted_messages_of_a_lost_connection_are_not_handled(servers, consume):
-    server, release, handled = servers(), Event(), []
-    consumer = consume(lambda c, m: (handled.append(int(m.id, 16)), release.wait()), server)
-    conn = server.connection()
-    conn.push(1, 2, 3)
-    conn.wait_for(lambda: handled)
-    conn.close()
-    server.connection(1)
+def test_what_a_lost_connection_had_is_not_handled_and_its_answers_are_counted_as_lost(servers, consume):
+    """Also those that were queued when it ended."""
+    server, release, handled, taken = servers(), Event(), [], []
+
+    def handle(_, message):
+        handled.append(int(message.id, 16))
+        if message.body == b"later":
+            message.enable_async()
+            taken.append(message)
+        else:
+            release.wait()
+
+    consumer = consume(handle, server, max_reconnect_delay=0.05)
+    first = server.connection()
+    first.push(1, 2, 3)
+    first.wait_for(lambda: handled)
+    first.close()
+    second = server.connection(1)
     release.set()
     holds(lambda: handled == [1])
     assert consumer.stats().totals.answers_lost == 1
-
-
-def test_answers_that_were_queued_when_their_connection_ended_are_counted_as_lost(servers, consume):
-    server, taken = servers(), []
-    consumer = consume(lambda c, m: (m.enable_async(), taken.append(m)), server, max_reconnect_delay=0.05)
-    server.connection().push(1, 2, 3)
+    second.push(4, 5, 6, body=b"later")
     until(lambda: len(taken) == 3)
     taken[0].finish()
     for message in taken[1:]:
         message.requeue(0)
     taken[0].responder.close(ConnectionLost("before they were sent, in the same turn of the loop"))
     totals = consumer.stats().totals
-    assert (totals.answers_lost, totals.finished, totals.requeued) == (3, 0, 0)
-    server.connection(1).wait_rdy(10)
-    assert not {b"FIN", b"REQ"}.intersection(server.connections[0].words())
+    assert (totals.answers_lost, totals.finished, totals.requeued) == (4, 0, 0)
+    server.connection(2).wait_rdy(10)
+    assert not {b"FIN", b"REQ"}.intersection(second.words())
 
 
 # Lookup
@@ -284,33 +289,24 @@ def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog
         kept[0].finish()
 
 
-@pytest.mark.parametrize("drain", [True, False])
-@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=["greenlet", "thread"])
-def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, consume, drain, options, caplog):
+@pytest.mark.parametrize(
+    ("drain", "is_wished", "options"),
+    [(True, True, {}), (True, True, {"handler_threads": 1}), (False, True, {"handler_threads": 1}), (False, False, {})],
+    ids=str,
+)
+def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, consume, drain, is_wished, options, caplog):
+    """And without ``drain`` nobody waits for handlers."""
     held = Held(threading.Event() if options else Event())
-    consumer = consume(held, requeue_unfinished=True, **options)
+    consumer = consume(held, requeue_unfinished=is_wished, **options)
     conn = nsqd.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: held.running)
     with promptly():
-        consumer.close(drain=drain, timeout=0.1)
-    conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == [1, 2])
+        consumer.close(drain=drain, timeout=0.1 if drain else None)
+    conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == ([1, 2] if is_wished else [2]))
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ"), "else it may come again"
     assert {command[2] for command in conn.commands if command[0] == b"REQ"} == {b"0"}
-    assert "requeued 1 messages that handlers have not finished" in caplog.text
-    assert conn.answered(b"FIN") == []
-    held.released.set()
-
-
-def test_without_drain_nobody_waits_for_handlers(nsqd, consume):
-    held = Held()
-    consumer = consume(held)
-    conn = nsqd.connection()
-    conn.push(1, 2)
-    conn.wait_for(lambda: held.running)
-    with promptly():
-        consumer.close(drain=False, timeout=None)
-    assert conn.answered(b"REQ") == [2]
+    assert ("requeued 1 messages that handlers have not finished" in caplog.text) is is_wished
     held.released.set()
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
@@ -446,16 +442,20 @@ def test_a_consumer_closes(nsqd, consume, call):
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_producer_closes(publish_nsqd, new_producer, call):
+    """And publishes there, where it need not wait."""
     answer = Event()
     producer = new_producer(publish_nsqd(lambda peer, command: answer.wait() and peer.ok()))
     publishing = gevent.spawn(producer.publish, "t", b"x")
     until(lambda: producer.stats()["pending"] == 1)
+    given = []
+    call(lambda: given.append(producer.publish_nowait("t", b"x")))
+    until(lambda: given)
     call(producer.close)
     until(lambda: not producer.is_running)
-    assert not producer.join(0.01)  # the publish is pending
+    assert not producer.join(0.01)  # the publishes are pending
     answer.set()
     assert producer.join(WAIT)
-    assert publishing.get(timeout=WAIT) == b"OK"
+    assert [each.get(timeout=WAIT) for each in (publishing, *given)] == [b"OK"] * 2
 
 
 WAITS = {
@@ -472,8 +472,9 @@ WAITS = {
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("call", CALLS[2:])
+@pytest.mark.parametrize(
+    ("call", "wait"), [*((CALLS[3], wait) for wait in WAITS), *((call, "publish") for call in (CALLS[2], CALLS[4]))]
+)
 def test_what_has_to_wait_is_refused_in_the_hub(publish_nsqd, new_producer, consume, call, wait):
     answer = Event()
     server = publish_nsqd(lambda peer, command: (command.bodies == [b"first"] or answer.wait()) and peer.ok())
@@ -500,17 +501,6 @@ def test_what_has_to_wait_is_refused_in_the_hub(publish_nsqd, new_producer, cons
     assert pending.get(timeout=WAIT) == b"OK"
     assert producer.publish("t", b"last") == b"OK"
     assert server.bodies == [b"first", b"pending", b"last"]
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("call", CALLS)
-def test_what_waits_for_nothing_may_be_called_there(publish_nsqd, new_producer, call):
-    producer = new_producer(publish_nsqd())
-    assert producer.publish("t", b"first") == b"OK"
-    given = []
-    call(lambda: given.append(producer.publish_nowait("t", b"x")))
-    until(lambda: given)
-    assert given[0].get(timeout=WAIT) == b"OK"
 
 
 def test_a_consumer_of_frozen_servers(real_nsqd):
