@@ -16,6 +16,7 @@ import pytest
 from support.contract import AsyncioFace, Joined, joined
 from support.held_publishes import OK, PublishNsqd
 from support.processes import LOOPS, NewLoop, until_async
+from support.scripted_nsqd import heard
 from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message
@@ -271,8 +272,7 @@ async def test_a_handler_that_ends_in_an_odd_way_fails_alone(
     if kind == "shared":
         options["concurrency"] = 2
     consumer = Consumer("t", "c", filled, **options)
-    raised: list[BaseException] = []
-    consumer.on_exception.connect(lambda _, message, error: raised.append(error), weak=False)
+    raised = heard(consumer, "on_exception")
     async with consumer:
         await until_async(lambda: consumer.stats().totals.finished == FILLED)
         assert consumer.is_running

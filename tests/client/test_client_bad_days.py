@@ -29,6 +29,7 @@ from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.http_server import Question, scripted_http
 from support.peers import Peer, PeerServer, message_frame
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
+from support.scripted_nsqd import heard
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until
 
@@ -59,14 +60,13 @@ def test_a_damaged_stream_is_left_and_nothing_is_lost(layers: str, tls_files: di
     if "tls" in layers:
         options |= {"tls_v1": True, "tls_options": {"cafile": tls_files["ca"]}}
     seen: set[bytes] = set()
-    errors: list[Exception] = []
     with NsqdServer(NsqdOptions(tls_cert=tls_files["cert"], tls_key=tls_files["key"])) as nsqd:
         link = DamagingLink(nsqd.tcp_address)
         consumer = Consumer(
             "t", "c", [link.address], message_handler=lambda c, m: seen.add(m.body), max_in_flight=5,
             max_reconnect_delay=0.02, msg_timeout=1.0, max_tries=0, **options,
         )  # fmt: skip
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        errors = heard(consumer)
         with consumer, Producer([nsqd.tcp_address]) as producer:
             producer.publish("t", b"before" * 20)
             until(lambda: seen == {b"before" * 20})
@@ -155,7 +155,6 @@ def test_a_topic_whose_nsqds_are_all_out_of_reach_goes_to_another(nsq_broker: Br
 
 def test_a_lookupd_that_names_something_else_as_nsqd(nsq_broker: Broker) -> None:
     assert nsq_broker.lookupd is not None
-    errors: list[Exception] = []
     seen: list[bytes] = []
     with Producer([nsq_broker.nsqd.tcp_address]) as producer:
         producer.publish("t", b"x")
@@ -163,7 +162,7 @@ def test_a_lookupd_that_names_something_else_as_nsqd(nsq_broker: Broker) -> None
         lookupds = [str(liar.address), str(nsq_broker.lookupd.http_address)]
         handle = lambda _, message: seen.append(message.body)  # noqa: E731
         consumer = Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=handle, max_in_flight=4)
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        errors = heard(consumer)
         with consumer:
             until(lambda: seen and errors)
     assert isinstance(errors[0], RemoteProtocolError)
@@ -510,10 +509,9 @@ SAID: list[tuple[Callable[[Peer], object], int, bytes]] = [
 def test_what_an_nsqd_says_to_a_consumer(step: Any, kind: int, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     server = PeerServer(lambda peer: (step(peer), peer.frame(kind, data)))
-    errors: list[Any] = []
     options: dict[str, Any] = {"message_handler": lambda *_: None, "auth_secret": "s", "max_reconnect_delay": 0.05}
     consumer = Consumer("topic", "channel", str(server.address), **options)
-    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
+    errors = heard(consumer)
     consumer.start(block=False)
     until(lambda: errors)
     consumer.close(drain=False)

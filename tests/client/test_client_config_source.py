@@ -156,7 +156,8 @@ def test_documents_are_followed_and_the_last_good_one_stays(
             "trace": {},
             "lookupds": {"add": [], "remove": []},
         }
-    assert not kept.has_tags or len(kept.sent) == 4, "each document once"
+    if kept.has_tags:
+        assert len([each for each in kept.sent if b"three" not in each]) == 3, "each that is taken is sent once"
     changed = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "config_changed"]
     assert [each.partition(str(kept.source))[2] for each in changed] == [
         ": trace one: as the program says -> on",

@@ -23,6 +23,7 @@ from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 from support.peers import PeerServer, message_frame
 from support.processes import run_python
+from support.scripted_nsqd import heard
 from support.servers import free_address
 from support.waiting import PROCESS, WAIT, promptly, until
 
@@ -200,9 +201,9 @@ def test_addresses_and_local_addresses(connect_to):
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_a_host_that_cannot_be_encoded_is_named_and_leaves_its_share_to_the_others(servers, host):
-    nsqd, errors = servers(), []
+    nsqd = servers()
     consumer = Consumer("t", "c", [(host, 4150), tuple(nsqd.address)], message_handler=print, max_in_flight=10)
-    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
+    errors = heard(consumer)
     with consumer:
         nsqd.connection().wait_rdy(10)
         until(lambda: errors)

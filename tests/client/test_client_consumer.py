@@ -8,7 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.processes import run_quietly
-from support.scripted_nsqd import frame
+from support.scripted_nsqd import frame, heard
 from support.waiting import holds, promptly, until
 
 from nsq_fast import Consumer, Producer, threads
@@ -213,8 +213,7 @@ def test_a_message_whose_handler_returns_such_work_is_requeued(nsqd, deferred, k
     if kind == "receiver":
         consumer.on_message.connect(lambda c, message: deferred(c, message), weak=False)
         consumer.on_message.connect(lambda c, message: None, weak=False, sender=consumer)
-    failures = []
-    consumer.on_exception.connect(lambda c, message, error: failures.append(error), weak=False)
+    failures = heard(consumer, "on_exception")
     with consumer:
         conn = nsqd.connection()
         for number in (1, 2):

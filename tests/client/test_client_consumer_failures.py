@@ -11,7 +11,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.scripted_nsqd import ScriptedNsqd, message_frame
+from support.scripted_nsqd import ScriptedNsqd, heard, message_frame
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import ColumnSubscription, Consumer, ExponentialBackoff, RequeueMessage
@@ -67,9 +67,7 @@ def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume, delay, m
         if message.body == b"bad":
             raise RequeueMessage(delay)
 
-    told = []
-    consumer = consume(handler, requeue_delay=OWN)
-    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
+    told = heard(consume(handler, requeue_delay=OWN), "on_exception")
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
@@ -92,9 +90,7 @@ class Odd(BaseException):
 )
 @pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=str)
 def test_no_base_exception_loses_a_message_or_a_worker(nsqd, consume, error, options, caplog):
-    consumer = consume(raising(error), requeue_delay=7, **options)
-    told = []
-    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
+    told = heard(consume(raising(error), requeue_delay=7, **options), "on_exception")
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
@@ -273,10 +269,10 @@ class Steps:
 def by_connection(servers, consume):
     """Two nsqds and a consumer of both, which tries again with one message after so many seconds."""
 
-    def make(pause, handler=raising(ValueError()), scope="connection", **options):
+    def make(pause, scope="connection", **options):
         both = servers(), servers()
         steps = {"backoff_strategy": Steps(pause), "max_backoff_duration": 600, "requeue_delay": 0, **options}
-        consumer = consume(handler, *both, backoff_scope=scope, **steps)
+        consumer = consume(raising(ValueError()), *both, backoff_scope=scope, **steps)
         for each in both:
             each.connection().wait_rdy(5)
         return consumer, *both
@@ -462,9 +458,9 @@ def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeyp
 @pytest.mark.slow
 def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     server = ScriptedNsqd()
-    errors, release = [], Event()
+    release = Event()
     consumer = Consumer("t", "c", str(server.address), message_handler=lambda c, m: release.wait(), max_in_flight=10)
-    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
+    errors = heard(consumer)
     consumer.start(block=False)
     conn = server.connection()
     conn.wait_rdy(10)

@@ -15,7 +15,7 @@ import pytest
 from gevent.event import Event
 from support.http import ask
 from support.partitions import lookup_of, topology
-from support.scripted_nsqd import frame, message_frame
+from support.scripted_nsqd import frame, heard, message_frame
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer
@@ -74,7 +74,7 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
     nsqd.stop()
     nsqd.start()  # nsqd looks at timeouts of a new channel only after 5 s, of one it starts with at once
     publish(nsqd, "t", [b"slow"])
-    attempts, errors = [], []
+    attempts = []
 
     def handler(consumer, message):
         attempts.append(message.attempts)
@@ -82,10 +82,10 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
 
     options = {"msg_timeout": 1.0, "concurrency": 2, "max_in_flight": 2}
     consumer = Consumer("t", "c", addresses([nsqd]), message_handler=handler, **options)
-    consumer.on_error.connect(lambda c, error: errors.append(error.code), weak=False)
+    errors = heard(consumer)
     with consumer:
         until(lambda: errors)
-        assert errors == ["E_FIN_FAILED"]
+        assert [error.code for error in errors] == ["E_FIN_FAILED"]
         assert attempts == [1, 2]
         assert consumer.stats().totals.answers_failed == 1
         assert consumer.stats().backoff_level == 0
@@ -110,9 +110,7 @@ def test_a_server_that_accepts_and_closes_is_not_hammered(servers, consume):
 
 def test_a_refused_subscription_is_told_and_tried_again(servers, consume):
     server = servers(replies={b"SUB": frame(1, b"E_SUB_FAILED too many consumers")})
-    errors = []
-    consumer = consume(ignore, server, max_reconnect_delay=0.05)
-    consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+    errors = heard(consume(ignore, server, max_reconnect_delay=0.05))
     server.wait_for(lambda: len(errors) >= 2)
     assert isinstance(errors[0], SubFailed)
     del server.replies[b"SUB"]
@@ -120,12 +118,12 @@ def test_a_refused_subscription_is_told_and_tried_again(servers, consume):
 
 
 def test_nsqds_that_are_not_there_or_say_nothing_hold_up_no_other(servers, consume, closed_port):
-    here, errors = servers(), []
+    here = servers()
     gone = SimpleNamespace(address=Address("127.0.0.1", closed_port))
     with socket.create_server(("127.0.0.1", 0)) as mute, promptly():  # the system accepts; nobody says a word
         silent = SimpleNamespace(address=Address(*mute.getsockname()))
         consumer = consume(ignore, gone, silent, here, max_reconnect_delay=0.05, connect_timeout=60.0)
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        errors = heard(consumer)
         here.connection().push(1)
         here.connection().wait_for(lambda: here.connection().answered(b"FIN") == [1])
         with Producer([silent.address, here.address], connect_timeout=60.0) as producer:

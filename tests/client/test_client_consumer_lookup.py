@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.partitions import lookup_of, topology
+from support.scripted_nsqd import heard
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
@@ -60,13 +61,13 @@ def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, cap
 
 
 def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(nsqds, consume):
-    nsqd, errors = nsqds(), []
+    nsqd = nsqds()
     consumer = consume(lambda c, m: None, found=topology({}), topic=["small", "large"], partitions=[2])
-    consumer.on_error.connect(lambda c, error: errors.append(str(error)), weak=False)
+    errors = heard(consumer)
     lookup = lookup_of(consumer)
     for _ in range(2):
         lookup.tell(topology({0: nsqd}), "small")
-    assert errors == ["topic small: partitions=[2]: the topic has partitions 0 to 0"]
+    assert [*map(str, errors)] == ["topic small: partitions=[2]: the topic has partitions 0 to 0"]
     lookup.tell(topology({0: nsqd, 1: nsqd, 2: nsqd}), "large")
     assert nsqd.subscriber(2).commands[1][:2] == (b"SUB", b"large")
     assert consumer.is_running

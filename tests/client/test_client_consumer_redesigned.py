@@ -12,7 +12,7 @@ import lz4.block
 import pytest
 import snappy
 from support.partitions import OK, PartitionNsqd, answers, lookup_of, push_record, subscription, topology
-from support.scripted_nsqd import ScriptedNsqd, frame
+from support.scripted_nsqd import ScriptedNsqd, frame, heard
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Message
@@ -74,15 +74,14 @@ def test_chosen_partitions_only(nsqds, consume, caplog):
     """What is said of partitions that a topic lacks is told once."""
     first, second, old = nsqds(), nsqds(), nsqds(kind=ScriptedNsqd)
     consumer = consume(ignore, partitions=[0, 2, 7], start_position={5: "end"})
-    errors = []
-    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
+    errors = heard(consumer)
     for _ in range(3):
         lookup = told(consumer, {0: first, 1: second, 2: first}, old)
     first.subscriber(0)
     finishes(first.subscriber(2), 1)
     assert not second.connections
     assert not old.connections
-    assert errors == [
+    assert [*map(str, errors)] == [
         "partitions: topic t has partitions 0 to 2; nothing comes of 7 until it has more",
         "start_position: topic t has partitions 0 to 2; nothing is set for 5 until it has more",
     ]
@@ -294,9 +293,8 @@ def test_what_lookup_names_no_more_is_not_subscribed_to_while_it_is_being_connec
 
 def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
     nsqd = nsqds(replies={b"SUB": frame(1, b"E_SUB_ORDER_IS_MUST ")})
-    errors = []
     consumer = consume(ignore, nsqd_tcp_addresses=str(nsqd.address))
-    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    errors = heard(consumer)
     nsqd.wait_for(lambda: lookup_of(consumer).refreshed)
     assert len(nsqd.connections) == 1, "a refusal is not repeated"
     told(consumer, {0: nsqd}, ordered=True)
@@ -333,8 +331,8 @@ def test_a_mode_that_is_wrong_everywhere_ends_the_consumer(nsqds, consume, code,
 
 def test_one_refusal_among_others_is_told_and_ends_nothing(nsqds, consume):
     good, bad = nsqds(), nsqds(replies={b"SUB": frame(1, b"E_SUB_EXTEND_NEED ")})
-    consumer, errors = consume(ignore), []
-    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    consumer = consume(ignore)
+    errors = heard(consumer)
     told(consumer, {0: good, 1: bad})
     connection = good.subscriber(0)
     until(lambda: errors)

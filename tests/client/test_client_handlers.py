@@ -19,6 +19,7 @@ import gevent
 import pytest
 from support.partitions import answers, push_record, topology
 from support.processes import run_quietly
+from support.scripted_nsqd import heard
 from support.servers import RealNsqd
 from support.waiting import WAIT, block_until, until
 
@@ -138,7 +139,7 @@ def test_when_quick_handlers_become_slow_the_others_do_not_wait_behind_one(nsqd,
 
 
 def test_failures_requeue_and_are_told_in_the_hubs_thread(nsqd, consume):
-    told, failures = [], []
+    told = []
 
     def handler(consumer, message):
         number = int(message.id, 16)
@@ -152,7 +153,7 @@ def test_failures_requeue_and_are_told_in_the_hubs_thread(nsqd, consume):
         told.append((name, threading.get_ident()))
 
     consumer = consume(handler, requeue_delay=5000, max_tries=2, give_up=lambda c, m: tell("give_up"))
-    consumer.on_exception.connect(lambda c, message, error: failures.append(error), weak=False)
+    failures = heard(consumer, "on_exception")
     for name in ("on_exception", "on_requeue", "on_finish"):
         getattr(consumer, name).connect(lambda c, name=name, **values: tell(name), weak=False)
     connection = nsqd.connection()
@@ -363,7 +364,6 @@ def test_heartbeats_are_answered_between_handlers(
     server: Server, handle_many: Callable[..., Consumer], options: dict[str, Any]
 ) -> None:
     handled: list[Message] = []
-    errors: list[Exception] = []
 
     def handler(consumer: Consumer, message: Message) -> None:
         time.sleep(0.3)  # sleep: a handler that blocks
@@ -371,7 +371,7 @@ def test_heartbeats_are_answered_between_handlers(
 
     options |= {"heartbeat_interval": 1.0, "message_handler": handler}
     consumer = handle_many(9, **options)
-    consumer.on_error.connect(lambda consumer, error: errors.append(error), weak=False)
+    errors = heard(consumer)
     until(lambda: len(handled) == 9, 30)
     until(lambda: consumer.stats().totals.finished == 9)
     assert errors == []

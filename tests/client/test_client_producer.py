@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.partitions import topology
 from support.peers import frame
 from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
+from support.scripted_nsqd import heard
 from support.waiting import WAIT, until
 from support.wire import WireClient
 
@@ -483,8 +484,7 @@ def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(lead
 
     monkeypatch.setattr("nsq_fast.client.routing.MAX_TOPICS", 10)  # a tenth of that is kept in any case
     nsqd, sender, lookup = leading(refuse_the_first, retry_base_delay=0.5)
-    refusals = []
-    sender.on_error.connect(lambda _, error: refusals.append(error), weak=False)
+    refusals = heard(sender)
     for topic in ("a", "b"):
         assert sender.publish(topic, b"x", key="k") == b"OK"
     refusals.clear()

@@ -84,7 +84,7 @@ def test_a_server_that_ends_connection_after_connection_is_given_a_pause(publish
 
     server, sender = publishing(end, retry_base_delay=WAIT, retry_max_delay=WAIT, publish_timeout=4 * WAIT)
     result = sender.publish_nowait("t", b"x")
-    server.wait_commands(2)
+    until(lambda: len(server.peers) > 2 and sender.is_connected)
     holds(lambda: len(server.commands) == 2 and not result.ready())
 
 
