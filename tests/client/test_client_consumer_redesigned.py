@@ -168,7 +168,7 @@ def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume
     monkeypatch.setattr("nsq_fast.client.subscriptions.LONGEST_LEADER_DELAY", 0.02)
     nsqd = nsqds()
     told(consume(ignore, max_reconnect_delay=600), {0: nsqd})
-    for _ in range(50):
+    for _ in range(12):
         connection = nsqd.subscriber(0)
         refused = len(nsqd.connections)
         nsqd.replies[b"SUB"] = NOT_LEADER

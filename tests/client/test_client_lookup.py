@@ -539,10 +539,16 @@ async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(lo
 NAMES = [f"orders{number}" for number in range(30)]
 
 
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as running:
+        yield running
+
+
 @pytest.fixture
-def beside_a_hung_one() -> Iterator[list[str]]:
+def beside_a_hung_one(broker: BrokerProcess) -> Iterator[list[str]]:
     """The addresses of two nsqlookupds: one that hangs, and that of a broker which has a message of each topic."""
-    with BrokerProcess() as broker, scripted_http(hang) as [hung]:
+    with scripted_http(hang) as [hung]:
         assert broker.lookupd is not None
         with Producer([broker.nsqd.tcp]) as producer:
             for name in NAMES:
