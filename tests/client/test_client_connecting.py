@@ -388,10 +388,15 @@ if sys.argv[1] == "before":
 from nsq_fast import Producer
 if sys.argv[1] == "after":
     from gevent import monkey; monkey.patch_all()
-import socket
+import socket, threading
 assert (socket.socket.__module__ != "socket") == (sys.argv[1] != "never")
 with Producer(sys.argv[2], tls_v1=True, snappy=True, tls_options={"cafile": sys.argv[3]}) as producer:
     print(producer.publish("t", b"x"))
+    if sys.argv[1] != "never":  # then the threads of ``threading`` are greenlets of one native thread
+        thread = threading.Thread(target=producer.publish, args=("t", b"y"))
+        thread.start()
+        thread.join()
+        print(producer.stats()["stored"])
 """
 
 
@@ -400,7 +405,7 @@ def test_patched_or_not(real_nsqd, tls_files, patched):
     nsqd = real_nsqd(f"-tls-cert={tls_files['cert']}", f"-tls-key={tls_files['key']}")
     run_it = [sys.executable, "-W", "ignore", "-c", PROGRAM, patched, str(nsqd.tcp_address), tls_files["ca"]]
     done = subprocess.run(run_it, capture_output=True, text=True, timeout=PROCESS, cwd=Path(__file__).parents[2])
-    assert (done.stdout, done.stderr) == ("b'OK'\n", "")
+    assert (done.stdout, done.stderr) == ("b'OK'\n" if patched == "never" else "b'OK'\n2\n", "")
 
 
 # Snappy and deflate as transformations of bytes: whole, in pieces, broken, and as bombs

@@ -334,7 +334,7 @@ async def test_a_flood_leaves_others_their_turns(loop: Any, peer: Callable[..., 
 log = logging.getLogger("nsq_fast.test")
 
 
-async def test_what_is_kept_begins_again_and_its_faults_are_told(
+async def test_faults_are_told_whatever_the_receiver_does_and_what_is_kept_begins_again(
     loop: Any, caplog: pytest.LogCaptureFixture, no_unseen_errors: list[Any]
 ) -> None:
     faults: list[NsqError] = []
@@ -347,28 +347,21 @@ async def test_what_is_kept_begins_again_and_its_faults_are_told(
         if starts < 3:
             raise ValueError(f"fault {starts}")
 
-    task = loop.supervisor(log, faults.append).keep("fail_twice", fail_twice)
-    assert await task.join(WAIT)
+    def receive(error: NsqError) -> None:
+        faults.append(error)
+        raise OSError("of the receiver")
+
+    supervisor = loop.supervisor(log, receive)
+    assert await supervisor.keep("fail_twice", fail_twice).join(WAIT)
     assert starts == 3
     assert [type(each) for each in faults] == [InternalError, InternalError]
     assert [str(each.__cause__) for each in faults] == ["fault 1", "fault 2"]
     assert "fail_twice: ValueError('fault 2'); it begins again in 0.2 s" in caplog.text
-    assert len(no_unseen_errors) == 2
-    no_unseen_errors.clear()
-
-
-async def test_a_job_that_fails_is_told_of_whatever_the_receiver_does(
-    loop: Any, caplog: pytest.LogCaptureFixture, no_unseen_errors: list[Any]
-) -> None:
-    async def fail() -> None:
-        raise ValueError("fault")
-
-    def refuse(error: NsqError) -> None:
-        raise OSError("of the receiver")
-
-    assert await loop.supervisor(log, refuse).job("fail", fail).join(WAIT)
-    assert "ValueError('fault'); it is not tried again" in caplog.text
     assert "OSError: of the receiver" in caplog.text
+    starts = 0
+    assert await supervisor.job("a job", fail_twice).join(WAIT)
+    assert "a job: ValueError('fault 1'); it is not tried again" in caplog.text
+    assert (starts, len(faults)) == (1, 3)
     no_unseen_errors.clear()
 
 

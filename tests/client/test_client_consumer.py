@@ -265,81 +265,42 @@ for name in names:
 # Messages whose time is over: no consumer waits for them, none counts for ever
 
 
-QUICK = {"msg_timeout": 300}
-"""What these servers say in reply to IDENTIFY. Nothing here depends on how late a timer fires."""
-
-expired_of = {}
-"""Numbers of the messages that each consumer has said were expired."""
-
-
-class Keep:
-    """A handler that keeps its messages, which are answered later."""
-
-    def __init__(self):
-        self.held = []
-
-    def __call__(self, consumer, message):
-        message.enable_async()
-        self.held.append(message)
-
-
-@pytest.fixture
-def watched(consume):
-    """As ``consume``; notes what the consumer says was expired."""
-
-    def start(handler, *nsqds, **options):
-        consumer = consume(handler, *nsqds, **options)
-        expired_of[consumer] = []
-        consumer.on_expired.connect(lambda c, message: expired_of[c].append(int(message.id, 16)), weak=False)
-        return consumer
-
-    return start
-
-
-def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched, monkeypatch, caplog):
+def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, consume, monkeypatch, caplog):
     monkeypatch.setattr("nsq_fast.client.acknowledger.LOG_PAUSE", 600.0)
-    server, keep = servers(QUICK), Keep()
-    consumer = watched(keep, server)
+
+    def keep(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    held, expired = [], []
+    server = servers({"msg_timeout": 300})
+    consumer = consume(keep, server)
+    consumer.on_expired.connect(lambda _, message: expired.append(int(message.id, 16)), weak=False)
     conn = server.connection()
     conn.push(*range(10))
-    conn.wait_for(lambda: len(keep.held) == 10)
+    conn.wait_for(lambda: len(held) == 10)
     assert consumer.total_in_flight == 10
     conn.wait_for(lambda: consumer.total_in_flight == 0)
-    assert expired_of[consumer] == list(range(10))
+    assert expired == list(range(10))
     stats = consumer.stats()
     assert (stats.totals.expired, stats.in_flight, stats.totals.finished) == (10, 0, 0)
-    assert all(message.has_expired() for message in keep.held)
+    assert all(message.has_expired() for message in held)
     conn.push(10)
-    conn.wait_for(lambda: len(keep.held) == 11)
-    keep.held[0].finish()  # a late answer is sent, and counted once
+    conn.wait_for(lambda: len(held) == 11)
+    held[0].finish()  # a late answer is sent, and counted once
     conn.wait_for(lambda: conn.answered(b"FIN") == [0])
     assert consumer.total_in_flight == 1
     conn.close()  # that of a lost connection counts until it expires
     again = server.connection(1)
-    server.wait_for(lambda: expired_of[consumer] == list(range(11)))
+    server.wait_for(lambda: expired == list(range(11)))
     server.wait_for(lambda: consumer.stats().orphaned == 0)
     again.wait_rdy(10)
     again.push(11)
-    again.wait_for(lambda: len(keep.held) == 12)
+    again.wait_for(lambda: len(held) == 12)
     with promptly():
         consumer.close(timeout=30)  # it waits for nothing that has expired
-    assert expired_of[consumer] == list(range(12))
+    assert expired == list(range(12))
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
-
-
-# Handlers that are too slow
-
-
-def test_a_handler_that_does_not_end_is_sent_nothing_more_until_it_does(servers, watched):
-    server, gate = servers(QUICK), Event()
-    consumer = watched(lambda c, m: gate.wait(), server)
-    conn = server.connection()
-    conn.push(1)
-    conn.wait_rdy(0)
-    conn.wait_for(lambda: expired_of[consumer] == [1])
-    assert conn.rdy == 0
-    gate.set()
-    conn.wait_for(lambda: conn.rdy)
 
 
 def test_no_more_is_asked_for_than_handlers_begin_with_in_time_and_one_warning_says_so(servers, consume, caplog):

@@ -149,18 +149,22 @@ def test_a_configured_nsqd_is_subscribed_to_without_lookup_and_not_twice(nsqds, 
 # Leaders that move
 
 
-def test_a_lost_leader_is_looked_up_at_once_and_followed(nsqds, consume):
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "late heartbeat"])
+def test_a_leader_in_trouble_is_looked_up_at_once_and_another_followed(nsqds, consume, monkeypatch, is_lost):
+    monkeypatch.setattr("nsq_fast.client.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
     before, after = nsqds(), nsqds()
-    consumer = consume(ignore)
-    lookup = told(consumer, {0: before, 1: before})
+    consumer = consume(ignore, heartbeat_interval=30.0 if is_lost else 1.0)
+    others = {1: before} if is_lost else {}
+    lookup = told(consumer, {0: before, **others})
     connection = before.subscriber(0)
-    lookup.answer = topology({0: after, 1: before})
+    lookup.answer = topology({0: after, **others})
     asked = lookup.refreshed
-    connection.close()
+    if is_lost:
+        connection.close()
     finishes(after.subscriber(0), 3)
     assert lookup.refreshed > asked
-    assert before.live(1), "the other partition stays where it is"
-    until(lambda: len(consumer.stats().connections) == 2)
+    assert not is_lost or before.live(1), "the other partition stays where it is"
+    until(lambda: len(consumer.stats().connections) == 1 + is_lost)
 
 
 def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume, monkeypatch):
@@ -176,17 +180,6 @@ def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume
         until(lambda refused=refused: len(nsqd.connections) >= refused + 10)
         nsqd.replies[b"SUB"] = OK
     nsqd.subscriber(0)
-
-
-def test_a_leader_whose_heartbeat_is_late_is_left_when_lookup_knows_another(nsqds, consume, monkeypatch):
-    monkeypatch.setattr("nsq_fast.client.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
-    silent, after = nsqds(), nsqds()
-    lookup = told(consume(ignore, heartbeat_interval=1.0), {0: silent})
-    silent.subscriber(0)
-    asked = lookup.refreshed
-    lookup.answer = topology({0: after})
-    after.subscriber(0)
-    assert lookup.refreshed > asked
 
 
 @pytest.mark.parametrize(("wanted", "asked"), [(30.0, 14_000), (1.0, 1_000)])

@@ -19,13 +19,11 @@ import gevent
 import gevent.event
 import pytest
 import trustme
-from support.contract import FACES, Face
 from support.http_server import Question, ScriptedHttp, reply, scripted_http
 from support.servers import free_address
 from support.waiting import TURNS, WAIT, promptly, until_on
 
 from nsq_fast import FileConfigSource, Producer
-from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.dynamic import NOTHING, ConfigDocument, ConfigKeeper, DynamicConfig, changes, parse
 from nsq_fast.client.http import Endpoint, HttpClient
 from nsq_fast.client.lookup import SIDE_BY_SIDE, LookupPoller, TopicWatch
@@ -532,43 +530,6 @@ async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(lo
             count = second.count("/topics")
             await until_on(loop, lambda: second.count("/topics") >= count + 3)
             assert followed.topics == {"orders2", "orders3"}
-
-
-# Through the clients
-
-NAMES = [f"orders{number}" for number in range(30)]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as running:
-        yield running
-
-
-@pytest.fixture
-def beside_a_hung_one(broker: BrokerProcess) -> Iterator[list[str]]:
-    """The addresses of two nsqlookupds: one that hangs, and that of a broker which has a message of each topic."""
-    with scripted_http(hang) as [hung]:
-        assert broker.lookupd is not None
-        with Producer([broker.nsqd.tcp]) as producer:
-            for name in NAMES:
-                producer.publish(name, name.encode())
-        yield [str(hung.address), str(broker.lookupd.http)]
-
-
-@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
-@pytest.mark.parametrize("topic", [NAMES, re.compile("orders.*")], ids=["listed", "pattern"])
-async def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
-    face: Face, beside_a_hung_one: list[str], topic: Any
-) -> None:
-    seen: set[bytes] = set()
-
-    async def handle(consumer: Any, message: Any) -> None:
-        seen.add(message.body)
-
-    options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
-    async with face.client("Consumer", topic, "c", message_handler=handle, **options):
-        await face.until(lambda: len(seen) == len(NAMES))
 
 
 # HTTP, with servers that work, lie, hang and flood

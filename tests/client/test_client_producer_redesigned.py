@@ -200,7 +200,8 @@ def test_what_follows_a_reply_that_came_with_the_end_of_the_connection_is_sent_o
     assert nsqd.bodies == [b"before", b"first", b"bad", b"second"]
 
 
-def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, publish_nsqd, leaders):
+def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, publish_nsqd, leaders, new_producer):
+    """And a redesigned one without lookup takes partitions by number."""
     old = publish_nsqd()
     beside, _ = lookup_producer(topology(leaders, old))
     for number in range(12):
@@ -211,9 +212,6 @@ def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, 
     assert sender.publish("t", b"later", defer=5) == b"OK"
     assert sender.multipublish("t", [b"y", b"z"]) == b"OK"
     assert [command[:3] for command in old.commands] == [("PUB", "t", ()), ("DPUB", "t", ("5",)), ("MPUB", "t", ())]
-
-
-def test_without_lookup_a_redesigned_nsqd_takes_partitions_by_number(publish_nsqd, new_producer):
     nsqd = publish_nsqd(version=REDESIGNED)
     sender = new_producer(nsqd)
     assert sender.publish("t", b"x", partition=1) == b"OK"
@@ -366,14 +364,13 @@ def test_traced_publishes_return_receipts(lookup_producer, tracing):
         sender.multipublish("t", [b"a", b"b"], trace_id=[5])
     receipts = sender.multipublish("t", [b"x" * 40] * 5, trace_id=list(range(1, 6)), key="a")
     assert [each.trace_id for each in receipts] == [1, 2, 3, 4, 5], "a batch that is cut has all its receipts"
-
-
-@pytest.mark.parametrize(("options", "place"), [({"coalesce": True}, {"partition": 0}), ({"linger": 0.01}, {})])
-def test_traced_publishes_gather_and_have_receipts_of_their_own(lookup_producer, tracing, options, place):
-    sender, _ = lookup_producer(topology(tracing), **options)
-    results = [sender.publish_nowait("t", b"%d" % number, trace_id=number + 1, **place) for number in range(8)]
-    assert [result.get(timeout=WAIT).trace_id for result in results] == list(range(1, 9))
-    assert any(command.name == "MPUB_TRACE" for nsqd in tracing.values() for command in nsqd.commands)
+    for options, place in (({"coalesce": True}, {"partition": 0}), ({"linger": 0.01}, {})):
+        for nsqd in tracing.values():
+            nsqd.commands.clear()
+        gathering, _ = lookup_producer(topology(tracing), **options)
+        results = [gathering.publish_nowait("t", b"%d" % number, trace_id=number + 1, **place) for number in range(8)]
+        assert [result.get(timeout=WAIT).trace_id for result in results] == list(range(1, 9))
+        assert any(command.name == "MPUB_TRACE" for nsqd in tracing.values() for command in nsqd.commands)
 
 
 def test_tracing_is_switched_while_it_runs(lookup_producer, tracing, new_trace):

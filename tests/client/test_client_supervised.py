@@ -6,7 +6,6 @@ import gc
 import inspect
 import logging
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gevent import subprocess
 from gevent.event import Event
 from support.http import channel_figures
 from support.waiting import WAIT, until
@@ -324,25 +322,3 @@ def test_what_is_made_in_one_thread_may_run_in_another(nsqd: NsqdServer) -> None
         return "closed"
 
     assert elsewhere(run) == "closed"
-
-
-def test_a_program_that_is_patched_is_served_in_its_only_thread(nsqd: NsqdServer) -> None:
-    """After patch_all the threads of ``threading`` are greenlets of one native thread."""
-    program = """
-from gevent import monkey
-monkey.patch_all()
-import sys, threading
-from nsq_fast import Producer
-producer = Producer(sys.argv[1])
-producer.start()
-results = []
-thread = threading.Thread(target=lambda: results.append(producer.publish("topic", b"x")))
-thread.start()
-thread.join()
-producer.close()
-print(results)
-"""
-    done = subprocess.run(  # gevent's: the server is in this process
-        [sys.executable, "-c", program, str(nsqd.tcp_address)], stdout=subprocess.PIPE, timeout=60, check=True
-    )
-    assert done.stdout.strip() == b"[b'OK']"
