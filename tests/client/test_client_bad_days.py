@@ -258,8 +258,12 @@ class LayeredNsqd:
                 self.peer.send(b"".join(frames[at : at + 4]))
                 gevent.sleep(0)
 
-    def is_ready(self) -> bool:
-        return any(command.startswith(b"RDY ") and command != b"RDY 0" for command in self.commands)
+    def consume(self, handler: Any, share: float) -> tuple[Consumer, gevent.Greenlet]:
+        """A consumer that is ready, and who sends it the burst."""
+        consumer = Consumer("t", "c", message_handler=handler, **self.options)
+        consumer.start(block=False)
+        until(lambda: any(command.startswith(b"RDY ") and command != b"RDY 0" for command in self.commands))
+        return consumer, gevent.spawn(self.burst, share)
 
     def heartbeat(self) -> None:
         assert self.peer is not None
@@ -297,10 +301,7 @@ def layered(request: pytest.FixtureRequest, tls_files: dict[str, str]) -> Iterat
 def test_close_without_drain_ends_in_any_turn_of_a_read(layered: Callable[..., LayeredNsqd]) -> None:
     for turns, share in product(TURNS, SHARES):
         server, seen = layered(MANY), []
-        consumer = Consumer("t", "c", message_handler=lambda _, m, seen=seen: seen.append(m.body), **server.options)
-        consumer.start(block=False)
-        until(server.is_ready)
-        sender = gevent.spawn(server.burst, share)
+        consumer, sender = server.consume(lambda _, m, seen=seen: seen.append(m.body), share)
         while not seen:
             gevent.sleep(0)
         for _ in range(turns):
@@ -320,10 +321,7 @@ def test_a_connection_is_heard_while_a_handler_waits_after_any_read(layered: Cal
                 waits.set()
                 release.wait()
 
-        consumer = Consumer("t", "c", message_handler=handle, **server.options)
-        consumer.start(block=False)
-        until(server.is_ready)
-        sender = gevent.spawn(server.burst, share)
+        consumer, sender = server.consume(handle, share)
         assert waits.wait(WAIT)
         sender.join(WAIT)
         server.heartbeat()
@@ -344,10 +342,7 @@ def test_a_timeout_that_a_handler_has_left_running_loses_nothing(
             if got.body.startswith(b"%05d" % number):
                 gevent.Timeout(0).start()  # whatever the worker does in the next turn is interrupted
 
-        consumer = Consumer("t", "c", message_handler=handle, **server.options)
-        consumer.start(block=False)
-        until(server.is_ready)
-        sender = gevent.spawn(server.burst, share)
+        consumer, sender = server.consume(handle, share)
         until(lambda seen=seen: len(seen) >= COUNT, about=lambda seen=seen: f"{len(seen)} of {COUNT}")
         assert (seen, server.count) == (server.bodies, 1)
         sender.join(WAIT)

@@ -251,8 +251,10 @@ def auth_server():
         yield str(server.address)
 
 
-def test_auth_at_servers(make_nsqd, auth_server, subscribe, tmp_path):
-    tcp = make_nsqd(f"-auth-http-address={auth_server}").tcp_address
+def test_auth_at_servers(family, make_nsqd, auth_server, subscribe, tmp_path):
+    is_original = family == "original"
+    options = {"auth_http_address": auth_server} if is_original else {"auth_http_addresses": (auth_server,)}
+    tcp = make_nsqd(**options).tcp_address
     with nsq_fast.Producer([tcp], auth_secret="geheim") as producer:
         producer.publish("t", b"one")
     with subscribe(tcp, auth_secret=b"geheim") as subscription:
@@ -270,37 +272,19 @@ def test_auth_at_servers(make_nsqd, auth_server, subscribe, tmp_path):
 # Servers that refuse, fail, or stall
 
 
-def demands_auth(peer):
-    peer.handshake(auth_required=True)
-    peer.read_all()
-
-
-def ends(peer):
-    peer.handshake()
-    peer.read_line()
-
-
-def pushes(peer):
-    peer.handshake()
-    peer.read_line()
-    peer.send(encode_frame(0, b"OK") + encode_message(1, 1, bytes(16), b"unasked"))
-    peer.read_all()
-
-
-def stalls(peer):
-    peer.handshake()
-    peer.read_all()
+PUSHED = encode_frame(0, b"OK") + encode_message(1, 1, bytes(16), b"unasked")
 
 
 @pytest.mark.parametrize(
     ("play", "error"),
     [
-        (demands_auth, AuthFirst),
-        (ends, ConnectionLost),
-        (pushes, RemoteProtocolError),
-        (stalls, TimeoutError),
+        (lambda peer: (peer.handshake(auth_required=True), peer.read_all()), AuthFirst),
+        (lambda peer: (peer.handshake(), peer.read_line()), ConnectionLost),
+        (lambda peer: (peer.handshake(), peer.read_line(), peer.send(PUSHED), peer.read_all()), RemoteProtocolError),
+        (lambda peer: (peer.handshake(), peer.read_all()), TimeoutError),
         (lambda peer: peer.read_all(), TimeoutError),
     ],
+    ids=["demands AUTH", "ends", "pushes", "stalls", "says nothing"],
 )
 def test_open_fails_with_the_reason(subscribe, play, error):
     server = PeerServer(play)

@@ -75,42 +75,26 @@ def connect_to():
 # Stages
 
 
-def at_once(peer):
-    pass
-
-
-def after_the_magic(peer):
-    peer.read(4)
-
-
-def inside_the_reply(peer):
-    peer.read_identify()
-    peer.send(b"\0\0\1\x34\0\0\0\0{")
-
-
-def before_the_upgrade(peer):
-    peer.handshake(deflate=True)
-
-
-def before_the_reply_to_auth(peer):
-    peer.handshake(auth_required=True)
-    peer.read_line()
-
-
-STAGES = [at_once, after_the_magic, inside_the_reply, before_the_upgrade, before_the_reply_to_auth]
+STAGES = {
+    "at once": lambda peer: None,
+    "after the magic": lambda peer: peer.read(4),
+    "inside the reply": lambda peer: (peer.read_identify(), peer.send(b"\0\0\1\x34\0\0\0\0{")),
+    "before the upgrade": lambda peer: peer.handshake(deflate=True),
+    "before the reply to AUTH": lambda peer: (peer.handshake(auth_required=True), peer.read_line()),
+}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("ending", ["end", "reset", "silence"])
 def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
     def script(peer):
-        stage(peer)
+        STAGES[stage](peer)
         if ending == "reset":
             peer.reset()
         if ending == "silence":
             peer.read_all()
 
-    options = {"deflate": stage is before_the_upgrade, "auth_secret": "x"}
+    options = {"deflate": stage == "before the upgrade", "auth_secret": "x"}
     if ending != "silence":
         with pytest.raises(ConnectFailed) as caught:
             connect_to(script, **options)
@@ -124,7 +108,7 @@ def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
     ("before", "reply", "error"),
     [
         (lambda peer: peer.handshake(auth_required=True), b"", AuthFirst),
-        (before_the_reply_to_auth, b"E_AUTH_FAILED AUTH failed", AuthFailed),
+        (STAGES["before the reply to AUTH"], b"E_AUTH_FAILED AUTH failed", AuthFailed),
         (lambda peer: peer.read_identify(), b"E_IDENTIFY_FAILED", IdentifyFailed),
     ],
 )

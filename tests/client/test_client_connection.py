@@ -33,7 +33,6 @@ from nsq_fast.client.trace import PublishRecord, TraceLog
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
-    BadTopic,
     ConfigError,
     ConnectFailed,
     ConnectionClosed,
@@ -124,18 +123,6 @@ async def test_publishes_and_consumes(loop: Any, nsqd_address: Address, tls_file
     with promptly():  # the server consents at once
         second.close(timeout=2 * PROMPT)
         await second.closed()
-
-
-async def test_a_refused_command_ends_it_with_the_servers_reason(loop: Any, nsqd_address: Address) -> None:
-    owner, conn = await opened(loop, nsqd_address)
-    conn.request(b"PUB no/topic\n\0\0\0\1x", "PUB", "first")
-    await until_on(loop, lambda: owner.ends)
-    await conn.closed()
-    ((token, error),) = owner.told["on_failed"]
-    assert token == "first"
-    assert isinstance(error, BadTopic)
-    with pytest.raises(ConnectionLost, match="closed"):
-        conn.set_rdy(1)
 
 
 class Peer:

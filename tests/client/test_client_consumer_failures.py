@@ -353,7 +353,7 @@ LARGE = b"x" * 3_000_000
 @pytest.fixture
 def served(make_nsqd):
     """An nsqd whose messages may be larger than the client's limit."""
-    return make_nsqd("-max-msg-size=10000000", "-max-body-size=20000000")
+    return make_nsqd(max_msg_size=10_000_000, max_body_size=20_000_000)
 
 
 def publish(server, *bodies):

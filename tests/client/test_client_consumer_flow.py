@@ -27,15 +27,6 @@ def ignore(consumer, message):
     pass
 
 
-def publish(server, topic, bodies):
-    answer = ask(server.http_address, "POST", f"/mpub?topic={topic}", b"\n".join(bodies))
-    assert answer.status == 200, answer.body
-
-
-def addresses(servers):
-    return [str(server.tcp_address) for server in servers]
-
-
 # RDY
 
 
@@ -73,7 +64,7 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
         assert ask(nsqd.http_address, "POST", f"/{what}/create?topic=t&channel=c").status == 200
     nsqd.stop()
     nsqd.start()  # nsqd looks at timeouts of a new channel only after 5 s, of one it starts with at once
-    publish(nsqd, "t", [b"slow"])
+    assert ask(nsqd.http_address, "POST", "/pub?topic=t", b"slow").status == 200
     attempts = []
 
     def handler(consumer, message):
@@ -81,7 +72,7 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
         gevent.sleep(1.6 if message.attempts == 1 else 0)  # sleep: longer than the timeout of the message
 
     options = {"msg_timeout": 1.0, "concurrency": 2, "max_in_flight": 2}
-    consumer = Consumer("t", "c", addresses([nsqd]), message_handler=handler, **options)
+    consumer = Consumer("t", "c", [nsqd.tcp_address], message_handler=handler, **options)
     errors = heard(consumer)
     with consumer:
         until(lambda: errors)
@@ -198,7 +189,7 @@ def test_found_nsqds_are_connected_once_and_kept_while_they_live(servers, consum
 def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_lookupd, caplog):
     """With default options: lookup is polled once a minute when the topic is known, not while it is not."""
     lookupd = make_lookupd()
-    nsqd = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
+    nsqd = make_nsqd(lookupd)
     seen = []
     lookups = str(lookupd.http_address)
     with Consumer("young", "c", lookupd_http_addresses=lookups, message_handler=lambda _, m: seen.append(m.body)):
@@ -213,7 +204,7 @@ def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_l
 def test_an_nsqd_that_restarts_is_consumed_again_without_waiting_for_a_poll(make_nsqd, make_lookupd, caplog):
     """Its lookupd forgets an nsqd that is away, and another nsqd has the topic: so nothing is sought."""
     lookupd = make_lookupd()
-    nsqds = [make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]
+    nsqds = [make_nsqd(lookupd) for _ in range(2)]
     for nsqd in nsqds:
         with Producer(str(nsqd.tcp_address)) as producer:
             producer.publish("restarted", b"before")

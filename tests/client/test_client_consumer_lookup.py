@@ -35,7 +35,7 @@ def publish(nsqd, topic, *bodies):
 def discovered(make_nsqd, make_lookupd):
     """An nsqd, its nsqlookupd, and the options of clients that find it."""
     lookupd = make_lookupd()
-    nsqd = make_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd = make_nsqd(lookupd, broadcast_address="127.0.0.1")
     return nsqd, lookupd, {"lookupd_http_addresses": str(lookupd.http_address), **QUICK_LOOKUP}
 
 
@@ -168,10 +168,8 @@ def test_clients_use_the_nsqds_that_discovery_filter_leaves_and_say_so_where_it_
     taken: list[bytes] = []
     asked: list[Nsqd] = []
     lookupd = make_lookupd()
-    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-topology-region=r"]
-    if family == "original":
-        flags.append("-enable-experiment=topology-aware-consumption")
-    nsqds = {zone: make_nsqd(*flags, f"-topology-zone={zone}") for zone in "ab"}
+    flags = {"enable_experiment": "topology-aware-consumption"} if family == "original" else {}
+    nsqds = {zone: make_nsqd(lookupd, topology_region="r", topology_zone=zone, **flags) for zone in "ab"}
     options: dict[str, Any] = {"lookupd_http_addresses": [lookupd.http_address], **FAST_LOOKUP}
     for each in nsqds.values():
         with NsqdHTTPClient(*each.http_address) as client:

@@ -545,23 +545,6 @@ async def failure_of(sequence: Any) -> HttpError:
     return raised.value
 
 
-async def test_a_request_and_its_reply(loop: Any) -> None:
-    def script(question: Question) -> None:
-        asked.append(question)
-        question.send(reply(b"stored", "201 Created", "X-Name: value\r\n"))
-
-    asked: list[Question] = []
-    with scripted_http(script) as [server]:
-        client = client_of(server, headers={"Accept": "text/plain"})
-        found = await client.ask(loop, "POST", "/p", {"a": "b c", "no": None}, b"body", headers={"X-One": "1"})
-        assert (found.status, found.body, found.headers["x-name"]) == (201, b"stored", "value")
-        client.close()
-    [question] = asked
-    assert (question.method, question.target, question.body) == ("POST", "/p?a=b+c", b"body")
-    for line in (f"Host: {server.address}", "Accept: text/plain", "X-One: 1", "Content-Length: 4"):
-        assert f"\r\n{line}\r\n" in question.head
-
-
 async def test_a_refusal_says_why_and_redirects_are_not_followed(loop: Any) -> None:
     def script(question: Question) -> None:
         if question.target == "/moved":
