@@ -35,7 +35,7 @@ from support.waiting import PROMPT, WAIT, until
 
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
-from nsq_fast.errors import ConnectionLost, HttpError, NoNsqd, NsqError, PublishRefused, RemoteProtocolError
+from nsq_fast.errors import ConnectionLost, HttpError, NoNsqd, PublishRefused, RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
@@ -464,6 +464,7 @@ def test_what_nobody_acknowledges_for_write_timeout_ends_the_connection(
 
 FORGED = b"\n2026-01-01 00:00:00 CRITICAL all is lost\x1b[2J\r"
 HUGE = FORGED + b"\x1b" * 1_000_000
+LONG = FORGED + b"\x1b" * 9_000  # in a frame that is no longer than one may be
 LONGEST = 6000
 """Characters of a record: a few texts of 500, each of which may be escaped to four times that."""
 
@@ -491,6 +492,7 @@ SAID: list[tuple[Callable[[Peer], object], int, bytes]] = [
     (Peer.read_identify, 1, b"E_INVALID" + HUGE),
     (Peer.read_identify, 0, HUGE),
     (Peer.read_identify, 0, json.dumps({"version": HUGE.decode()}).encode()),
+    (lambda peer: (peer.handshake(version=LONG.decode()), peer.read_line()), 1, b"E_BAD_TOPIC" + LONG),
     (asks_for_auth, 1, b"E_UNAUTHORIZED" + HUGE),
     (asks_for_auth, 0, HUGE),
     (is_asked_to_subscribe, 1, b"E_BAD_TOPIC" + HUGE),
@@ -519,14 +521,14 @@ def test_what_an_nsqd_says_to_a_producer(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.DEBUG)
 
     def script(peer: Peer) -> None:
-        peer.handshake(version=HUGE.decode())
+        peer.handshake(version=LONG.decode())
         peer.read_line()
         peer.read_body()
-        peer.frame(1, b"E_BAD_TOPIC" + HUGE)
+        peer.frame(1, b"E_BAD_TOPIC" + LONG)
 
     server = PeerServer(script)
-    with Producer(str(server.address)) as producer, pytest.raises(NsqError) as caught:
-        producer.publish("topic", b"x", timeout=5)
+    with Producer(str(server.address)) as producer, pytest.raises(PublishRefused) as caught:
+        producer.publish("topic", b"x", timeout=WAIT)
     server.stop()
     check(caplog, [caught.value])
 

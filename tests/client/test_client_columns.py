@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.http_server import scripted_http
 from support.peers import Peer, PeerServer
-from support.publishing import REDESIGNED, Command, Nsqds
+from support.publishing import REDESIGNED, Command, Nsqds, numbers
 from support.waiting import WAIT, promptly, until
 
 import nsq_fast
@@ -229,8 +229,8 @@ def test_every_layer(real_nsqd, tls_files, subscribe):
     bodies = []
     for options in (tls, {"snappy": True}, {"deflate": True}, {**tls, "snappy": True}, {**tls, "deflate": True}):
         with subscribe(server.tcp, **options) as subscription:
-            subscription.set_rdy(900)
-            bodies += drain(subscription, 900, 600)
+            subscription.set_rdy(500)
+            bodies += drain(subscription, 500, 300)
         assert subscription.unfinished == []
         left = len(BODIES) - len(bodies)
         until(lambda left=left: server.counts() == (left, 0))
@@ -487,14 +487,10 @@ def records_of(bodies: list[bytes], trace_ids: list[int] | None = None, headers:
     )
 
 
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
-
-
 def test_rows_become_commands(publish_nsqd: Nsqds, producer: Producers) -> None:
     nsqd = publish_nsqd()
     sender = producer(nsqd.address)
-    records = records_of(numbered(10))
+    records = records_of(numbers(10))
     rows = array("i", [7, 1, 1]).tobytes()
     results = [sender.publish_rows("t", records), sender.publish_rows("t", records, rows)]
     results.append(sender.publish_rows("t", records, None, 2, 4))
@@ -502,7 +498,7 @@ def test_rows_become_commands(publish_nsqd: Nsqds, producer: Producers) -> None:
     assert [result.get(timeout=WAIT).messages for result in results] == [10, 3, 2, 2]
     assert [command.name for command in nsqd.commands] == ["MPUB"] * 4
     assert [command.bodies for command in nsqd.commands] == [
-        numbered(10),
+        numbers(10),
         [b"7", b"1", b"1"],
         [b"2", b"3"],
         [b"1", b"1"],
@@ -539,11 +535,11 @@ def test_a_broken_connection_is_tried_again_with_the_same_rows(publish_nsqd: Nsq
             peer.ok()
 
     nsqd = publish_nsqd(answer)
-    result = producer(nsqd.address).publish_rows("t", records_of(numbered(5)))
+    result = producer(nsqd.address).publish_rows("t", records_of(numbers(5)))
     assert result.get(timeout=WAIT).messages == 5
-    assert [command.bodies for command in nsqd.commands] == [numbered(5)] * 2
+    assert [command.bodies for command in nsqd.commands] == [numbers(5)] * 2
     nsqd.commands.clear()
-    result = producer(nsqd.address, retry_unknown_outcome=False).publish_rows("t", records_of(numbered(5)))
+    result = producer(nsqd.address, retry_unknown_outcome=False).publish_rows("t", records_of(numbers(5)))
     with pytest.raises(errors.PublishFailed, match="may have been stored") as failure:
         result.get(timeout=WAIT)
     assert failure.value.possibly_stored

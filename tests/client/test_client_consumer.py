@@ -8,16 +8,12 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.processes import run_quietly
-from support.scripted_nsqd import frame, heard
+from support.scripted_nsqd import frame, heard, ignore
 from support.waiting import holds, promptly, until
 
 from nsq_fast import Consumer, Producer, threads
 from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
-
-
-def ignore(consumer, message):
-    pass
 
 
 @pytest.mark.parametrize("result", [True, 0, "x", [1], lambda: None, Event()], ids=lambda each: type(each).__name__)
@@ -303,6 +299,18 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
 
 
+def test_a_handler_that_does_not_end_is_sent_nothing_more_until_it_does(servers, consume):
+    server, gate = servers({"msg_timeout": 300}), Event()
+    consumer = consume(lambda c, m: gate.wait(), server)
+    conn = server.connection()
+    conn.push(1)
+    conn.wait_rdy(0)
+    conn.wait_for(lambda: consumer.stats().totals.expired == 1)
+    assert conn.rdy == 0
+    gate.set()
+    conn.wait_for(lambda: conn.rdy)
+
+
 def test_no_more_is_asked_for_than_handlers_begin_with_in_time_and_one_warning_says_so(servers, consume, caplog):
     def handler(consumer, message):
         gevent.sleep(0.2)  # sleep: a fifth of the timeout of a message
@@ -342,7 +350,7 @@ def test_by_default_each_connection_has_one(servers):
 def test_a_number_below_that_of_the_connections_is_obeyed_and_one_warning_says_so(servers, caplog):
     nsqds = [servers() for _ in range(3)]
     addresses = [str(each.address) for each in nsqds]
-    with Consumer("t", "c", addresses, message_handler=lambda c, m: None, max_in_flight=2) as consumer:
+    with Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=2) as consumer:
         nsqds[0].wait_for(lambda: sum(each.is_connected for each in consumer.stats().connections) == 3)
         nsqds[0].wait_for(lambda: consumer.total_ready_count == 2)
         assert consumer.max_in_flight == 2

@@ -11,7 +11,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.scripted_nsqd import ScriptedNsqd, heard, message_frame
+from support.scripted_nsqd import ScriptedNsqd, heard, ignore, message_frame
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import ColumnSubscription, Consumer, ExponentialBackoff, RequeueMessage
@@ -27,10 +27,6 @@ def raising(error):
             raise error
 
     return handler
-
-
-def ignore(consumer, message):
-    pass
 
 
 def requeues(conn):

@@ -15,17 +15,12 @@ import pytest
 from gevent.event import Event
 from support.http import ask
 from support.partitions import lookup_of, topology
-from support.scripted_nsqd import frame, heard, message_frame
+from support.scripted_nsqd import frame, heard, ignore, message_frame
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed, WrongThread
 from nsq_fast.names import Address
-
-
-def ignore(consumer, message):
-    pass
-
 
 # RDY
 

@@ -12,7 +12,7 @@ import lz4.block
 import pytest
 import snappy
 from support.partitions import OK, PartitionNsqd, answers, lookup_of, push_record, subscription, topology
-from support.scripted_nsqd import ScriptedNsqd, frame, heard
+from support.scripted_nsqd import ScriptedNsqd, frame, heard, ignore
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Message
@@ -34,10 +34,6 @@ pytestmark = pytest.mark.usefixtures("scripted_lookup")
 CONSUME = {"topic": "t", "channel": "c", "lookupd_http_addresses": "lookup:4161", "requeue_delay": 1}
 NSQD = PartitionNsqd
 NOT_LEADER = frame(1, b"E_FAILED_ON_NOT_LEADER ")
-
-
-def ignore(consumer, message):
-    pass
 
 
 def told(consumer, *answer, **meta):
@@ -524,7 +520,7 @@ def test_a_message_that_is_put_to_the_end_of_its_topic_is_no_copy_of_itself(nsqd
     published = []
 
     give_up = PublishTo(producer=Published())
-    consume(lambda _, m: None, found=topology({0: nsqd}, extend_support=True), give_up=give_up, max_tries=1)
+    consume(ignore, found=topology({0: nsqd}, extend_support=True), give_up=give_up, max_tries=1)
     connection = nsqd.subscriber(0)
     push_record(connection, 1, attempts=2, ext=keyed("a"))
     connection.wait_for(lambda: answers(connection, b"FIN") == [1])
@@ -536,7 +532,7 @@ def test_a_message_that_is_put_to_the_end_of_its_topic_is_no_copy_of_itself(nsqd
     [({"suppress_retried": 10}, False), ({"skip_header": "test"}, False), ({"skip_header": "test"}, True)],
 )
 def test_a_topic_whose_messages_have_no_headers_is_told_of_once(nsqd, consume, option, has_headers, caplog):
-    consume(lambda _, m: None, found=topology({0: nsqd, 1: nsqd}, extend_support=has_headers), **option)
+    consume(ignore, found=topology({0: nsqd, 1: nsqd}, extend_support=has_headers), **option)
     for partition in (0, 1):
         connection = nsqd.subscriber(partition)
         push_record(connection, 1, ext=b"" if has_headers else None)

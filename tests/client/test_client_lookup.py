@@ -345,6 +345,15 @@ async def test_nodes_of_lookupds_that_fail_are_an_error(loop: Any) -> None:
             await loop.sleep(0.002)  # sleep: looks again and again
 
 
+def test_addresses_that_cannot_be_used_are_refused() -> None:
+    for given in ("h:1", "http://h:1", "http://h:1/", " h:1 ,", ("h", 1)):
+        assert LookupPoller(given).lookupds == ("http://h:1",)
+    for bad in ("", [], "ftp://h:1", "http://h:1/path", "http://user:secret@h:1", "http://:1"):
+        with pytest.raises(ConfigError) as error:
+            LookupPoller(bad)
+        assert "secret" not in str(error.value)
+
+
 async def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_may(loop: Any) -> None:
     """A producer would publish to any nsqd then."""
     said = threading.Event()
@@ -481,55 +490,26 @@ def lists(*topics: str) -> Any:
     return knows(1, topics=topics)
 
 
-class Followed:
-    """The topics that a watch has a consumer at."""
-
-    def __init__(self) -> None:
-        self.topics: set[str] = set()
-
-    def __call__(self, found: Any, gone: Any) -> None:
-        self.topics.update(found)
-        self.topics.difference_update(gone)
-
-
-@contextlib.contextmanager
-def watching(loop: Any, servers: list[ScriptedHttp], config: LookupConfig) -> Iterator[Followed]:
-    followed = Followed()
-    choice = TopicChoice(re.compile("orders.*"))
-    with polling(loop, servers, config) as poller:
-        watch = TopicWatch(poller, choice, config, followed, log)
-        watch.start(loop, loop.supervisor(log), "topics")
-        try:
-            yield followed
-        finally:
-            watch.stop()
-
-
-async def test_topics_of_a_pattern_are_followed_although_a_lookupd_hangs(loop: Any) -> None:
-    """At once, and those that come later as well, as long as there are none."""
-    with scripted_http(hang, lists("orders1", "other")) as servers:
-        servers[1].script = lists("orders1", "other")
-        with watching(loop, servers, PATIENT) as followed:
-            await until_on(loop, lambda: followed.topics == {"orders1"})
-        servers[1].script = lists("other")
-        with watching(loop, servers, PATIENT) as followed:
-            await until_on(loop, lambda: servers[1].count("/topics") >= 3)
-            servers[1].script = lists("orders2")
-            await until_on(loop, lambda: followed.topics == {"orders2"})
-
-
 async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(loop: Any) -> None:
-    with scripted_http(lists(), lists()) as servers:
+    def follow(found: Any, gone: Any) -> None:
+        followed.update(found)
+        followed.difference_update(gone)
+
+    followed: set[str] = set()
+    config = PATIENT.replace(lookupd_poll_interval=0.01)
+    with scripted_http(lists(), lists()) as servers, polling(loop, servers, config) as poller:
         first, second = servers
-        first.script, second.script = lists("orders1", "orders2"), lists("orders3")
-        with watching(loop, servers, PATIENT.replace(lookupd_poll_interval=0.01)) as followed:
-            await until_on(loop, lambda: followed.topics == {"orders1", "orders2", "orders3"})
-            first.script = lists("orders2")
-            await until_on(loop, lambda: followed.topics == {"orders2", "orders3"})
-            second.script = fails
-            count = second.count("/topics")
-            await until_on(loop, lambda: second.count("/topics") >= count + 3)
-            assert followed.topics == {"orders2", "orders3"}
+        first.script, second.script = lists("orders1", "orders2", "other"), lists("orders3")
+        watch = TopicWatch(poller, TopicChoice(re.compile("orders.*")), config, follow, log)
+        watch.start(loop, loop.supervisor(log), "topics")
+        await until_on(loop, lambda: followed == {"orders1", "orders2", "orders3"})
+        first.script = lists("orders2")
+        await until_on(loop, lambda: followed == {"orders2", "orders3"})
+        second.script = fails
+        count = second.count("/topics")
+        await until_on(loop, lambda: second.count("/topics") >= count + 3)
+        assert followed == {"orders2", "orders3"}
+        watch.stop()
 
 
 # HTTP, with servers that work, lie, hang and flood

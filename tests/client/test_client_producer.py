@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.partitions import topology
 from support.peers import frame
-from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
+from support.publishing import REDESIGNED, agree, numbers, receipt, refuse, stay_mute
 from support.scripted_nsqd import heard
 from support.waiting import WAIT, until
 from support.wire import WireClient
@@ -33,10 +33,6 @@ OK = frame(0, b"OK")
 
 def names(commands):
     return [command.name for command in commands]
-
-
-def numbers(count):
-    return [b"%d" % number for number in range(count)]
 
 
 def results_of(results):

@@ -14,7 +14,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
+from support.publishing import REDESIGNED, EndOfPeer, agree, connected, numbers, receipt, refuse, stay_mute
 from support.servers import free_address
 from support.waiting import WAIT, holds, promptly, until
 
@@ -24,14 +24,6 @@ from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 0.5
-
-
-def numbers(count):
-    return [b"%d" % number for number in range(count)]
-
-
-def connected_to_all(sender, *servers):
-    until(lambda: len(sender.stats()["connected"]) == len(servers))
 
 
 # One failing publish fails alone
@@ -140,7 +132,7 @@ def test_what_would_fit_does_not_pass_a_batch_that_waits_for_room(publishing):
 def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_producer):
     dying, server = publish_nsqd(stay_mute), publish_nsqd()
     sender = new_producer(dying, server)
-    connected_to_all(sender, dying, server)
+    connected(sender, 2)
     results = [sender.publish_nowait("t", body) for body in numbers(10)]
     dying.wait_commands(5)
     dying.stop()
@@ -158,7 +150,7 @@ def stalling(publish_nsqd, new_producer):
     def make(version="1.3.0", **options):
         stuck, good = publish_nsqd(stay_mute, version=version), publish_nsqd(version=version)
         sender = new_producer(stuck, good, **{"attempt_timeout": LIMIT, "publish_timeout": 60.0, **options})
-        connected_to_all(sender, stuck, good)
+        connected(sender, 2)
         return stuck, good, sender
 
     return make
@@ -351,7 +343,7 @@ def test_callers_go_on_while_one_of_two_nsqds_is_frozen(freezing):
         return reply
 
     with Producer(addresses, attempt_timeout=LIMIT, publish_timeout=60.0) as producer:
-        connected_to_all(producer, *addresses)
+        connected(producer, 2)
         with calling(publish) as (counts, progress):
             progress(20)
             freeze()
@@ -384,7 +376,7 @@ def test_a_body_that_stalls_beyond_the_read_deadline_is_stored_by_another_real_n
     addresses = [link.address, healthy.tcp_address]
     try:
         with Producer(addresses, heartbeat_interval=1.0, retry_unknown_outcome=False) as sender:  # a deadline of 2 s
-            connected_to_all(sender, *addresses)
+            connected(sender, 2)
             link.left = 10_000
             results = [sender.publish_nowait("t", b"x" * 100_000) for _ in range(2)]
             gevent.joinall(results, timeout=30, raise_error=True)

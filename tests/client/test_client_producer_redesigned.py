@@ -10,7 +10,7 @@ import gevent
 import pytest
 from msgspec.structs import replace
 from support.partitions import lookup_of, topology
-from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
+from support.publishing import REDESIGNED, EndOfPeer, agree, connected, numbers, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, promptly, until
@@ -31,10 +31,6 @@ def placed(leaders):
             assert command.partition == number
             found.update(dict.fromkeys(command.bodies, number))
     return found
-
-
-def connected(sender, count):
-    until(lambda: len(sender.stats()["connected"]) == count)
 
 
 # Where publishes go
@@ -481,15 +477,6 @@ class Log:
         peer.frame(1, error) if error else peer.ok()
 
 
-def numbers(count):
-    return [b"%d" % number for number in range(count)]
-
-
-def one(nsqd):
-    """A topic of one partition."""
-    return topology({0: nsqd})
-
-
 @pytest.mark.parametrize(
     ("options", "encode"), [({}, "pub"), ({"coalesce": True}, "mpub"), ({"linger": 0.003}, "mpub")]
 )
@@ -647,7 +634,7 @@ def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(lookup_prod
     nsqds = [publish_nsqd(die_of_poison, version=REDESIGNED) for _ in range(4)]
     sender, _ = lookup_producer(topology(dict(enumerate(nsqds))), **PATIENT, **options)
     sender.publish("t", b"first")
-    until(lambda: len(sender.stats()["connected"]) == 4)
+    connected(sender, 4)
     results = [sender.publish_nowait("t", body) for body in (b"poison", *numbers(40))]
     gevent.joinall(results, timeout=WAIT)
     killed = [nsqd for nsqd in nsqds if b"poison" in nsqd.bodies]
@@ -669,7 +656,7 @@ def test_what_was_behind_what_ended_servers_is_tried_on(leading, publish_nsqd):
     for number, nsqd in enumerate(nsqds[:3], start=1):
         nsqd.wait_commands(1 if number == 3 else 2)
         nsqd.peers[0].reset()
-        lookup.tell(one(nsqds[number]))
+        lookup.tell(topology({0: nsqds[number]}))
     nsqds[3].answer = agree
     assert behind.get(timeout=WAIT) == b"OK"
     assert [b"poison" in nsqd.bodies for nsqd in nsqds] == [True, True, False, False]
@@ -685,7 +672,7 @@ def test_a_silent_leader_is_asked_about_until_another_leads_and_then_left_at_onc
     before = lookup.refreshed
     until(lambda: lookup.refreshed >= before + 10)  # lookup may take a while to see that the leader is gone
     assert sender.stats()["stalled"] == [str(old.address)]
-    lookup.tell(one(new))
+    lookup.tell(topology({0: new}))
     gevent.joinall(results, timeout=WAIT, raise_error=True)
     assert new.bodies == numbers(3)
     asked = lookup.refreshed
@@ -699,7 +686,7 @@ def test_publishes_without_key_go_round_a_leader_in_trouble(lookup_producer, lea
         topology(leaders), attempt_timeout=0.1, publish_timeout=60.0, retry_base_delay=5.0, retry_max_delay=5.0
     )
     assert sender.publish("t", b"first") == b"OK"
-    until(lambda: len(sender.stats()["connected"]) == 3)
+    connected(sender, 3)
     leaders[1].answer = stay_mute if trouble == "silent" else lambda peer, command: peer.frame(1, NOT_LEADER)
     before = lookup.refreshed
     callers = [gevent.spawn(sender.publish, "t", body) for body in numbers(12)]

@@ -38,6 +38,10 @@ def heard(client: Any, signal: str = "on_error", value: str = "error") -> list[A
     return found
 
 
+def ignore(consumer: Any, message: Any) -> None:
+    """A handler of messages that mean nothing."""
+
+
 class ScriptedConnection(Peer):
     """One accepted connection.
 
