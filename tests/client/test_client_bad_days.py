@@ -503,21 +503,19 @@ SAID: list[tuple[Callable[[Peer], object], int, bytes]] = [
 
 
 @pytest.mark.parametrize(("step", "kind", "data"), SAID, ids=range(len(SAID)))
-def test_what_an_nsqd_says_to_a_consumer(step: Any, kind: int, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_nsqd_says_to_a_consumer(
+    step: Any, kind: int, data: bytes, servers: Any, start_consumer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    server = PeerServer(lambda peer: (step(peer), peer.frame(kind, data)))
+    server = servers(lambda peer: (step(peer), peer.frame(kind, data)), kind=PeerServer)
     options: dict[str, Any] = {"message_handler": lambda *_: None, "auth_secret": "s", "max_reconnect_delay": 0.05}
-    consumer = Consumer("topic", "channel", str(server.address), **options)
-    errors = heard(consumer)
-    consumer.start(block=False)
+    errors = heard(start_consumer("topic", "channel", str(server.address), **options))
     until(lambda: errors)
-    consumer.close(drain=False)
-    server.stop()
     assert server.count >= 1
     check(caplog, errors)
 
 
-def test_what_an_nsqd_says_to_a_producer(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_nsqd_says_to_a_producer(servers: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     def script(peer: Peer) -> None:
@@ -526,27 +524,23 @@ def test_what_an_nsqd_says_to_a_producer(caplog: pytest.LogCaptureFixture) -> No
         peer.read_body()
         peer.frame(1, b"E_BAD_TOPIC" + LONG)
 
-    server = PeerServer(script)
-    with Producer(str(server.address)) as producer, pytest.raises(PublishRefused) as caught:
+    address = servers(script, kind=PeerServer).address
+    with Producer(str(address)) as producer, pytest.raises(PublishRefused) as caught:
         producer.publish("topic", b"x", timeout=WAIT)
-    server.stop()
     check(caplog, [caught.value])
 
 
-def test_what_an_http_server_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_http_server_says(servers: Any, start_consumer: Any, caplog: pytest.LogCaptureFixture) -> None:
     body = json.dumps({"message": FORGED.decode() * 3}).encode()
 
     def script(peer: Peer) -> None:
         peer.recv()
         peer.send(b"HTTP/1.1 500 E\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
-    server = PeerServer(script)
+    server = servers(script, kind=PeerServer)
     with pytest.raises(HttpError) as caught:
         NsqdHTTPClient(*server.address).ping()
     assert caught.value.text.startswith("\n2026")
-    consumer = Consumer("topic", "channel", lookupd_http_addresses=str(server.address), message_handler=lambda *_: None)
-    consumer.start(block=False)
+    start_consumer("topic", "channel", lookupd_http_addresses=str(server.address), message_handler=lambda *_: None)
     until(lambda: "fails" in caplog.text)
-    consumer.close()
-    server.stop()
     check(caplog, [caught.value])

@@ -91,17 +91,9 @@ def subscribe():
 
 
 @pytest.fixture
-def script():
+def script(servers):
     """``script(play)``: the address of a server that accepts SUB and then plays."""
-    servers = []
-
-    def make(play):
-        servers.append(PeerServer(lambda peer: (peer.accept_sub(), play(peer))))
-        return servers[-1].address
-
-    yield make
-    for each in servers:
-        each.stop()
+    return lambda play: servers(lambda peer: (peer.accept_sub(), play(peer)), kind=PeerServer).address
 
 
 def bodies_of(columns):
@@ -286,13 +278,12 @@ PUSHED = encode_frame(0, b"OK") + encode_message(1, 1, bytes(16), b"unasked")
     ],
     ids=["demands AUTH", "ends", "pushes", "stalls", "says nothing"],
 )
-def test_open_fails_with_the_reason(subscribe, play, error):
-    server = PeerServer(play)
+def test_open_fails_with_the_reason(servers, subscribe, play, error):
+    server = servers(play, kind=PeerServer)
     limit = 0.2 if error is TimeoutError else WAIT
     with promptly(), pytest.raises(ConnectFailed) as failure:
         subscribe(server.address, connect_timeout=limit)
     assert error is TimeoutError or isinstance(failure.value.__cause__, error)
-    server.stop()
 
 
 def test_a_refused_sub_is_the_servers_error(real_nsqd, subscribe):

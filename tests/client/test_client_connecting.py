@@ -56,20 +56,17 @@ def connect(address, owner=None, **options):
 
 
 @pytest.fixture
-def connect_to():
+def connect_to(servers):
     """``connect_to(script, **options)``: connect to a server that runs the script."""
-    servers, connections = [], []
+    connections = []
 
     def make(script, host="127.0.0.1", owner=None, **options):
-        servers.append(PeerServer(script, host))
-        connections.append(connect(servers[-1].address, owner, **options))
+        connections.append(connect(servers(script, host, kind=PeerServer).address, owner, **options))
         return connections[-1]
 
     yield make
     for conn in connections:
         conn.close(ConnectionLost("the test is over"))
-    for server in servers:
-        server.stop()
 
 
 # Stages
@@ -126,7 +123,7 @@ def test_what_a_server_refuses_is_its_error(connect_to, before, reply, error):
         assert re.search("auth server refuses auth_secret.*log of nsqd", str(caught.value)), "where to look"
 
 
-def test_killed_connect_closes_its_socket():
+def test_killed_connect_closes_its_socket(servers):
     ended, arrived = Event(), Event()
 
     def script(peer):
@@ -135,12 +132,10 @@ def test_killed_connect_closes_its_socket():
         peer.read_all()
         ended.set()
 
-    server = PeerServer(script)
-    attempt = gevent.spawn(connect, server.address)
+    attempt = gevent.spawn(connect, servers(script, kind=PeerServer).address)
     arrived.wait()
     attempt.kill()
     assert ended.wait(WAIT)
-    server.stop()
 
 
 # Hosts
@@ -176,10 +171,9 @@ def test_ipv6(connect_to):
             until(lambda: seen == [b"x"])
 
 
-def test_addresses_and_local_addresses(connect_to):
-    server = PeerServer(answer)  # on IPv4 only, while localhost may have an IPv6 address first: every one is tried
+def test_addresses_and_local_addresses(servers, connect_to):
+    server = servers(answer, kind=PeerServer)  # on IPv4 only; localhost may have an IPv6 address first: each is tried
     connect(Address("localhost", server.address.port)).close()
-    server.stop()
     assert connect_to(answer, local_address="127.0.0.2").local_address.host == "127.0.0.2"
 
 

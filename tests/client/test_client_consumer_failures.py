@@ -11,7 +11,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.scripted_nsqd import ScriptedNsqd, heard, ignore, message_frame
+from support.scripted_nsqd import heard, ignore, message_frame
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import ColumnSubscription, Consumer, ExponentialBackoff, RequeueMessage
@@ -326,20 +326,18 @@ def test_what_is_no_strategy_is_refused():
 # Deadlines
 
 
-def test_auto_touch_ends_at_max_msg_timeout_and_the_log_warns(caplog):
-    server = ScriptedNsqd({"msg_timeout": 1000, "max_msg_timeout": 2000})
-
+def test_auto_touch_ends_at_max_msg_timeout_and_the_log_warns(servers, consume, caplog):
     def handler(consumer, message):
         until(lambda: "is still being handled" in caplog.text)
         gevent.sleep(1.0)  # sleep: two times in which it could be touched
 
-    with Consumer("t", "c", str(server.address), auto_touch=True, message_handler=handler):
-        conn = server.connection()
-        conn.push(1)
-        conn.wait_for(lambda: conn.answered(b"FIN"))
-        assert 1 <= len(conn.answered(b"TOUCH")) <= 6
+    server = servers({"msg_timeout": 1000, "max_msg_timeout": 2000})
+    consume(handler, server, auto_touch=True)
+    conn = server.connection()
+    conn.push(1)
+    conn.wait_for(lambda: conn.answered(b"FIN"))
+    assert 1 <= len(conn.answered(b"TOUCH")) <= 6
     assert caplog.text.count("is still being handled") == 1
-    server.stop()
 
 
 LIMIT = 4096
@@ -366,30 +364,24 @@ def large_comes_back(server):
 
 
 @pytest.mark.slow
-def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, caplog):
+def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, start_consumer, caplog):
     publish(served, b"one", LARGE, b"two")
     handled, given_up, errors = [], [], []
-
-    def give_up(consumer, message):
-        given_up.append(message)
-
-    consumer = Consumer(
-        "t", "c", str(served.tcp_address), message_handler=lambda c, m: handled.append(m.body), give_up=give_up,
-        max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
+    consumer = start_consumer(
+        "t", "c", [served.tcp_address], message_handler=lambda c, m: handled.append(m.body),
+        give_up=lambda c, m: given_up.append(m), max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
     )  # fmt: skip
     consumer.on_exception.connect(lambda _, message, error: errors.append((message.attempts, error)), weak=False)
-    with consumer:
-        until(lambda: given_up)
-        publish(served, b"three")
-        until(lambda: len(handled) == 3)
-        stats = consumer.stats()
+    until(lambda: given_up)
+    publish(served, b"three")
+    until(lambda: len(handled) == 3)
     assert set(handled) == {b"one", b"two", b"three"}
     (message,) = given_up
     assert (message.attempts, message.body, message.is_truncated, message.body_size) == (3, b"", True, len(LARGE))
     assert [attempts for attempts, _ in errors] == [1, 2]
     assert all(isinstance(error, MessageTooLarge) and f"max_frame_size={LIMIT}" in str(error) for _, error in errors)
     assert f"max_frame_size={LIMIT}" in caplog.text
-    assert [connection.counters.received for connection in stats.connections] == [6]
+    assert [connection.counters.received for connection in consumer.stats().connections] == [6]
     assert "disconnected" not in "".join(record.getMessage() for record in caplog.records if record.levelno > 20)
 
 
@@ -410,27 +402,22 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_batches_and_iteration_never_see_it(served):
+def test_batches_and_iteration_never_see_it(served, start_consumer):
     publish(served, LARGE, *(b"%d" % number for number in range(20)))
-    seen, given_up = [], []
+    seen, given_up, bodies = [], [], []
     options = {"max_frame_size": LIMIT, "max_tries": 1, "requeue_delay": 0, "max_in_flight": 50}
-    with Consumer(
-        "t", "c", str(served.tcp_address), batch_handler=lambda c, messages: seen.extend(messages),
-        give_up=lambda c, message: given_up.append(message), **options,
-    ):  # fmt: skip
-        until(lambda: given_up and len(seen) == 20)
+    options["give_up"] = lambda c, message: given_up.append(message)
+    where = ("t", "c", [served.tcp_address])
+    first = start_consumer(*where, batch_handler=lambda c, messages: seen.extend(messages), **options)
+    until(lambda: given_up and len(seen) == 20)
+    first.close()
     assert not any(message.is_truncated for message in seen)
     publish(served, LARGE, b"last")
-    consumer = Consumer(
-        "t", "c", str(served.tcp_address), give_up=lambda c, message: given_up.append(message), **options
-    )
-    bodies = []
-    for message in consumer:
+    for message in start_consumer(*where, **options):
         bodies.append(message.body)
         if len(given_up) == 2:
             break
         publish(served, b"more")
-    consumer.close()
     assert set(bodies) <= {b"last", b"more"}
 
 
@@ -452,13 +439,11 @@ def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeyp
 
 
 @pytest.mark.slow
-def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
-    server = ScriptedNsqd()
+def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory(nsqd, consume):
     release = Event()
-    consumer = Consumer("t", "c", str(server.address), message_handler=lambda c, m: release.wait(), max_in_flight=10)
+    consumer = consume(lambda c, m: release.wait())
     errors = heard(consumer)
-    consumer.start(block=False)
-    conn = server.connection()
+    conn = nsqd.connection()
     conn.wait_rdy(10)
     flood = b"".join(message_frame(number, b"x" * 100_000) for number in range(100))
 
@@ -475,5 +460,3 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     assert held <= 250
     sender.kill()
     release.set()
-    consumer.close(drain=False)
-    server.stop()
