@@ -12,11 +12,11 @@ import gevent
 
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
-from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, wait_for
+from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, wait_for
 from support.waiting import WAIT
+from support.wire import OK, frame
 
 VERSION = "0.3.7-HA.1.13.0"
-OK = frame(0, b"OK")
 SIZE = 40
 
 

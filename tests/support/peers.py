@@ -17,6 +17,7 @@ from gevent import socket
 from gevent.server import StreamServer
 
 from nsq_fast.names import Address
+from support.wire import frame, message_frame
 
 
 class Peer:
@@ -110,16 +111,6 @@ class Peer:
         """Close so that the other end gets a reset."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
-
-
-def frame(kind: int, data: bytes) -> bytes:
-    return struct.pack(">II", len(data) + 4, kind) + data
-
-
-def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> bytes:
-    if isinstance(message_id, int):
-        message_id = b"%016x" % message_id
-    return frame(2, struct.pack(">qH", timestamp, attempts) + message_id + body)
 
 
 class PeerServer:

@@ -15,8 +15,9 @@ from typing import Any
 from gevent import socket
 from gevent.event import Event
 
-from support.peers import Peer, PeerServer, frame, message_frame
+from support.peers import Peer, PeerServer
 from support.waiting import WAIT
+from support.wire import OK, frame, message_frame
 
 ID_LENGTH = 16
 
@@ -164,7 +165,7 @@ class ScriptedNsqd(PeerServer):
         elif word == b"IDENTIFY":
             connection.send(frame(0, json.dumps(self.info).encode()))
         elif word == b"SUB":
-            connection.send(frame(0, b"OK"))
+            connection.send(OK)
         elif word == b"CLS":
             connection.send(frame(0, b"CLOSE_WAIT"))
 
