@@ -280,7 +280,8 @@ async def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_pro
         try:
             await asyncio.sleep(SLOW)  # sleep: a slow handler
         finally:
-            await asyncio.sleep(SLOW)  # sleep: it does not want to end
+            if is_twice:
+                await asyncio.sleep(SLOW)  # sleep: it does not want to end
 
     async def within(consumer: Consumer) -> None:
         async with consumer:
