@@ -19,7 +19,7 @@ from support.servers import free_address
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
-from nsq_fast.broker import Broker
+from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
 from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
@@ -138,6 +138,20 @@ def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_
     dying.stop()
     gevent.joinall(results, timeout=WAIT, raise_error=True)
     assert sorted(server.bodies) == numbers(10)
+
+
+def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
+    monkeypatch.setattr("nsq_fast.protocol.rdy.ReconnectDelay.next", lambda *_: 3600.0)
+    address = free_address()
+    with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
+        sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)
+        sender.start()
+        server.stop()
+        until(lambda: str(address) in sender.stats()["disconnected"])
+        result = sender.publish_nowait("t", b"x")
+        server.start()
+        assert result.get(timeout=WAIT) == b"OK"
+        sender.close()
 
 
 # An nsqd that does not answer: what it owes goes elsewhere, and it gets nothing new until it has answered
