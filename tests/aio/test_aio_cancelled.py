@@ -95,16 +95,26 @@ async def test_handlers_are_cancelled_with_the_task_of_their_consumer(
     assert await taken_again(filled, len(back)) == back
 
 
-async def test_messages_of_other_tasks_are_requeued(filled: str) -> None:
+@pytest.mark.parametrize("way", ["held by tasks", "given up"])
+async def test_what_those_hold_who_iterate_is_requeued(filled: str, way: str) -> None:
     held: list[Message] = []
+
+    async def give_up(consumer: Consumer, message: Message) -> None:
+        held.append(message)
+        await asyncio.sleep(SLOW)  # sleep: a slow policy
 
     async def take(consumer: Consumer) -> None:
         async for message in consumer:
-            held.append(message)
-            await asyncio.sleep(SLOW)  # sleep: a slow task
+            if way == "given up":
+                message.requeue(0)
+            else:
+                held.append(message)
+                await asyncio.sleep(SLOW)  # sleep: a slow task
 
     async def iterate() -> None:
-        async with Consumer("t", "c", filled, max_in_flight=10, concurrency=3) as consumer:
+        options: dict[str, Any] = {"max_tries": 1, "give_up": give_up} if way == "given up" else {}
+        options |= {"max_in_flight": 10, "concurrency": 3, "max_backoff_duration": 0}
+        async with Consumer("t", "c", filled, **options) as consumer:
             other = asyncio.create_task(take(consumer))
             try:
                 await take(consumer)
@@ -144,26 +154,6 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
         asyncio.run(main())
     finally:
         source.over.set()
-
-
-async def test_a_policy_that_is_cancelled_with_who_iterates_loses_no_message(filled: str) -> None:
-    called: list[bytes] = []
-
-    async def give_up(consumer: Consumer, message: Message) -> None:
-        called.append(message.body)
-        await asyncio.sleep(SLOW)  # sleep: a slow policy
-
-    async def take() -> None:
-        async with Consumer(
-            "t", "c", filled, max_in_flight=5, max_tries=1, give_up=give_up, max_backoff_duration=0
-        ) as consumer:
-            async for message in consumer:
-                message.requeue(0)
-
-    task = asyncio.create_task(take())
-    await until_async(lambda: called)
-    assert await cancelled(task) < SOON
-    assert await taken_again(filled) == ALL
 
 
 INTERRUPTED = """
@@ -290,7 +280,8 @@ async def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_pro
         try:
             await asyncio.sleep(SLOW)  # sleep: a slow handler
         finally:
-            await asyncio.sleep(SLOW)  # sleep: it does not want to end
+            if is_twice:
+                await asyncio.sleep(SLOW)  # sleep: it does not want to end
 
     async def within(consumer: Consumer) -> None:
         async with consumer:

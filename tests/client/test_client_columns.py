@@ -306,7 +306,8 @@ def test_a_refused_sub_is_the_servers_error(real_nsqd, subscribe):
     ids=["fatal", "garbage"],
 )
 def test_what_ends_it_is_raised_when_it_comes(script, subscribe, sent, error):
-    subscription = subscribe(script(lambda peer: (peer.send(sent), peer.read_all())))
+    subscription = subscribe(script(lambda peer: (peer.read_line(), peer.send(sent), peer.read_all())))
+    subscription.set_rdy(2)
     with pytest.raises(error):
         subscription.fetch(WAIT, at_least=2)
     assert not subscription.is_open
@@ -314,7 +315,9 @@ def test_what_ends_it_is_raised_when_it_comes(script, subscribe, sent, error):
 
 def test_a_failed_requeue_is_none_of_the_unfinished(script, subscribe):
     failed = encode_frame(1, b"E_REQ_FAILED REQ 0123456789abcdef failed")
-    subscription = subscribe(script(lambda peer: (peer.send(failed), peer.messages(1), peer.read_all())))
+    play = lambda peer: (peer.read_line(), peer.send(failed), peer.messages(1), peer.read_all())  # noqa: E731
+    subscription = subscribe(script(play))
+    subscription.set_rdy(1)
     assert subscription.fetch(WAIT).count == 1
     assert subscription.unfinished == []
 

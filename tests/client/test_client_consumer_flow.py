@@ -181,40 +181,39 @@ def test_found_nsqds_are_connected_once_and_kept_while_they_live(servers, consum
     assert lookup.is_stopped
 
 
-def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_lookupd, caplog):
-    """With default options: lookup is polled once a minute when the topic is known, not while it is not."""
-    lookupd = make_lookupd()
-    nsqd = make_nsqd(lookupd)
-    seen = []
-    lookups = str(lookupd.http_address)
-    with Consumer("young", "c", lookupd_http_addresses=lookups, message_handler=lambda _, m: seen.append(m.body)):
-        until(lambda: "no nsqlookupd knows topic young yet" in caplog.text)
-        with Producer(str(nsqd.tcp_address)) as producer:
-            producer.publish("young", b"first")
-        until(lambda: seen == [b"first"])
-    assert caplog.text.count("no nsqlookupd knows topic young yet; asking again until one does") == 1
-    assert caplog.text.count("topic young is known now") == 1
+def test_a_topic_that_appears_and_an_nsqd_that_restarts_are_found_without_waiting_for_a_poll(
+    make_nsqd, make_lookupd, start_consumer, caplog
+):
+    """A lookupd forgets an nsqd that is away, and another nsqd has the topic then: so nothing is sought."""
 
-
-def test_an_nsqd_that_restarts_is_consumed_again_without_waiting_for_a_poll(make_nsqd, make_lookupd, caplog):
-    """Its lookupd forgets an nsqd that is away, and another nsqd has the topic: so nothing is sought."""
-    lookupd = make_lookupd()
-    nsqds = [make_nsqd(lookupd) for _ in range(2)]
-    for nsqd in nsqds:
+    def publish(nsqd, topic, body):
         with Producer(str(nsqd.tcp_address)) as producer:
-            producer.publish("restarted", b"before")
+            producer.publish(topic, body)
+
+    def has_both():
+        found = ask(lookupd.http_address, "GET", "/lookup?topic=old")
+        return found.status == 200 and len(found.json["producers"]) == 2
+
     caplog.set_level("INFO", "nsq_fast")
+    lookupd = make_lookupd()
+    away, other = (make_nsqd(lookupd) for _ in range(2))
+    for nsqd in (away, other):
+        publish(nsqd, "old", b"before")
+    until(has_both)
     seen = []
     options = {"lookupd_http_addresses": str(lookupd.http_address), "lookupd_poll_interval": 600.0}
-    with Consumer("restarted", "c", message_handler=lambda _, m: seen.append(m.body), **options) as consumer:
-        until(lambda: len(seen) == 2)
-        nsqds[0].stop()
-        until(lambda: len(consumer.stats().connections) == 1)
-        assert f"{nsqds[0].tcp_address}: lookup names it no longer" in caplog.text
-        nsqds[0].start()
-        with Producer(str(nsqds[0].tcp_address)) as producer:
-            producer.publish("restarted", b"after")
-        until(lambda: b"after" in seen)
+    consumer = start_consumer(["old", "young"], "c", message_handler=lambda _, m: seen.append(m.body), **options)
+    until(lambda: seen == [b"before"] * 2 and "no nsqlookupd knows topic young yet" in caplog.text)
+    publish(other, "young", b"first")
+    until(lambda: b"first" in seen)
+    assert caplog.text.count("no nsqlookupd knows topic young yet; asking again until one does") == 1
+    assert caplog.text.count("topic young is known now") == 1
+    away.stop()
+    until(lambda: len(consumer.stats().connections) == 2)
+    assert f"{away.tcp_address}: lookup names it no longer" in caplog.text
+    away.start()
+    publish(away, "old", b"after")
+    until(lambda: b"after" in seen)
 
 
 # The end: nothing acknowledged is lost, nothing waits longer than it must

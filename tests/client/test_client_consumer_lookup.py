@@ -19,24 +19,15 @@ from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer, RedesignedCl
 from nsq_fast.errors import ConfigError, NoNsqd
 from nsq_fast.protocol.topology import Nsqd
 
-# Consumers of several topics, by name and by pattern, and ``discovery_filter``: what is consumed, and where
-
-
 ORDERS = re.compile("orders_.*")
-QUICK_LOOKUP = {"lookupd_poll_interval": 0.2, "lookupd_poll_jitter": 0.0, "lookupd_refresh_interval": 0.05}
+QUICK: dict[str, Any] = {
+    "lookupd_poll_interval": 0.05, "lookupd_poll_jitter": 0.0, "lookupd_refresh_interval": 0.05,
+}  # fmt: skip
 
 
 def publish(nsqd, topic, *bodies):
     with Producer(str(nsqd.tcp_address)) as producer:
         producer.multipublish(topic, list(bodies))
-
-
-@pytest.fixture
-def discovered(make_nsqd, make_lookupd):
-    """An nsqd, its nsqlookupd, and the options of clients that find it."""
-    lookupd = make_lookupd()
-    nsqd = make_nsqd(lookupd, broadcast_address="127.0.0.1")
-    return nsqd, lookupd, {"lookupd_http_addresses": str(lookupd.http_address), **QUICK_LOOKUP}
 
 
 # By name
@@ -82,8 +73,10 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(ns
 # By pattern
 
 
-def test_topics_that_match_are_taken_up_and_left_as_they_come_and_go(discovered, start_consumer, caplog):
-    nsqd, lookupd, lookup = discovered
+def test_topics_that_match_are_taken_up_and_left_as_they_come_and_go(make_nsqd, make_lookupd, start_consumer, caplog):
+    lookupd = make_lookupd()
+    nsqd = make_nsqd(lookupd, broadcast_address="127.0.0.1")
+    lookup = {"lookupd_http_addresses": str(lookupd.http_address), **QUICK}
     seen = []
     handler = lambda _, message: seen.append((message.topic, message.body))  # noqa: E731
     consumer = start_consumer(ORDERS, "ch", message_handler=handler, **lookup)
@@ -130,16 +123,13 @@ def test_ordered_and_unordered_topics_of_a_cluster(cluster, lookups, start_consu
             for name in ("a", "b"):
                 producer.publish(name, b"%d" % number, partition=number % 2)
     handler = lambda _, message: seen[message.topic, message.partition].append(int(message.body))  # noqa: E731
-    consumer = start_consumer(topic, "ch", message_handler=handler, **lookups, **QUICK_LOOKUP)
+    consumer = start_consumer(topic, "ch", message_handler=handler, **lookups, **QUICK)
     until(lambda: sum(map(len, seen.values())) == 200)
     for number in range(2):
         assert seen["a", number] == list(range(number, 100, 2))
         assert sorted(seen["b", number]) == list(range(number, 100, 2))
     assert consumer.stats().order_violations == 0
     assert {name: each.received for name, each in consumer.stats().topics.items()} == {"a": 100, "b": 100}
-
-
-FAST_LOOKUP: dict[str, Any] = {"lookupd_poll_interval": 0.05, "lookupd_poll_jitter": 0.0}
 
 
 def refusal(producer: Producer, **where: Any) -> str:
@@ -170,7 +160,7 @@ def test_clients_use_the_nsqds_that_discovery_filter_leaves_and_say_so_where_it_
     lookupd = make_lookupd()
     flags = {"enable_experiment": "topology-aware-consumption"} if family == "original" else {}
     nsqds = {zone: make_nsqd(lookupd, topology_region="r", topology_zone=zone, **flags) for zone in "ab"}
-    options: dict[str, Any] = {"lookupd_http_addresses": [lookupd.http_address], **FAST_LOOKUP}
+    options: dict[str, Any] = {"lookupd_http_addresses": [lookupd.http_address], **QUICK}
     for each in nsqds.values():
         with NsqdHTTPClient(*each.http_address) as client:
             client.create_topic("topic")
@@ -205,7 +195,7 @@ def test_partitions_of_other_nodes_are_left_out_and_named(
 ) -> None:
     cluster.create_topic("topic", 3, channels=["channel"])
     leader = cluster.nsqds[0].tcp_address
-    options: dict[str, Any] = {"discovery_filter": lambda nsqd: nsqd.tcp == leader, **lookups, **FAST_LOOKUP}
+    options: dict[str, Any] = {"discovery_filter": lambda nsqd: nsqd.tcp == leader, **lookups, **QUICK}
     taken: list[int | None] = []
     handle = lambda _, message: taken.append(message.partition)  # noqa: E731
     consumer = start_consumer("topic", "channel", message_handler=handle, **options)

@@ -94,21 +94,25 @@ class Told:
 
 @contextlib.contextmanager
 def polling(
-    loop: Any, servers: list[ScriptedHttp], config: LookupConfig = PATIENT, access: Any = "r", told: Any = None
-) -> Iterator[LookupPoller]:
-    poller = LookupPoller([server.address for server in servers], config, access, told)
-    poller.start(loop, loop.supervisor(log))
-    try:
-        yield poller
-    finally:
-        poller.stop()
+    loop: Any, *scripts: Any, config: LookupConfig = PATIENT, access: Any = "r"
+) -> Iterator[tuple[LookupPoller, list[ScriptedHttp], Told]]:
+    """A poller of lookupds that answer so, these, and what it tells its listener."""
+    told = Told()
+    with scripted_http(*scripts) as servers:
+        poller = LookupPoller([server.address for server in servers], config, access, told)
+        poller.start(loop, loop.supervisor(log))
+        try:
+            yield poller, servers, told
+        finally:
+            poller.stop()
 
 
 def ports(topology: Topology | None) -> set[int] | None:
     return None if topology is None else {nsqd.tcp.port for nsqd in topology.producers}
 
 
-async def test_the_role_metadata_and_headers_are_always_sent(loop: Any) -> None:
+@pytest.mark.parametrize("access", ["r", "w"])
+async def test_the_role_metadata_and_headers_are_always_sent(loop: Any, access: str) -> None:
     questions: list[Question] = []
 
     def script(question: Question) -> None:
@@ -117,31 +121,26 @@ async def test_the_role_metadata_and_headers_are_always_sent(loop: Any) -> None:
 
     config = PATIENT.replace(lookupd_authorization="Bearer s3cret")
     assert "s3cret" not in repr(config)
-    with scripted_http(script) as servers:
-        for access in "rw":
-            questions.clear()
-            with polling(loop, servers, config, access) as poller:
-                await poller.wait_topology("t#ephemeral", WAIT)
-            asked = next(each for each in questions if each.target.startswith("/lookup"))
-            assert asked.target == f"/lookup?topic=t%23ephemeral&access={access}&metainfo=true"
-            assert "Accept: application/vnd.nsq; version=1.0\r\n" in asked.head
-            assert "Authorization: Bearer s3cret\r\n" in asked.head
+    with polling(loop, script, config=config, access=access) as (poller, _, _):
+        await poller.wait_topology("t#ephemeral", WAIT)
+    asked = next(each for each in questions if each.target.startswith("/lookup"))
+    assert asked.target == f"/lookup?topic=t%23ephemeral&access={access}&metainfo=true"
+    assert "Accept: application/vnd.nsq; version=1.0\r\n" in asked.head
+    assert "Authorization: Bearer s3cret\r\n" in asked.head
 
 
 async def test_a_hung_lookupd_delays_nothing_that_another_knows(loop: Any) -> None:
     """Two hundred topics, each used as soon as it is known; the hung one gets its share of questions and no more."""
-    with scripted_http(hang, knows(1)) as servers:
-        told = Told()
-        names = [f"t{number}" for number in range(200)]
-        with polling(loop, servers, told=told) as poller:
-            for name in names:
-                poller.add_topic(name)
-            await until_on(loop, lambda: {topic for topic, _ in told.all} == set(names))
-            assert all(ports == {1} for name in names for ports in told.ports(name))
-            assert servers[0].most <= SIDE_BY_SIDE
-            # And what is known of one may be asked anew.
-            servers[1].script = knows(2)
-            await until_on(loop, lambda: poller.refresh("t7") or told.ports("t7")[-1] == {2})
+    names = [f"t{number}" for number in range(200)]
+    with polling(loop, hang, knows(1)) as (poller, (hung, good), told):
+        for name in names:
+            poller.add_topic(name)
+        await until_on(loop, lambda: {topic for topic, _ in told.all} == set(names))
+        assert all(ports == {1} for name in names for ports in told.ports(name))
+        assert hung.most <= SIDE_BY_SIDE
+        # And what is known of one may be asked anew.
+        good.script = knows(2)
+        await until_on(loop, lambda: poller.refresh("t7") or told.ports("t7")[-1] == {2})
 
 
 async def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(loop: Any) -> None:
@@ -153,25 +152,22 @@ async def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(loop: Any)
             together.wait(WAIT)
         knows(1)(question)
 
-    with scripted_http(slow) as servers:
-        told = Told()
-        with polling(loop, servers, told=told) as poller:
-            for number in range(40):
-                poller.add_topic(f"t{number}")
-            await until_on(loop, lambda: len({topic for topic, _ in told.all}) == 40)
-            assert servers[0].most <= SIDE_BY_SIDE
+    with polling(loop, slow) as (poller, [server], told):
+        for number in range(40):
+            poller.add_topic(f"t{number}")
+        await until_on(loop, lambda: len({topic for topic, _ in told.all}) == 40)
+        assert server.most <= SIDE_BY_SIDE
 
 
 async def test_a_lookupd_that_answers_in_time_is_asked_over_one_connection(
     loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsq_fast.client.lookup.PATIENCE", WAIT)  # else it is not in time where the machine is busy
-    with scripted_http(knows(1)) as [server]:
-        with polling(loop, [server]) as poller:
-            for number in range(100):
-                poller.add_topic(f"t{number}")
-            for number in range(100):
-                await poller.wait_topology(f"t{number}", WAIT)
+    with polling(loop, knows(1)) as (poller, [server], _):
+        for number in range(100):
+            poller.add_topic(f"t{number}")
+        for number in range(100):
+            await poller.wait_topology(f"t{number}", WAIT)
         assert server.connections == 1
 
 
@@ -183,33 +179,26 @@ async def test_what_a_lookupd_said_holds_until_it_answers_again(loop: Any) -> No
         assert go_on.wait(WAIT)
         knows(3)(question)
 
-    with scripted_http(knows(1), knows(2)) as servers:
-        go_on.clear()
-        servers[0].script, servers[1].script = knows(1), knows(2)
-        told = Told()
-        with polling(loop, servers, told=told) as poller:
-            await poller.wait_topology("t", WAIT)
-            servers[0].script, servers[1].script = knows(4), later
-            await until_on(loop, lambda: poller.refresh("t") or {2, 4} in told.ports())
-            go_on.set()
-            await until_on(loop, lambda: told.ports()[-1] == {3, 4})
-            assert all(each in ({1}, {2}, {1, 2}, {2, 4}, {3, 4}) for each in told.ports())
+    with polling(loop, knows(1), knows(2)) as (poller, servers, told):
+        await poller.wait_topology("t", WAIT)
+        servers[0].script, servers[1].script = knows(4), later
+        await until_on(loop, lambda: poller.refresh("t") or {2, 4} in told.ports())
+        go_on.set()
+        await until_on(loop, lambda: told.ports()[-1] == {3, 4})
+        assert all(each in ({1}, {2}, {1, 2}, {2, 4}, {3, 4}) for each in told.ports())
 
 
 async def test_a_lookupd_that_fails_plays_no_part_any_longer(loop: Any) -> None:
-    with scripted_http(knows(1), knows(2)) as servers:
-        servers[1].script = knows(2)
-        told = Told()
-        with polling(loop, servers, told=told) as poller:
-            await poller.wait_topology("t", WAIT)
-            servers[1].script = fails
-            await until_on(loop, lambda: poller.refresh("t") or told.ports()[-1] == {1})
-            await until_on(loop, lambda: "500" in poller.failure())
-            assert poller.answering() == [f"http://{servers[0].address}"]
+    with polling(loop, knows(1), knows(2)) as (poller, servers, told):
+        await poller.wait_topology("t", WAIT)
+        servers[1].script = fails
+        await until_on(loop, lambda: poller.refresh("t") or told.ports()[-1] == {1})
+        await until_on(loop, lambda: "500" in poller.failure())
+        assert poller.answering() == [f"http://{servers[0].address}"]
 
 
 async def test_a_removed_topic_is_asked_for_no_more(loop: Any) -> None:
-    with scripted_http(knows(1)) as [server], polling(loop, [server], FAST) as poller:
+    with polling(loop, knows(1), config=FAST) as (poller, [server], _):
         poller.add_topic("a")
         poller.add_topic("b")
         await until_on(loop, lambda: poller.topology("a") and poller.topology("b"))
@@ -257,8 +246,7 @@ async def test_a_lying_lookupd_is_ignored_and_logged_once_and_if_all_do_what_was
         count = server.count("/lookup") + more
         return lambda: server.count("/lookup") >= count
 
-    told = Told()
-    with scripted_http(knows(1), lies) as (good, bad), polling(loop, [good, bad], BOUNDED, told=told) as poller:
+    with polling(loop, knows(1), lies, config=BOUNDED) as (poller, (good, bad), told):
         assert ports(await poller.wait_topology("t", WAIT)) == {1}
         await until_on(loop, asked(bad, 1))
         await until_on(loop, asked(good, 4))
@@ -280,7 +268,7 @@ async def test_a_failing_lookupd_is_asked_less_often_and_promoted_when_it_answer
     loop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nsq_fast.lookup")
-    with scripted_http(knows(1), fails) as (good, bad), polling(loop, [good, bad], FAST) as poller:
+    with polling(loop, knows(1), fails, config=FAST) as (poller, (good, bad), _):
         poller.add_topic("t")
         await until_on(loop, lambda: good.count("/lookup") >= 24)
         assert 2 <= bad.count("/lookup") <= 8
@@ -296,7 +284,7 @@ async def test_a_failing_lookupd_is_asked_less_often_and_promoted_when_it_answer
 
 async def test_refreshes_without_end_are_a_poll_each_interval(loop: Any) -> None:
     config = PATIENT.replace(lookupd_refresh_interval=0.2)
-    with scripted_http(knows(1)) as [server], polling(loop, [server], config) as poller:
+    with polling(loop, knows(1), config=config) as (poller, [server], _):
         await poller.wait_topology("t", WAIT)
         before, began = server.count("/lookup"), time.monotonic()
         await until_on(loop, lambda: poller.refresh("t") or server.count("/lookup") >= before + 4)
@@ -310,7 +298,7 @@ def listing(*addresses: Address) -> dict[str, Any]:
 async def test_the_lookupds_of_a_cluster_are_learnt_from_a_seed_and_forgotten_when_they_are_listed_no_more(
     loop: Any,
 ) -> None:
-    with scripted_http(knows(1), knows(2)) as (seed, other), polling(loop, [seed], FAST) as poller:
+    with scripted_http(knows(2)) as [other], polling(loop, knows(1), config=FAST) as (poller, [seed], _):
         seed.script = knows(1, lookupds=listing(seed.address, other.address))
         poller.add_topic("t")
         await until_on(loop, lambda: ports(poller.topology("t")) == {1, 2})
@@ -329,7 +317,7 @@ async def test_the_lookupds_of_a_cluster_are_learnt_from_a_seed_and_forgotten_wh
 
 
 async def test_nodes_of_lookupds_that_fail_are_an_error(loop: Any) -> None:
-    with scripted_http(lambda question: question.answer(b"<html>")) as [server], polling(loop, [server]) as poller:
+    with polling(loop, lambda question: question.answer(b"<html>")) as (poller, [server], _):
         with pytest.raises(LookupFailed, match="malformed"):
             await poller.nodes(WAIT)
         server.script = lambda question: question.answer({"producers": []})
@@ -366,21 +354,16 @@ async def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_
         assert said.wait(WAIT)
         knows(2)(question)
 
-    with scripted_http(unknown, after) as servers:
-        said.clear()
-        told = Told()
-        with polling(loop, servers, access="w", told=told) as poller:
-            poller.add_topic("t")
-            await until_on(loop, lambda: told.all)
-            assert told.ports() == [{2}]
+    with polling(loop, unknown, after, access="w") as (poller, _, told):
+        poller.add_topic("t")
+        await until_on(loop, lambda: told.all)
+        assert told.ports() == [{2}]
 
 
 async def test_that_nobody_knows_a_topic_is_concluded_although_a_lookupd_hangs(loop: Any) -> None:
-    with scripted_http(hang, knows()) as servers:
-        told = Told()
-        with polling(loop, servers, access="w", told=told) as poller:
-            assert (await poller.wait_topology("t", WAIT)).is_empty
-            assert told.ports() == [set()]
+    with polling(loop, hang, knows(), access="w") as (poller, _, told):
+        assert (await poller.wait_topology("t", WAIT)).is_empty
+        assert told.ports() == [set()]
 
 
 @pytest.mark.parametrize(
@@ -395,16 +378,16 @@ async def test_an_answer_that_names_no_nsqd_that_can_be_used_is_a_bad_one(
     loop: Any, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is reported, and is not taken for a topic that nobody knows; what another says is used."""
-    with scripted_http(lambda question: question.answer(answer), knows(1)) as servers:
-        with polling(loop, servers) as poller:
-            assert [nsqd.tcp.port for nsqd in (await poller.wait_topology("t", WAIT)).producers] == [1]
-            await until_on(loop, poller.failure)
-            assert "none with an address that can be used" in poller.failure()
-        with polling(loop, servers[:1]) as poller:
-            poller.add_topic("t")
-            await until_on(loop, poller.failure)
-            with pytest.raises(LookupFailed, match="none with an address"):
-                await poller.wait_topology("t", 0.01)
+    bad = lambda question: question.answer(answer)  # noqa: E731
+    with polling(loop, bad, knows(1)) as (poller, _, _):
+        assert ports(await poller.wait_topology("t", WAIT)) == {1}
+        await until_on(loop, poller.failure)
+        assert "none with an address that can be used" in poller.failure()
+    with polling(loop, bad) as (poller, _, _):
+        poller.add_topic("t")
+        await until_on(loop, poller.failure)
+        with pytest.raises(LookupFailed, match="none with an address"):
+            await poller.wait_topology("t", 0.01)
     assert "none with an address that can be used" in caplog.text
 
 
@@ -433,8 +416,6 @@ async def test_the_listener_may_fail_and_may_stop_the_poller(loop: Any, no_unsee
 
 async def test_stop_ends_all_that_runs_and_who_waits_and_it_may_begin_again(loop: Any) -> None:
     with scripted_http(hang, hang) as servers:
-        for server in servers:
-            server.script = hang
         failures: list[BaseException] = []
 
         async def wait(sequence: Any) -> None:
@@ -480,26 +461,24 @@ def of_lookup() -> set[Any]:
 
 
 async def test_nodes_are_those_of_all_who_answer_soon(loop: Any) -> None:
-    with scripted_http(knows(1, 2), hang, knows(3)) as servers, polling(loop, servers) as poller, promptly():
+    with polling(loop, knows(1, 2), hang, knows(3)) as (poller, servers, _), promptly():
         assert {nsqd.tcp.port for nsqd in await poller.nodes(WAIT)} == {1, 2, 3}
         await poller.nodes(WAIT)
         assert [server.count("/nodes") for server in servers] == [1, 1, 1], "callers share one question"
 
 
-def lists(*topics: str) -> Any:
-    return knows(1, topics=topics)
-
-
 async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(loop: Any) -> None:
+    def lists(*topics: str) -> Any:
+        return knows(1, topics=topics)
+
     def follow(found: Any, gone: Any) -> None:
         followed.update(found)
         followed.difference_update(gone)
 
     followed: set[str] = set()
     config = PATIENT.replace(lookupd_poll_interval=0.01)
-    with scripted_http(lists(), lists()) as servers, polling(loop, servers, config) as poller:
-        first, second = servers
-        first.script, second.script = lists("orders1", "orders2", "other"), lists("orders3")
+    scripts = lists("orders1", "orders2", "other"), lists("orders3")
+    with polling(loop, *scripts, config=config) as (poller, (first, second), _):
         watch = TopicWatch(poller, TopicChoice(re.compile("orders.*")), config, follow, log)
         watch.start(loop, loop.supervisor(log), "topics")
         await until_on(loop, lambda: followed == {"orders1", "orders2", "orders3"})
@@ -873,6 +852,8 @@ async def test_a_source_is_read_no_more_after_the_end(loop: Any, tmp_path: Path)
 async def test_a_source_of_the_program_may_block(loop: Any) -> None:
     """On asyncio it does so in a thread: the loop goes on, and closing does not wait for it."""
     threads: list[int] = []
+    is_asyncio = not hasattr(loop, "is_of")
+    waits: Any = threading.Event() if is_asyncio else gevent.event.Event()
 
     class Blocking:
         def next(self, last: ConfigDocument | None) -> ConfigDocument:
@@ -883,10 +864,6 @@ async def test_a_source_of_the_program_may_block(loop: Any) -> None:
                 waits.wait(WAIT)
             return ConfigDocument({"trace": {f"t{len(threads)}": True}}, len(threads))
 
-    waits: Any
-    threads.clear()
-    is_asyncio = not hasattr(loop, "is_of")
-    waits = threading.Event() if is_asyncio else gevent.event.Event()
     with keeping(loop, Blocking()) as (keeper, applied):
         await keeper.wait_first(loop, WAIT)
         await until_on(loop, lambda: len(threads) >= 4)

@@ -25,7 +25,7 @@ from nsq_fast._publish_path import COUNT_BYTES, LENGTH_BYTES, take_command
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.publishes import Publish
 from nsq_fast.names import Address
-from nsq_fast.protocol.publishing import PLAIN
+from nsq_fast.protocol.publishing import PLAIN, may_have_ended_server
 from nsq_fast.protocol.topology import Nsqd, Topology
 
 OK = frame(0, b"OK")
@@ -196,6 +196,15 @@ def test_a_queue_is_taken_in_order_and_within_the_limits(sizes, most, enough, li
     assert taken == bodies
 
 
+def test_what_cannot_have_ended_a_server_is_not_suspected():
+    for name, value in (("is_abrupt", False), ("was_first", False), ("outcome_unknown", False), ("waited", 2.0)):
+        error = errors.ConnectionLost("closed by the server")
+        error.is_abrupt = error.was_first = error.outcome_unknown = True
+        assert may_have_ended_server(error)
+        setattr(error, name, value)
+        assert not may_have_ended_server(error), name
+
+
 # Callers whose publishes were stored together, or that are interrupted
 
 
@@ -360,9 +369,9 @@ def test_what_cannot_be_compressed_is_sent_as_it_is(leading, publishing, caplog)
 
 def test_the_error_of_a_batch_says_what_became_of_each_message(leading):
     def answer(peer, command):
-        codes = {b"bad": b"E_PUB_FAILED no space", b"odd": b"E_BAD_MESSAGE is empty"}
-        code = codes.get(command.bodies[0][:3])
-        peer.frame(1, code) if code else agree(peer, command)
+        if b"worse" in command.body:
+            refuse(peer, b"E_BAD_MESSAGE no")
+        peer.frame(1, b"E_PUB_FAILED no space") if b"bad" in command.bodies[0] else agree(peer, command)
 
     _, sender, _ = leading(answer, max_body_size=64, max_publish_attempts=1)
     with pytest.raises(errors.PublishFailed) as caught:
@@ -375,8 +384,12 @@ def test_the_error_of_a_batch_says_what_became_of_each_message(leading):
     again = pickle.loads(pickle.dumps(caught.value))
     assert len(again.results) == 5
     assert again.results[2] is again
+    with pytest.raises(errors.PublishFailed) as caught:
+        sender.multipublish("t", [b"1" * 40, b"worse" * 8, b"3" * 40])
+    assert isinstance(caught.value.__cause__, errors.BadMessage)
+    assert caught.value.possibly_stored, "the rest of the batch"
     with pytest.raises(errors.PublishFailed) as caught:  # several commands, and none is stored
-        sender.multipublish("t", [b"odd" * 7] * 4)
+        sender.multipublish("t", [b"worse" * 5] * 4)
     assert [isinstance(result, errors.PublishRefused) for result in caught.value.results] == [True] * 4
     assert not caught.value.possibly_stored
     with pytest.raises(errors.PublishFailed) as caught:  # one command fails as a whole

@@ -19,7 +19,7 @@ from support.servers import free_address
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
-from nsq_fast.broker import Broker
+from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
 from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
@@ -138,6 +138,20 @@ def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_
     dying.stop()
     gevent.joinall(results, timeout=WAIT, raise_error=True)
     assert sorted(server.bodies) == numbers(10)
+
+
+def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
+    monkeypatch.setattr("nsq_fast.protocol.rdy.ReconnectDelay.next", lambda *_: 3600.0)
+    address = free_address()
+    with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
+        sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)
+        sender.start()
+        server.stop()
+        until(lambda: str(address) in sender.stats()["disconnected"])
+        result = sender.publish_nowait("t", b"x")
+        server.start()
+        assert result.get(timeout=WAIT) == b"OK"
+        sender.close()
 
 
 # An nsqd that does not answer: what it owes goes elsewhere, and it gets nothing new until it has answered
@@ -448,55 +462,43 @@ def test_what_the_server_refuses_fails_alone(real_nsqd):
 # Discovery
 
 
-def known_at(lookupd, topic):
-    until(lambda: ask(lookupd.http_address, "GET", f"/lookup?topic={topic}").status == 200)
-
-
 def test_an_unknown_topic_goes_to_any_nsqd_and_a_known_one_to_those_that_have_it(real_nsqd, real_lookupd):
-    lookupd = real_lookupd()
-    with Producer(lookupd_http_addresses=[str(lookupd.http_address)], lookupd_poll_interval=0.05) as producer:
-        with pytest.raises(errors.NoNsqd, match="'first'"):
-            producer.publish("first", b"x", timeout=0.2)
-        first = producer.publish_nowait("first", b"x")  # while there is no nsqd
-        servers = [real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]
-        assert first.get(timeout=WAIT) == b"OK"
-        until(lambda: len(ask(lookupd.http_address, "GET", "/nodes").json["producers"]) == 2)
-        ask(servers[1].http_address, "POST", "/topic/create?topic=known")
-        known_at(lookupd, "known")
-        for _ in range(4):
-            assert producer.publish("known", b"x") == b"OK"
-        assert producer.publish("unknown", b"x") == b"OK"
-    assert [depth(server.http_address, "known") for server in servers] == [0, 4]
-    assert sum(depth(server.http_address, "unknown") for server in servers) == 1
-
-
-def failure_of(producer, text):
-    """What a publish fails with, as soon as it says ``text``."""
-
-    def failure():
-        with pytest.raises(errors.NoNsqd) as caught:
-            producer.publish("t", b"x", timeout=0.05)
-        return caught.value if text in str(caught.value) else None
-
-    return until(failure)
-
-
-def test_the_error_says_why_lookup_leads_nowhere(real_nsqd, real_lookupd):
+    """And where lookup leads nowhere, the error says why."""
     with Producer(lookupd_http_addresses="127.0.0.1:1") as producer:
         error = failure_of(producer, "lookup failed: http://127.0.0.1:1")
         assert "refused" in str(error)
         assert isinstance(error.__cause__, errors.LookupFailed)
     lookupd = real_lookupd()
     lookupds = [str(lookupd.http_address)]
-    with Producer(lookupd_http_addresses=lookupds) as producer:
+    with Producer(lookupd_http_addresses=lookupds, lookupd_poll_interval=0.05) as producer:
         assert isinstance(failure_of(producer, "lookup does not know the topic").__cause__, errors.LookupFailed)
-    server = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    ask(server.http_address, "POST", "/topic/create?topic=t")
-    known_at(lookupd, "t")
-    server.freeze()  # nsqlookupd goes on naming it
+        first = producer.publish_nowait("first", b"x")  # while there is no nsqd
+        servers = [real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]
+        assert first.get(timeout=WAIT) == b"OK"
+        until(lambda: len(ask(lookupd.http_address, "GET", "/nodes").json["producers"]) == 2)
+        ask(servers[1].http_address, "POST", "/topic/create?topic=known")
+        until(lambda: ask(lookupd.http_address, "GET", "/lookup?topic=known").status == 200)
+        for _ in range(4):
+            assert producer.publish("known", b"x") == b"OK"
+        assert producer.publish("unknown", b"x") == b"OK"
+    assert [depth(server.http_address, "known") for server in servers] == [0, 4]
+    assert sum(depth(server.http_address, "unknown") for server in servers) == 1
+    for server in servers:
+        server.freeze()  # nsqlookupd goes on naming it
     with Producer(lookupd_http_addresses=lookupds, connect_timeout=0.05) as producer:
-        error = failure_of(producer, f"{server.tcp_address}: not connected within")
+        error = failure_of(producer, f"{servers[1].tcp_address}: not connected within", "known")
         assert isinstance(error.__cause__, errors.ConnectFailed)
+
+
+def failure_of(producer, text, topic="t"):
+    """What a publish fails with, as soon as it says ``text``."""
+
+    def failure():
+        with pytest.raises(errors.NoNsqd) as caught:
+            producer.publish(topic, b"x", timeout=0.05)
+        return caught.value if text in str(caught.value) else None
+
+    return until(failure)
 
 
 # The embedded cluster: leaders move and die

@@ -5,7 +5,8 @@ Servers:
     cluster         a real redesigned cluster with etcd, on hosts of its own if need be, or one nsqd alone
     fleet           one face over the embedded cluster and the real one, for clients
     peers           the other end of one connection, played by a function
-    scripted_nsqd   an nsqd that does what a test says; partitions: of the redesigned NSQ; publishing: for producers
+    scripted_nsqd   an nsqd that does what a test says, and what signals tell; partitions: of the redesigned NSQ;
+                    publishing: for producers
     held_publishes  the same for producers in threads of their own
     http_server     a server of HTTP that answers as a test says
 Talking to servers:

@@ -200,13 +200,13 @@ with Producer(sys.argv[1]) as producer:
 
 
 def test_programs_that_are_ended_by_ctrl_c_end(nsqd_process: Any) -> None:
-    for milliseconds in (0, 1, 3, 6):
+    for number in range(8):
         with subprocess.Popen(
             [sys.executable, "-c", PROGRAM, nsqd_process.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as program:
             assert program.stdout is not None
             program.stdout.readline()
-            threading.Event().wait(0.001 * milliseconds)
+            threading.Event().wait(0.001 * number)
             program.send_signal(signal.SIGINT)
             _, said = program.communicate(timeout=PROCESS)
             assert b"KeyboardInterrupt" in said
