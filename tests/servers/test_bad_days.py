@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bad_days.faults import LEADERS, NAMES, ROUND, Fault, kill_a_leader, move_leaders
-from support.bad_days.run import MEANINGS, PROMISED, Event, Findings, Plan, gone, prove
-from support.bad_days.watch import READ, WRITE, Change, Watch, Window, Windows, measure, percentile
+from bad_days.faults import LEADERS, NAMES, ROUND, Fault, kill_a_leader, move_leaders
+from bad_days.run import MEANINGS, PROMISED, Event, Findings, Plan, gone, prove
+from bad_days.watch import READ, WRITE, Change, Watch, Window, Windows, measure, percentile
 from support.fleet import Fleet, RealFleet
 from support.ledger import (
     AGAIN,
