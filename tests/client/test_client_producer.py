@@ -360,7 +360,9 @@ def test_what_cannot_be_compressed_is_sent_as_it_is(leading, publishing, caplog)
 
 def test_the_error_of_a_batch_says_what_became_of_each_message(leading):
     def answer(peer, command):
-        peer.frame(1, b"E_PUB_FAILED no space") if b"bad" in command.bodies[0] else agree(peer, command)
+        codes = {b"bad": b"E_PUB_FAILED no space", b"odd": b"E_BAD_MESSAGE is empty"}
+        code = codes.get(command.bodies[0][:3])
+        peer.frame(1, code) if code else agree(peer, command)
 
     _, sender, _ = leading(answer, max_body_size=64, max_publish_attempts=1)
     with pytest.raises(errors.PublishFailed) as caught:
@@ -373,6 +375,10 @@ def test_the_error_of_a_batch_says_what_became_of_each_message(leading):
     again = pickle.loads(pickle.dumps(caught.value))
     assert len(again.results) == 5
     assert again.results[2] is again
+    with pytest.raises(errors.PublishFailed) as caught:  # several commands, and none is stored
+        sender.multipublish("t", [b"odd" * 7] * 4)
+    assert [isinstance(result, errors.PublishRefused) for result in caught.value.results] == [True] * 4
+    assert not caught.value.possibly_stored
     with pytest.raises(errors.PublishFailed) as caught:  # one command fails as a whole
         sender.multipublish("t", [b"bad", b"b", b"c"], raise_error=False).get(timeout=WAIT)
     assert caught.value.results == [caught.value] * 3
