@@ -738,6 +738,14 @@ def test_a_query_whose_batch_another_one_has_adopted_fails(server: Server, query
     query.reader.commit(query.offset)  # as Spark may, when a query begins again
 
 
+def test_a_query_of_several_sources_may_begin_without_messages(server: Server, query: Query) -> None:
+    """Spark commits the offset of each of them, here the one where it begins."""
+    query.start()
+    query.reader.commit(query.offset)
+    bodies = server.publish(10)
+    account(bodies, query.batch()).check()
+
+
 def test_a_reader_has_no_side_effects_until_it_is_used(server: Server, tmp_path: Path) -> None:
     options = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path / "none"), **server.options}
     JournalStreamReader(SourceOptions.parse(options))
