@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import spark_journal_program, spark_replay_program
 from support.journal import Server
 from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
-from support.spark_journal_program import PROGRAM
-from support.spark_ledger import Delivered, account
+from support.spark_journal_program import Journalled
+from support.spark_ledger import account
 from support.spark_publisher import Publisher
 from support.spark_replay import Topic
-from support.spark_replay_program import check_order
+from support.spark_replay_program import Replayable
 from support.spark_sink import check_keys, taken, with_keys
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
@@ -124,14 +123,11 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     """Tasks of the journalled reader and of the sink fail; those of the replayable one do not, whatever leaders do."""
-    bodies = server.publish(40_000)
-    given = spark_journal_program.arguments(server, tmp_path / "journalled", PLACES, **JOURNALLED)
-    journalled = Program(PROGRAM, tmp_path / "journalled", **given)
-    options = {**topic.options, "maxOffsetsPerTrigger": "1000"}
-    given = spark_replay_program.arguments(options, tmp_path / "replayable", {}, forever=True)
-    replayable = Program(spark_replay_program.PROGRAM, tmp_path / "replayable", **given)
+    journalled = Journalled(server, tmp_path / "journalled", server.publish(40_000), PLACES, **JOURNALLED)
+    replayable = Replayable(topic, tmp_path / "replayable", {}, limit=1000, forever=True)
     sink = Retried(tmp_path / "sink", broker, cluster)
-    driver = spark_driver(BESIDE, LOCAL, programs=[journalled.given, replayable.given, sink.program.given])
+    programs = [each.program.given for each in (journalled, replayable, sink)]
+    driver = spark_driver(BESIDE, LOCAL, programs=programs)
     driver.start()
     driver.wait_said("written")
     sink.check()  # what leaders do to a sink: test_spark_sink
@@ -148,12 +144,10 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     driver.wait()
     assert driver.said("left")[0]["count"] == 0
     assert all(journalled.marks.count(place) == 1 for place in PLACES)
-    spark_journal_program.check(server, journalled.marks, bodies, tmp_path / "journalled", 0)
+    journalled.check()
     attempts = replayable.marks.details("attempt")
     assert len(attempts) == len(set(attempts))
-    delivered = Delivered(tmp_path / "replayable" / "out")
-    account(publisher.stored, delivered.bodies(), publisher.unknown).check()
-    check_order(delivered)
+    replayable.check(publisher.stored, publisher.unknown)
     assert len(publisher.stored) > 3000
 
 
@@ -163,7 +157,7 @@ def trouble(cluster: ClusterProcess, topic: Topic, number: int) -> None:
     if number in (0, 1, 4):
         cluster.move_leader(topic.name, partition)
         return
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(partition)["tcp_port"])
+    node = topic.leading_node(cluster, partition)
     cluster.kill_node(node)
     cluster.restart_node(node)
 
@@ -174,16 +168,16 @@ def test_tasks_of_a_cluster_that_fail_lose_and_double_nothing(
     server: Server, spark_driver: Drivers, tmp_path: Path
 ) -> None:
     """And one of its executors is killed."""
-    bodies = server.publish(40_000)
     places = {**PLACES, "before claim 1": "exit", "after finish 1": "hold"}
     settings = {"spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.quantile": "0.5"}
-    given = spark_journal_program.arguments(server, tmp_path, places, **JOURNALLED)
-    driver = spark_driver(PROGRAM, LOCAL_CLUSTER, {**settings, "spark.task.maxFailures": "8"}, **given)
+    query = Journalled(server, tmp_path / "query", server.publish(40_000), places, **JOURNALLED)
+    settings["spark.task.maxFailures"] = "8"
+    driver = spark_driver(BESIDE, LOCAL_CLUSTER, settings, programs=[query.program.given])
     driver.start()
-    driver.wait_mark("after finish 1")
+    driver.wait_mark("after finish 1", marks=query.marks)
     os.kill(driver.executors()[0], signal.SIGKILL)
-    driver.marks.release("after finish 1 go")
+    query.marks.release("after finish 1")
     driver.wait()
     assert driver.said("left")[0]["count"] == 0
-    assert all(driver.marks.count(place) == 1 for place in places)
-    spark_journal_program.check(server, driver.marks, bodies, tmp_path, 0)
+    assert all(query.marks.count(place) == 1 for place in places)
+    query.check()
