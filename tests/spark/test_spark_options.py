@@ -279,28 +279,26 @@ REFUSED: list[tuple[dict[str, str | None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), REFUSED)
-def test_what_is_refused(options: dict[str, str | None], text: str) -> None:
-    assert refusal(source, options).startswith(text)
-
-
 def test_what_is_like_no_other_option_has_no_hint() -> None:
     assert refusal(source, {"zzz": "1"}) == "unknown option 'zzz'"
     assert refusal(source, {"nsq.zzz": "1"}) == "unknown option 'nsq.zzz'"
 
 
+REFUSED_BY_A_SINK: list[tuple[dict[str, str | None], str]] = [
+    ({"startingOffsets": "latest"}, "unknown option"),
+    ({"topic": "a b"}, "topic='a b'"),
+    ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
+    ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
+    ({"nsq.sample_rate": "5"}, "nsq.sample_rate: is for consumers"),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"startingOffsets": "latest"}, "unknown option"),
-        ({"topic": "a b"}, "topic='a b'"),
-        ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
-        ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
-        ({"nsq.sample_rate": "5"}, "nsq.sample_rate: is for consumers"),
-    ],
+    ("kind", "options", "text"),
+    [*((source, *each) for each in REFUSED), *((sink, *each) for each in REFUSED_BY_A_SINK)],
 )
-def test_what_a_sink_refuses(options: dict[str, str | None], text: str) -> None:
-    assert refusal(sink, options).startswith(text)
+def test_what_is_refused(kind: Any, options: dict[str, str | None], text: str) -> None:
+    assert refusal(kind, options).startswith(text)
 
 
 @pytest.mark.parametrize(

@@ -111,19 +111,6 @@ def redesigned(own_cluster: RedesignedCluster, request: pytest.FixtureRequest) -
     return make
 
 
-@pytest.fixture
-def scripted() -> Iterator[Callable[..., PublishNsqd]]:
-    servers: list[PublishNsqd] = []
-
-    def make(*args: Any, **info: Any) -> PublishNsqd:
-        servers.append(PublishNsqd(*args, **info))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.stop()
-
-
 def test_every_row_of_every_batch_once(original: OnBroker) -> None:
     bodies = numbered(5000)
     batches = [batch(body=bodies[start : start + 700]) for start in range(0, 5000, 700)]
@@ -468,11 +455,11 @@ def test_one_bad_topic_stops_the_others_of_the_batch(redesigned: Callable[..., O
     assert good.bodies() == []
 
 
-def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishNsqd]) -> None:
+def test_a_refusal_is_named_with_what_is_stored(servers: Callable[..., Any]) -> None:
     def answer(peer: Peer, command: Command) -> None:
         refuse(peer, b"E_BAD_TOPIC MPUB is not allowed here") if b"bad" in command.bodies else peer.ok()
 
-    nsqd = scripted(answer)
+    nsqd = servers(answer, kind=PublishNsqd)
     bodies = numbered(30)
     bodies[25] = b"bad"
     rows = batch(body=bodies, key=pa.nulls(30, pa.string()))
@@ -485,7 +472,7 @@ def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishN
     assert isinstance(caught.value.__cause__, BadTopic)
 
 
-def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -> None:
+def test_an_unknown_outcome_is_called_so(servers: Callable[..., Any]) -> None:
     def answer(peer: Peer, command: Command) -> None:
         if len(nsqd.commands) == 1:
             peer.ok()
@@ -493,15 +480,15 @@ def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -
             peer.sock.shutdown(2)
             raise EndOfPeer
 
-    nsqd = scripted(answer)
+    nsqd = servers(answer, kind=PublishNsqd)
     options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.publish_timeout": "2"}
     with pytest.raises(WriteFailed, match=r"may have been stored.*10 rows are stored, 10 may be") as caught:
         write([batch(body=numbered(20))], topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
     assert (caught.value.rows_stored, caught.value.rows_unknown, caught.value.possibly_stored) == (10, 10, True)
 
 
-def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
-    nsqd = scripted()
+def test_nobody_there(servers: Callable[..., Any]) -> None:
+    nsqd = servers(kind=PublishNsqd)
     nsqd.stop()
     with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
         write([batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"})

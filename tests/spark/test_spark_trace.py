@@ -10,7 +10,6 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -147,16 +146,6 @@ def test_the_life_of_a_redelivered_message_has_all_its_deliveries(spark: SparkSe
     (row,) = [row for row in run.rows("slowest") if tuple(row[name] for name in PLACE) == place]
     outcomes = [(event.outcome, event.attempts) for event in row.events if event.event == "consume"]
     assert outcomes == [("REQ", 1), ("REQ", 2), ("TIMEOUT", 4), ("FIN", 5)]
-
-
-def test_figures_are_those_of_an_independent_computation(run: Run) -> None:
-    expected = trace_logs.figures_of(run.records)
-    names = list(next(iter(expected.values()))._asdict())[:9]
-    totals: dict[Any, Counter[str]] = {}
-    for row in run.rows("windows"):
-        counts = totals.setdefault((row.topic, row.partition, row.channel), Counter(dict.fromkeys(names, 0)))
-        counts.update({name: row[name] for name in names})
-    assert totals == {group: {name: getattr(value, name) for name in names} for group, value in expected.items()}
 
 
 def test_percentiles_of_a_window_are_exact(run: Run) -> None:
