@@ -1,8 +1,8 @@
-"""The driver of a cluster and its executors are killed wherever it could hurt, and leave tasks behind that go on.
+"""The driver of a cluster, its executors and tasks are killed wherever it could hurt, and leave tasks that go on.
 
 Its queries run side by side, so that it is started once for all: the journalled reader with its journal in a folder,
-and in an object store, the replayable one, and one of which a task sleeps until its batch has long been committed. See
-also test_spark_driver_kills, where executors are the driver's own process.
+in an object store, and with tasks that fail, the replayable one, and one of which a task sleeps until its batch has
+long been committed. See also test_spark_driver_kills, where executors are the driver's own process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import pytest
 from support import processes
 from support.journal import Server, several_servers
 from support.s3 import BUCKET, CREDENTIALS, REGION
+from support.servers import find_server
 from support.spark import BESIDE, Driver
-from support.spark_journal_program import PROGRAM, Journalled
+from support.spark_journal_program import PROGRAM, WHILE_IT_MAY, Journalled
 from support.spark_marks import poll
 from support.spark_replay import Topic
 from support.spark_replay_program import COUNT, Replayable, next_hold
@@ -27,12 +28,24 @@ if TYPE_CHECKING:
     from support.s3_server import S3Server
 
 MASTER = "local-cluster[2,4,1024]"
-SETTINGS = {"spark.executor.cores": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+SETTINGS = {
+    "spark.executor.cores": "4",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.task.maxFailures": "8",
+}
 """Two executors, with room for tasks that are held; both are there before a task is given to one."""
 LATER = 'from support.spark_program import marks\nmarks().wait("begin")\n'
 """Before a program: it begins when it is told to."""
 IN_FOLDER = ("after claim 1", "before seal", "in the sink")
 IN_STORE = ("after claim 0", "before seal", "in the sink")
+FAULTS = {
+    "before claim 0": "raise",
+    "after claim 1": "raise",
+    "after claim 2": "exit",
+    "before seal": "exit",
+    "before claim 1": "exit",
+    "after finish 1": "hold",
+}
 
 ZOMBIE = """
 from support.journal_places import Placed
@@ -64,9 +77,10 @@ query.stop()
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[Server]]:
-    """One for each query with a journal."""
-    with several_servers(3, tmp_path) as made:
-        yield made
+    """One for each query with a journal; the last is a real one, where there are any."""
+    is_real = find_server("nsqd") is not None
+    with several_servers(3, tmp_path) as made, several_servers(1, tmp_path / "last", is_real=is_real) as last:
+        yield made + last
 
 
 class Zombie(Journalled):
@@ -110,14 +124,21 @@ def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     points, bodies = dict.fromkeys(("before", "reading", "sink"), "hold"), topic.fill(COUNT)
     replayable = Replayable(topic, replayed, points)
     zombie = Zombie(servers[2], tmp_path / "zombie")
-    programs = [each.program.given for each in (in_folder, in_store, replayable, zombie)]
+    slots = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
+    failing = Journalled(servers[3], tmp_path / "failing", servers[3].publish(40_000), FAULTS, WHILE_IT_MAY, **slots)
+    failing.marks.reach("begin")
+    programs = [each.program.given for each in (in_folder, in_store, replayable, zombie, failing)]
     driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=programs)
     driver.start()
 
-    # An executor, under a task that has not begun to read.
+    # An executor, under a task that has not begun to read, while tasks of another query fail.
     assert next_hold(driver, replayable, ["before"])
     assert len(driver.executors()) == 2
+    driver.wait_mark("after finish 1", marks=failing.marks)
     processes.kill(executor_of(driver, replayable.marks.pids("before")[0]))
+    failing.marks.release("after finish 1")
+    assert driver.wait_said("left")["count"] == 0
+    failing.marks.reach("over")
     replayable.marks.release("before")
 
     # The driver alone: its executors outlive it a little, and what they do then must not matter.
@@ -163,6 +184,8 @@ def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     replayable.check(bodies)
     assert replayable.delivered.replays()
     zombie.check()  # it has acknowledged nothing
+    assert all(failing.marks.count(place) == 1 for place in FAULTS)
+    failing.check()
 
 
 def executor_of(driver: Driver, worker: int) -> int:

@@ -195,7 +195,7 @@ def _reason(log: str) -> list[str]:
     return [line for line in log.splitlines() if re.match(r"[\w.]+(Exception|Error|Failed|Lost)\b", line)][-2:]
 
 
-RATE = 400
+RATE = 200
 MSG_TIMEOUT = 5
 OTHER_TIME = 900  # before and after the day: JVMs, and what was in flight when something died
 Cleanup = ExitStack

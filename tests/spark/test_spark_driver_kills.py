@@ -15,11 +15,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import processes, spark_journal_program
+from support import processes
 from support.journal import Server, several_servers
 from support.servers import find_server
 from support.spark import BESIDE, ROOT, Driver, Program
-from support.spark_journal_program import Journalled
+from support.spark_journal_program import WHILE_IT_MAY, Journalled
 from support.spark_ledger import account
 from support.spark_replay import Topic
 from support.spark_replay_program import COUNT, Replayable, next_hold
@@ -103,15 +103,6 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
 
 
 # A new checkpoint: what the killed query had acknowledged is the first batch of another one, which is killed, too.
-
-
-WHILE_IT_MAY = f"""
-from support.spark_program import marks
-
-marks().wait("begin")
-if not marks().count("over"):
-    exec({spark_journal_program.PROGRAM!r})
-"""
 
 
 class Adoption:

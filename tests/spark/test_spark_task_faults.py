@@ -1,20 +1,18 @@
 """Tasks and workers of queries die wherever it could hurt, and are tried again; leaders move and die meanwhile.
 
-What needs no cluster runs in one driver, side by side, so that it is started once: the journalled reader, the
-replayable one, and the sink. Drivers that are killed: see test_spark_driver_kills and test_spark_cluster_kills.
+All run in one driver, side by side, so that it is started once: the journalled reader, the replayable one, and the
+sink. In a cluster: see test_spark_cluster_kills.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.journal import Server
-from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
+from support.spark import BESIDE, Driver, Program
 from support.spark_journal_program import Journalled
 from support.spark_ledger import account
 from support.spark_publisher import Publisher
@@ -28,7 +26,6 @@ Drivers = Callable[..., Driver]
 LOCAL = "local[4,8]"
 """With room for the tasks of three queries; tasks are tried again."""
 PLACES = {"before claim 0": "raise", "after claim 1": "raise", "after claim 2": "exit", "before seal": "exit"}
-JOURNALLED = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
 
 RETRYING = """
 import os
@@ -74,12 +71,6 @@ say("written")
 """Writes of the sink, of each of which one task fails once."""
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(lookupd=False) as running:
-        yield running
-
-
 class Retried:
     """Writes into two topics, and into two others with idempotence keys, by which consumers can tell copies.
 
@@ -123,7 +114,8 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     """Tasks of the journalled reader and of the sink fail; those of the replayable one do not, whatever leaders do."""
-    journalled = Journalled(server, tmp_path / "journalled", server.publish(40_000), PLACES, **JOURNALLED)
+    slots = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
+    journalled = Journalled(server, tmp_path / "journalled", server.publish(40_000), PLACES, **slots)
     replayable = Replayable(topic, tmp_path / "replayable", {}, limit=1000, forever=True)
     sink = Retried(tmp_path / "sink", broker, cluster)
     programs = [each.program.given for each in (journalled, replayable, sink)]
@@ -160,24 +152,3 @@ def trouble(cluster: ClusterProcess, topic: Topic, number: int) -> None:
     node = topic.leading_node(cluster, partition)
     cluster.kill_node(node)
     cluster.restart_node(node)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", ["real"], indirect=True)
-def test_tasks_of_a_cluster_that_fail_lose_and_double_nothing(
-    server: Server, spark_driver: Drivers, tmp_path: Path
-) -> None:
-    """And one of its executors is killed."""
-    places = {**PLACES, "before claim 1": "exit", "after finish 1": "hold"}
-    settings = {"spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.quantile": "0.5"}
-    query = Journalled(server, tmp_path / "query", server.publish(40_000), places, **JOURNALLED)
-    settings["spark.task.maxFailures"] = "8"
-    driver = spark_driver(BESIDE, LOCAL_CLUSTER, settings, programs=[query.program.given])
-    driver.start()
-    driver.wait_mark("after finish 1", marks=query.marks)
-    os.kill(driver.executors()[0], signal.SIGKILL)
-    query.marks.release("after finish 1")
-    driver.wait()
-    assert driver.said("left")[0]["count"] == 0
-    assert all(query.marks.count(place) == 1 for place in places)
-    query.check()

@@ -285,7 +285,7 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
 
 def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "bench" / "spark_trace.py"
-    arguments = ["--records", "40000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
+    arguments = ["--records", "4000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
     command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
     given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
     env = {**os.environ, **quick_environment(is_small=False), **given}

@@ -98,7 +98,7 @@ def several_servers(count: int, folder: Path, *, is_real: bool = False) -> Itera
         made = []
         for number in range(count):
             own = folder / f"nsqd{number}"
-            own.mkdir()
+            own.mkdir(parents=True)
             made.append(Server.start(own, is_real=is_real))
             stack.callback(made[-1].close)
         yield made

@@ -66,6 +66,15 @@ while time.monotonic() < deadline:
 say("left", count=left)
 """
 
+WHILE_IT_MAY = f"""
+from support.spark_program import marks
+
+marks().wait("begin")
+if not marks().count("over"):
+    exec({PROGRAM!r})
+"""
+"""The program from the mark ``begin`` on; in runs of the driver after the mark ``over`` it does nothing."""
+
 
 class Journalled:
     """One for a driver; its files go below ``folder``.
