@@ -168,36 +168,17 @@ def test_a_stream_waits_for_its_fewest_rows(cluster: ClusterProcess, make_topic:
 
 @pytest.mark.parametrize("server", ["ours", "real"], indirect=True)
 def test_a_journalled_stream_of_two_topics(server: Server, tmp_path: Path) -> None:
-    for name in ("pay", "refund"):
-        server.client.create_topic(name)
-        server.client.create_channel(name, CHANNEL)
-        server.client.multipublish(name, [f"{name}{number}".encode() for number in range(50)], binary=True)
+    bodies = [body for name in ("pay", "refund") for body in server.publish(50, name, topic=name)]
     query = Query(tmp_path / "journal", {**server.options, "topic": "pay,refund", "columns": "topic,body"})
     until(lambda: query.plan() and sum(query.planned["slots"].values()) == 100)  # type: ignore[index]
     assert set(query.planned["slots"]) == {f"pay/{server.tcp}", f"refund/{server.tcp}"}  # type: ignore[index]
     first = query.run()
-    assert sorted(first) == sorted(f"{name}{number}".encode() for name in ("pay", "refund") for number in range(50))
+    assert sorted(first) == sorted(bodies)
     assert sorted(query.run()) == sorted(first)  # again, from the journal
     query.done(first)
     query.change(topic="pay")
     with pytest.raises(JournalError, match=r"is of topic pay,refund, .* cannot be used for pay, .* not read refund"):
         query.plan()
-
-
-def fill(server: Server, topic: str, label: str) -> list[bytes]:
-    """Fifty messages, in the channel. A topic that is not there is made with it."""
-    server.client.create_topic(topic)
-    server.client.create_channel(topic, CHANNEL)
-    bodies = [f"{topic}-{label}{number}".encode() for number in range(50)]
-    server.client.multipublish(topic, bodies, binary=True)
-
-    def has_all() -> bool:
-        (found,) = server.client.stats(topic)["topics"]
-        (channel,) = found["channels"]
-        return int(channel["depth"]) >= len(bodies)
-
-    until(has_all)
-    return bodies
 
 
 @pytest.mark.parametrize("server", ["ours", "real"], indirect=True)
@@ -217,13 +198,13 @@ def test_topics_of_a_journalled_checkpoint_may_change(
     server: Server, tmp_path: Path, before: dict[str, str], after: dict[str, str]
 ) -> None:
     """The batch that was planned before is run again as it was; what is added is read from its beginning."""
-    bodies = fill(server, "a", "0")
+    bodies = server.publish(50, "a-0-", topic="a")
     query = Query(tmp_path / "journal", {**server.options, **before, "failOnMissingTopic": "false"})
     query.batch()
-    bodies += fill(server, "a", "1")
+    bodies += server.publish(50, "a-1-", topic="a")
     assert query.plan()
     planned = query.planned
-    bodies += fill(server, "b", "1")
+    bodies += server.publish(50, "b-1-", topic="b")
     query.change(**after)
     assert query.planned == planned
     query.done(query.run())
@@ -234,7 +215,7 @@ def test_topics_of_a_journalled_checkpoint_may_change(
 def test_rows_of_a_topic_among_others_are_adopted_by_who_reads_all_of_them(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bodies = fill(server, "a", "0") + fill(server, "b", "0")
+    bodies = server.publish(50, "a-", topic="a") + server.publish(50, "b-", topic="b")
     old = Query(tmp_path, {**server.options, "topic": "a,b"})
     until(lambda: old.plan() and len(old.planned["slots"]) == 2)  # type: ignore[index]
     assert len(old.run()) == 100

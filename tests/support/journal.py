@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -36,10 +37,9 @@ class Server:
     def __init__(self, process: RealNsqd) -> None:
         self.process = process
         self.tcp, self.http = process.tcp_address, process.http_address
-        self._published = 0
+        self._published: Counter[str] = Counter()
         self.client = NsqdHTTPClient(*self.http)
-        self.client.create_topic(TOPIC)
-        self.client.create_channel(TOPIC, CHANNEL)
+        self.publish(0)
 
     @classmethod
     def start(cls, folder: Path, *flags: str, is_real: bool = False) -> Server:
@@ -49,16 +49,20 @@ class Server:
     def options(self) -> dict[str, str]:
         return {"nsqd_tcp_addresses": str(self.tcp), "nsqd_http_addresses": str(self.http)}
 
-    def publish(self, count: int, prefix: str = "m", size: int = 0) -> list[bytes]:
+    def publish(self, count: int, prefix: str = "m", size: int = 0, topic: str = TOPIC) -> list[bytes]:
+        """So many messages, in all channels of the topic; one that is not there is made with its channel."""
+        if topic not in self._published:
+            self.client.create_topic(topic)
+            self.client.create_channel(topic, CHANNEL)
         bodies = [f"{prefix}{number}".encode().ljust(size, b".") for number in range(count)]
         for start in range(0, count, 10_000):
-            self.client.multipublish(TOPIC, bodies[start : start + 10_000], binary=True)
-        self._published += count
-        until(lambda: self._counted() >= self._published)  # from the topic into the channel
+            self.client.multipublish(topic, bodies[start : start + 10_000], binary=True)
+        self._published[topic] += count
+        until(lambda: self._counted(topic) >= self._published[topic])
         return bodies
 
-    def _counted(self) -> int:
-        (topic,) = self.client.stats(TOPIC)["topics"]
+    def _counted(self, name: str) -> int:
+        (topic,) = self.client.stats(name)["topics"]
         return min(int(channel["message_count"]) for channel in topic["channels"])
 
     def depth(self) -> tuple[int, int, int]:
@@ -79,7 +83,7 @@ class Server:
         self.client.close()
         self.process.stop()
         self.process.start()
-        self._published = 0
+        self._published.clear()
 
     def kill_and_start(self) -> None:
         self.client.close()
