@@ -16,6 +16,7 @@ from nsq_fast import Producer
 from support.partitions import ScriptedLookup
 from support.peers import Peer
 from support.scripted_nsqd import EndOfPeer, ScriptedConnection, ScriptedNsqd
+from support.waiting import until
 from support.wire import split
 
 
@@ -63,6 +64,16 @@ def receipt(internal_id: int, trace_id: int, offset: int, size: int) -> bytes:
 
 def stay_mute(peer: Peer, command: Command) -> None:
     """Take it, and never answer."""
+
+
+def numbers(count: int) -> list[bytes]:
+    """So many bodies."""
+    return [b"%d" % number for number in range(count)]
+
+
+def connected(sender: Producer, count: int) -> None:
+    """Wait until it is connected so often."""
+    until(lambda: len(sender.stats()["connected"]) == count)
 
 
 Nsqds = Callable[..., "PublishNsqd"]

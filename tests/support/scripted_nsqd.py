@@ -39,6 +39,17 @@ def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what:
     return result
 
 
+def heard(client: Any, signal: str = "on_error", value: str = "error") -> list[Any]:
+    """What a signal of a client tells from now on, as a list that grows: one of the values that come with it."""
+    found: list[Any] = []
+    getattr(client, signal).connect(lambda _, **values: found.append(values[value]), weak=False)
+    return found
+
+
+def ignore(consumer: Any, message: Any) -> None:
+    """A handler of messages that mean nothing."""
+
+
 class ScriptedConnection(Peer):
     """One accepted connection.
 
