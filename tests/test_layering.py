@@ -266,7 +266,7 @@ def test_importing_the_pure_part_never_imports_gevent_or_a_socket() -> None:
             "secrets", "snappy", "ssl", "urllib.parse", "urllib.request",
         }),
         ("from nsq_fast import aio, logs, metrics, otel", {"gevent", "greenlet"}),
-        ("import nsq_fast.cli.run, nsq_fast.cli.original", {"gevent", "h11", "rich", "snappy"}),
+        ("import nsq_fast.cli.run, nsq_fast.cli.programs", {"gevent", "h11", "rich", "snappy"}),
         ("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench", SPARK),
     ],
     ids=["clients", "asyncio", "commands that start others", "spark"],

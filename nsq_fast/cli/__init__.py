@@ -23,8 +23,8 @@ COMMANDS = {
     "demo": "demo",
     "broker": "broker",
     "with-broker": "broker:with_broker_command",
-    "nsqd": "original:nsqd_command",
-    "nsqlookupd": "original:nsqlookupd_command",
+    "nsqd": "programs:nsqd",
+    "nsqlookupd": "programs:nsqlookupd",
     "pub": "pub",
     "tail": "tail",
     "lookup": "stat:lookup_command",
@@ -36,7 +36,7 @@ COMMANDS = {
     "journal": "spark:journal",
     "run": "run",
     "exporter": "exporter",
-    "run-as-gnsq": "run_as_gnsq",
+    "run-as-gnsq": "programs:run_as_gnsq",
 }
 """Each command -> its module, and its name there where it is not ``command``."""
 

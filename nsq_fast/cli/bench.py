@@ -71,6 +71,8 @@ def _setting(kind: str, name: str) -> Any:
     return options.of_config(declared, type=_TYPES.get(name, of_all), default=default)
 
 
+_FOLDER: Any = option("--servers", type=options.FOLDER, metavar="DIR", help="Folder with the nsqd binary to start.")
+_TARGET: Any = options.output_file("--json", help="Write the run to this file.")
 _OWN_SERVERS = "needs servers of its own: --embedded or --servers"
 
 
@@ -174,7 +176,7 @@ _MEASUREMENT: Any = options.together(
     Measurement,
     embedded=flag(help="Measure on the embedded broker (the default)."),
     servers=named_servers(NSQD_TCP),
-    folder=option("--servers", type=options.FOLDER, metavar="DIR", help="Folder with the nsqd binary to start."),
+    folder=_FOLDER,
     wanted=several(
         "--client", type=click.Choice(names()), metavar="NAME",
         help=f"A client to measure (repeatable): {', '.join(names())}. Default: all.",
@@ -185,7 +187,7 @@ _MEASUREMENT: Any = options.together(
         "--instructions",
         help="Also count the instructions of clients that goals compare, with valgrind; this takes minutes.",
     ),
-    target=options.output_file("--json", help="Write the run to this file."),
+    target=_TARGET,
 )  # fmt: skip
 
 
@@ -272,9 +274,7 @@ _KINDS = ("consume", "publish", "both")
 
 @_subcommand("scale", "Measure many processes on many nsqds.")
 def scale_command(
-    folder: Path | None = option(
-        "--servers", type=options.FOLDER, metavar="DIR", help="Folder with the nsqd binary to start."
-    ),
+    folder: Path | None = _FOLDER,
     processes: tuple[int, ...] = several(
         type=click.IntRange(1, 64), default=(1, 2, 4), help="How many processes at once (repeatable)."
     ),
@@ -285,7 +285,7 @@ def scale_command(
     ),
     size: int = number(default=200, help="Bytes in a message."),
     duration: float = option(type=options.some_time, default=2.0, help="How long one process alone works."),
-    target: Path | None = options.output_file("--json", help="Write the run to this file."),
+    target: Path | None = _TARGET,
 ) -> None:
     """Measure nsq_fast in several processes at once, each on a topic of its own, over all nsqds.
 

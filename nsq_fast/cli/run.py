@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from nsq_fast.config import Option
-from nsq_fast.errors import ConfigError
 from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, WorkerConfig, write_logs
 from nsq_fast.worker.supervisor import Supervisor, check
 
@@ -42,8 +41,8 @@ _SETTINGS = {
 def command(
     app: str = argument(),
     config: str | None = option(type=click.Path(), metavar="FILE", help="A TOML file; also NSQ_FAST_CONFIG."),
-    consumer_opt: Sequence[str] = several(
-        metavar="NAME=VALUE", help="Any option of Consumer, for all consumers (repeatable)."
+    consumer_opt: Sequence[tuple[str, str]] = several(
+        type=options.pair, metavar="NAME=VALUE", help="Any option of Consumer, for all consumers (repeatable)."
     ),
     app_dir: str = option(
         type=click.Path(file_okay=False, exists=True),
@@ -82,12 +81,9 @@ def command(
     raise SystemExit(Supervisor(task, read).run())
 
 
-def _given(flags: dict[str, Any], consumer_opt: Sequence[str]) -> Iterator[Given]:
+def _given(flags: dict[str, Any], consumer_opt: Sequence[tuple[str, str]]) -> Iterator[Given]:
     for name, value in flags.items():
         if value not in (None, ()):
             yield Given(name, list(value) if isinstance(value, tuple) else value, flag_of(name))
-    for text in consumer_opt:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--consumer-opt {text!r}: must be NAME=VALUE")
-        yield Given(name.strip().replace("-", "_"), value, "--consumer-opt")
+    for name, value in consumer_opt:
+        yield Given(name, value, "--consumer-opt")

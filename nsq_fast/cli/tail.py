@@ -72,14 +72,20 @@ def _found_by_lookup(topics: Sequence[str], servers: Servers) -> Iterable[_Place
 def _http_beside(nsqd: Address, servers: Servers) -> Address:
     """The HTTP address of an nsqd of which the TCP address is known: the port above, where the same nsqd answers."""
     http = Address(nsqd.host, nsqd.port + 1)
+    if _tcp_port(http, servers) == nsqd.port:
+        return http
+    if (port := _tcp_port(nsqd, servers)) is not None:
+        raise click.ClickException(f"{nsqd} is the HTTP of an nsqd: --nsqd names its TCP, {Address(nsqd.host, port)}")
+    raise _unseen("the topic", f"nsqd {nsqd} has no HTTP at port {http.port}: name it with --nsqd-http")
+
+
+def _tcp_port(http: Address, servers: Servers) -> int | None:
+    """What the nsqd says of itself whose HTTP is there; None where there is none."""
     try:
         with NsqdHTTPClient(*http, timeout=_TIMEOUT, **servers.of_http) as client:
-            is_same = client.info().get("tcp_port") == nsqd.port
+            return client.info().get("tcp_port")
     except NsqError:
-        is_same = False
-    if not is_same:
-        raise _unseen("the topic", f"nsqd {nsqd} has no HTTP at port {http.port}: name it with --nsqd-http")
-    return http
+        return None
 
 
 def _missed(place: _Place, servers: Servers) -> str | None:

@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import logging
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -51,7 +52,7 @@ from .health import (
     Report,
     Stalls,
 )
-from .settings import Settings, Subscription, Task, declared, unpack, write_logs
+from .settings import Settings, Subscription, Task, declared, write_logs
 
 _start_thread = get_original("_thread", "start_new_thread")
 _poll = get_original("select", "poll")
@@ -72,16 +73,6 @@ class Link:
         self._exit_at: float | None = None
         self._is_supervised = True
         self.report: Callable[[bool], Report] = lambda with_metrics: Report()
-
-    def read(self, size: int) -> bytes:
-        """Exactly so many bytes of what the supervisor sent. Raises EOFError."""
-        content = b""
-        while len(content) < size:
-            piece = os.read(self._descriptor, size - len(content))
-            if not piece:
-                raise EOFError("the supervisor has gone")
-            content += piece
-        return content
 
     def start(self, drain_timeout: float, ask_to_drain: Callable[[], object]) -> None:
         """Begin to report and to listen.
@@ -526,7 +517,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
     link = Link(int(sys.argv[1]))
-    task = unpack(link.read)
+    task: Task = pickle.load(sys.stdin.buffer)
     sys.argv = [task.target]
     write_logs(task.settings.worker)
     return _check(task) if task.is_check else Child(link, task).run()

@@ -15,9 +15,8 @@ import difflib
 import inspect
 import logging
 import os
-import pickle
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -180,7 +179,9 @@ PREFIX = "NSQ_FAST_"
 FILE_VARIABLE = "NSQ_FAST_CONFIG"
 _CONFIGS = (WorkerConfig, ConsumerConfig, ConnectionConfig, LookupConfig)
 _NAMED_AGE_POLICIES = ("finish", "give_up")
+_OF_WORKER = WorkerConfig.names()
 _FROM_OUTSIDE = CONSUMER_OPTIONS - POLICIES | {"max_age_policy"}  # of the policies the one that may be a word
+_NAMES = _OF_WORKER | _FROM_OUTSIDE
 _MAPPINGS = frozenset(
     {"tls_options", "lookupd_tls_options", "ext_filter", "discovery_filter"}
 )  # as JSON, where all is text
@@ -232,25 +233,20 @@ class SettingsReader:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.doubts: list[str] = []
-        self._worker: dict[str, Given] = {}
-        self._general: dict[str, Given] = {}
-        self._special: dict[str, dict[str, Given]] = {}
-        self._overriding: dict[str, Given] = {}
 
     def read(self, file: str | None, environment: Mapping[str, str], flags: Iterable[Given]) -> Settings:
         """The settings. Raises ConfigError with all faults, one a line."""
         file = file or environment.get(FILE_VARIABLE)
-        if file:
-            self._read_file(Path(file))
-        self._read_environment(environment)
-        for given in flags:
-            self._take(given, self._worker if given.name in WorkerConfig.names() else self._overriding)
-        settings = self._checked_together()
+        tables = dict(self._in_file(Path(file))) if file else {}
+        overriding = self._checked([*self._in_environment(environment), *flags], _NAMES)
+        worker = tables.pop("worker", {}) | {name: overriding[name] for name in overriding.keys() & _OF_WORKER}
         if self.faults:
             raise ConfigError("\n".join(self.faults))
-        return settings
+        of_consumers = {name: value for name, value in overriding.items() if name not in _OF_WORKER}
+        return Settings(WorkerConfig(**worker), tables.pop("consumer", {}), tables, of_consumers)
 
-    def _read_file(self, path: Path) -> None:
+    def _in_file(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        """``worker``, ``consumer`` and each ``topic/channel`` that has a table there, with its options."""
         try:
             content = msgspec.toml.decode(path.read_bytes())
         except OSError as error:
@@ -262,77 +258,56 @@ class SettingsReader:
         for table, value in content.items():
             if table not in _TABLES or not isinstance(value, dict):
                 self.faults.append(f"{path}: {table!r}: must be one of the tables {', '.join(_TABLES)}")
-                continue
-            if table != "subscription":
-                self._read_table(path, table, value, self._worker if table == "worker" else self._general)
-                continue
-            for name, special in value.items():
-                if isinstance(special, dict) and "/" in name:
-                    self._read_table(path, f'subscription."{name}"', special, self._special.setdefault(name, {}))
-                else:
-                    self.faults.append(f'{path}: subscription.{name}: must be a table, [subscription."topic/channel"]')
+            elif table != "subscription":
+                yield table, self._in_table(path, table, value, _OF_WORKER if table == "worker" else _FROM_OUTSIDE)
+            else:
+                for name, special in value.items():
+                    if isinstance(special, dict) and "/" in name:
+                        yield name, self._in_table(path, f'subscription."{name}"', special, _FROM_OUTSIDE)
+                    else:
+                        said = 'must be a table, [subscription."topic/channel"]'
+                        self.faults.append(f"{path}: subscription.{name}: {said}")
 
-    def _read_table(self, path: Path, table: str, values: Mapping[str, Any], taken: dict[str, Given]) -> None:
-        known = WorkerConfig.names() if table == "worker" else _FROM_OUTSIDE
-        for name, value in values.items():
-            given = Given(name, value, f"{path} [{table}]")
-            try:
-                refuse_unknown({name: value}, known)
-            except ConfigError as error:
-                self.faults.append(f"{given.source}: {error}; allowed are {', '.join(sorted(known))}")
-                continue
-            self._take(given, taken)
+    def _in_table(self, path: Path, table: str, values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+        return self._checked((Given(name, value, f"{path} [{table}]") for name, value in values.items()), known)
 
-    def _read_environment(self, environment: Mapping[str, str]) -> None:
-        names = {f"{PREFIX}{name.upper()}": name for name in WorkerConfig.names() | _FROM_OUTSIDE}
+    def _in_environment(self, environment: Mapping[str, str]) -> Iterator[Given]:
+        names = {f"{PREFIX}{name.upper()}": name for name in _NAMES}
         for variable, value in sorted(environment.items()):
             if variable in names:
-                name = names[variable]
-                taken = self._worker if name in WorkerConfig.names() else self._overriding
-                self._take(Given(name, value, variable), taken)
+                yield Given(names[variable], value, variable)
             elif variable.startswith(PREFIX) and variable != FILE_VARIABLE:
                 # Orchestrators make variables of the names of services: what is unknown may be theirs.
                 near = difflib.get_close_matches(variable, names, n=1, cutoff=_CLOSE_ENOUGH)
                 self.doubts += [f"{variable} is not known and has no effect; did you mean {name}?" for name in near]
 
-    def _take(self, given: Given, taken: dict[str, Given]) -> None:
-        """Check an option alone, and have it take the place of one from a weaker source."""
+    def _checked(self, found: Iterable[Given], known: frozenset[str]) -> dict[str, Any]:
+        """The options that are right, each checked alone; of one that is there twice the last."""
+        right = {}
+        for given in found:
+            with self._noting(given.source):
+                right[given.name] = _checked_alone(given, known)
+        return right
+
+    @contextmanager
+    def _noting(self, source: str) -> Iterator[None]:
         try:
-            if given.name in _MAPPINGS and isinstance(given.value, str):
-                given = given._replace(value=_mapping(given))
-            _check_alone(given.name, given.value)
+            yield
         except (ConfigError, NameInvalid, TypeError) as error:
-            self.faults.append(f"{given.source}: {error}")
-            return
-        taken[given.name] = given
-
-    def _checked_together(self) -> Settings:
-        worker = WorkerConfig()
-        try:
-            worker = WorkerConfig(**_values(self._worker))
-        except ConfigError as error:
-            self.faults.append(str(error))
-        special = {name: _values(taken) for name, taken in self._special.items()}
-        return Settings(worker, _values(self._general), special, _values(self._overriding))
+            self.faults.append(f"{source}: {error}")
 
 
-def _values(taken: Mapping[str, Given]) -> dict[str, Any]:
-    return {name: given.value for name, given in taken.items()}
-
-
-def _mapping(given: Given) -> Any:
-    """The mapping that a variable of the environment, or a flag, has as text; errors do not show it."""
+def _checked_alone(given: Given, known: frozenset[str]) -> Any:
+    """The value. Raises ConfigError, or what parses it, where it is wrong whatever the other options are."""
+    name, value, _ = given
     try:
-        return msgspec.json.decode(given.value, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f'{given.name}: must be an object of JSON, such as {{"cafile": "ca.pem"}}: {error}') from None
-
-
-def _check_alone(name: str, value: Any) -> None:
-    """Raise ConfigError, or what parses it, when a name is unknown, or its value wrong whatever the others are."""
-    refuse_unknown({name: value}, WorkerConfig.names() | _FROM_OUTSIDE)
+        refuse_unknown({name: value}, known)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; allowed are {', '.join(sorted(known))}") from None
+    if name in _MAPPINGS and isinstance(value, str):
+        value = _mapping(name, value)
     if name == "nsqd_tcp_addresses":
-        parse_addresses(value, DEFAULT_NSQD_TCP_PORT, name)
+        parse_addresses(value, DEFAULT_NSQD_TCP_PORT)
     elif name == "lookupd_http_addresses":
         listed(value, name)
     elif name == "max_age_policy":
@@ -342,17 +317,24 @@ def _check_alone(name: str, value: Any) -> None:
         for config in _CONFIGS:
             if name in config.names():
                 config.of({name: value, **_COMPANIONS.get(name, {})})
+    return value
 
 
-_LENGTH = struct.Struct("!I")
+def _mapping(name: str, text: str) -> dict[str, Any]:
+    """What a variable of the environment, or a flag, has as text; errors do not show it."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'{name}: must be an object of JSON, such as {{"cafile": "ca.pem"}}: {error}') from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """All that a process has to know.
+    """All that a process has to know. It may hold secrets, so it is neither an argument nor in the environment: it is
+    pickled to the standard input.
 
     Attributes:
-        target, folder: what to run, see ``program.load``.
+        target, folder: what to run, see ``load`` of the child.
         is_check: whether the process shall only say what it would run.
     """
 
@@ -360,19 +342,6 @@ class Task:
     folder: str
     settings: Settings
     is_check: bool = False
-
-
-def pack(task: Task) -> bytes:
-    """A task as it is sent. It may hold secrets, so that it is neither an argument nor in the environment."""
-    content = pickle.dumps(task)
-    return _LENGTH.pack(len(content)) + content
-
-
-def unpack(read: Callable[[int], bytes]) -> Task:
-    """A task that ``pack`` made; ``read`` gives so many bytes. Only for what the supervisor sends."""
-    (length,) = _LENGTH.unpack(read(_LENGTH.size))
-    task: Task = pickle.loads(read(length))
-    return task
 
 
 TEXT = "%(asctime)s %(levelname)s [%(process)d] %(name)s %(event)s: %(message)s"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from time import monotonic
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 REQUEST_TIMEOUT = 10.0
+_NO_DESCRIPTOR_PAUSE = 0.1
 RATE_SECONDS = 5
 """Rates are those over about so long."""
 
@@ -78,6 +79,13 @@ class _Server(ThreadingHTTPServer):
         self.socket = listening
         self.pages = pages
         threading.Thread(target=self.serve_forever, name="nsq_fast status", daemon=True).start()
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:  # there is no descriptor for it: the connection waits, and the socket can be read at once again
+            sleep(_NO_DESCRIPTOR_PAUSE)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is none."""

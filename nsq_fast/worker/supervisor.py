@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import selectors
 import signal
 import socket
@@ -56,7 +57,7 @@ from .health import (
     liveness,
     readiness,
 )
-from .settings import Settings, Task, pack
+from .settings import Settings, Task
 from .status_page import StatusPage
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -129,7 +130,6 @@ class Process:
         report: the last one, with the last metrics that it said.
         reported_at: when it came, or when the process was started; monotonic.
         last_line: the last line that it wrote on stderr.
-        is_leaving: whether it was asked to end.
         is_scraped: whether it was asked for its metrics, and has not said them.
     """
 
@@ -141,7 +141,6 @@ class Process:
         self.report: Report = Report()
         self.started_at = self.reported_at = monotonic()
         self.last_line: str = ""
-        self.is_leaving: bool = False
         self.is_scraped: bool = False
         self._kill_at: float | None = None
         self._drain_timeout = task.settings.worker.drain_timeout
@@ -149,9 +148,10 @@ class Process:
         with theirs:
             self._process = _start(theirs)
         self.pid: int = self._process.pid
-        with suppress(OSError):  # it has ended already
-            self._socket.sendall(pack(task))
+        assert self._process.stdin is not None
         assert self._process.stderr is not None
+        with suppress(OSError), self._process.stdin as stdin:  # it has ended already
+            pickle.dump(task, stdin)
         self._pipes = (
             _Lines(self._socket.fileno(), selector, self._take_reports),
             _Lines(self._process.stderr.fileno(), selector, self._show, _LONGEST_LINE),
@@ -160,16 +160,8 @@ class Process:
     def __str__(self) -> str:
         return f"process {self.number} (pid {self.pid})"
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether messages can arrive at each of its consumers, as it said last."""
-        return not self.is_leaving and self.report.is_ready
-
     def drain(self) -> None:
         """Ask it to end in good order. Does not block; ``enforce`` sees to it that it does."""
-        if self.is_leaving:
-            return
-        self.is_leaving = True
         self._kill_at = monotonic() + self._drain_timeout + EXIT_GRACE + KILL_GRACE
         with suppress(OSError):  # it has ended
             self._socket.sendall(DRAIN)
@@ -191,7 +183,6 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL. What it held is delivered again by nsqd when it times out."""
-        self.is_leaving = True
         self._process.kill()
 
     def ended(self) -> int | None:
@@ -255,7 +246,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "nsq_fast.worker.child", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
     finally:
@@ -280,6 +271,7 @@ class Slot:
         successor: what takes its place as soon as it is ready.
         leaving: those that were asked to end and have not ended.
         restarts: how often one was started in place of one that had ended by itself.
+        has_failed: whether ``successor`` could not take its place, since ``replace``.
         is_wrong: whether the first process ended because there is nothing that it could run.
     """
 
@@ -289,6 +281,7 @@ class Slot:
         self.successor: Process | None = None
         self.leaving: list[Process] = []
         self.restarts: int = 0
+        self.has_failed: bool = False
         self.is_wrong: bool = False
         self._config = config
         self._start = start
@@ -322,24 +315,24 @@ class Slot:
         """Whether ``replace`` has begun, and the old process has not ended."""
         return self.successor is not None or bool(self.leaving)
 
-    def replace(self) -> bool:
-        """Start another process; the old one is asked to end as soon as the new one is ready. Whether it is started."""
+    def replace(self) -> None:
+        """Start another process; the old one is asked to end as soon as the new one is ready."""
         if self.current is None:
             self.start()
-            return self.current is not None
-        self.successor = self._started()
-        return self.successor is not None
+            self.has_failed = self.current is None
+        else:
+            self.successor = self._started()
+            self.has_failed = self.successor is None
 
     def drain(self) -> None:
         """Ask everything here to end, for good."""
         self._start_at = self._unsaid_delay = None
-        for each in list(self.processes()):
-            each.drain()
-        self.leaving = list(self.processes())
+        self._dismiss(self.current)
+        self._dismiss(self.successor)
         self.current = self.successor = None
 
-    def look(self, now: float) -> bool:
-        """Start, replace and kill what is due; whether a replacement has failed."""
+    def look(self, now: float) -> None:
+        """Start, replace and kill what is due."""
         for each in self.leaving:
             each.enforce(now)
         self._say_delay()
@@ -349,46 +342,37 @@ class Slot:
         if self.current is not None and self.current.report.phase is Phase.RUNNING:
             self._has_run = True
         if self.successor is None:
-            return False
+            return
         # Where the old one is not ready either, there is no gap to fear: the servers are away.
         is_running = self.successor.report.phase is Phase.RUNNING
-        if self.current is None or self.successor.is_ready or (is_running and not self.current.is_ready):
-            if self.current is not None:
-                self._dismiss(self.current)
-            self.current, self.successor = self.successor, None
-            return False
-        return self._is_overdue(self.successor, now)
-
-    def _dismiss(self, process: Process) -> None:
-        process.drain()
-        self.leaving.append(process)
-
-    def _is_overdue(self, successor: Process, now: float) -> bool:
-        """End a successor that is not ready in time."""
         limit = self._config.start_timeout
-        if now - successor.started_at < limit:
-            return False
-        text = "%s is not ready after %g s (start_timeout): %s goes on"
-        logger.error(text, successor, limit, self.current, extra=WORKER_PROCESS_LATE)
-        self._dismiss(successor)
-        self.successor = None
-        return True
+        if self.current is None or self.successor.report.is_ready or (is_running and not self.current.report.is_ready):
+            self._dismiss(self.current)
+            self.current, self.successor = self.successor, None
+        elif now - self.successor.started_at >= limit:
+            text = "%s is not ready after %g s (start_timeout): %s goes on"
+            logger.error(text, self.successor, limit, self.current, extra=WORKER_PROCESS_LATE)
+            self._dismiss(self.successor)
+            self.successor, self.has_failed = None, True
 
-    def ended(self, process: Process, code: int, now: float) -> bool:
-        """A process has ended. Whether a replacement has failed with it."""
+    def _dismiss(self, process: Process | None) -> None:
+        if process is not None:
+            process.drain()
+            self.leaving.append(process)
+
+    def ended(self, process: Process, code: int, now: float) -> None:
+        """A process has ended."""
         if process in self.leaving:
             self.leaving.remove(process)
             level = logging.INFO if code == 0 else logging.WARNING
             text = process.why(code) if code else f"{process} has ended"
             logger.log(level, "%s", text, extra=WORKER_PROCESS_ENDED)
         elif process is self.successor:
-            self.successor = None
+            self.successor, self.has_failed = None, True
             old = self.current or f"process {self.number}"
             logger.error("%s; %s goes on", process.why(code), old, extra=WORKER_PROCESS_DIED)
-            return True
         elif process is self.current:
             self._lost(process, code, now)
-        return False
 
     def _lost(self, process: Process, code: int, now: float) -> None:
         self.current, self.successor = self.successor, None
@@ -513,7 +497,6 @@ class Supervisor:
         self._stopped_at = 0.0
         self._exit_code = 0
         self._is_up = False
-        self._has_replacement_failed = False
         self._notifier = Notifier()
         self._watchdog_at = 0.0
         self._status = StatusPage(self._config.alive_timeout, self._scrape)
@@ -597,18 +580,18 @@ class Supervisor:
         """Replace the processes one by one, until one fails; it goes on at each look."""
         while any(slot.is_replacing for slot in self._slots):  # from a restart before
             yield
+        has_failed = False
         for slot in self._slots:
-            if self._is_ending:
-                return
-            self._has_replacement_failed = not slot.replace()
+            if has_failed or self._is_ending:
+                break
+            slot.replace()
             while slot.is_replacing:
                 yield
-            if self._has_replacement_failed:
-                break
+            has_failed = slot.has_failed
         if self._is_ending:
             return
         self._notifier.tell("READY=1")
-        if self._has_replacement_failed:
+        if has_failed:
             logger.error("the restart has ended: not all processes are replaced", extra=WORKER_RESTART_ENDED)
         else:
             logger.info("the restart has ended: all processes are replaced", extra=WORKER_RESTART_ENDED)
@@ -639,13 +622,13 @@ class Supervisor:
                     continue
                 with suppress(ValueError):  # whatever a program shows, its processes are looked after
                     self._past = self._past.with_ended(process.report.metrics)
-                self._has_replacement_failed |= slot.ended(process, code, now)
+                slot.ended(process, code, now)
 
     def _look(self) -> None:
         now = monotonic()
         self._end_without_program()
         for slot in self._slots:
-            self._has_replacement_failed |= slot.look(now)
+            slot.look(now)
         next(self._replacement, None)
         self._tell(now)
 
@@ -713,8 +696,9 @@ class Supervisor:
 
     def _snapshot(self, now: float) -> Snapshot:
         processes = tuple(
-            ProcessState(each.number, each.pid, each.report, each.reported_at, each.is_leaving)
-            for each in self._processes()
+            ProcessState(each.number, each.pid, each.report, each.reported_at, each in slot.leaving)
+            for slot in self._slots
+            for each in slot.processes()
         )
         missing = tuple(slot.number for slot in self._slots if slot.current is None and not self._is_ending)
         restarts = sum(slot.restarts for slot in self._slots)

@@ -12,15 +12,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 from gevent import subprocess as gevent_subprocess
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from support.cluster import Standalone
 from support.commands import Answering, Servers, run, serving
 from support.http import ask
@@ -32,7 +33,6 @@ from support.worker import Shown, exporter
 from nsq_fast import Consumer, LookupdHTTPClient, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess
 from nsq_fast.broker.process import ServerAddresses
-from nsq_fast.cli import main
 from nsq_fast.client.http import parse_endpoint
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NsqError
@@ -40,6 +40,10 @@ from nsq_fast.exporter import Cluster, Families
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
+ROOT = Path(__file__).parents[2]
+OURS = [sys.executable, "-m", "nsq_fast"]
+PYTHON = [sys.executable, "-c"]
+HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 LIMIT = 30.0
 FACES = ("--tcp-address", "--http-address", "--lookupd-listen-tcp-address", "--lookupd-listen-http-address")
 ANY_PORTS = [word for face in FACES for word in (face, "127.0.0.1:0")]
@@ -57,16 +61,16 @@ def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
 
 def run_beside(_link: object, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """A command in a process of its own, while this one serves a link."""
-    command = [sys.executable, "-m", "nsq_fast", *arguments]
+    command = [*OURS, *arguments]
     return gevent_subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
 
 
 class Command:
-    """A command in a process of its own, with a limit on how long anything may take."""
+    """A command, or another program, in a process of its own, with a limit on how long anything may take."""
 
-    def __init__(self, *arguments: str, **streams: Any) -> None:
-        command = [sys.executable, "-m", "nsq_fast", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
+    def __init__(self, *arguments: str, program: Sequence[str] = OURS, **how: Any) -> None:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen([*program, *arguments], **pipes, **how)
         self._timer = threading.Timer(LIMIT, self.process.kill)
         self._timer.start()
 
@@ -93,8 +97,8 @@ def start() -> Iterator[Any]:
     """A factory of ``Command``; those that still run are killed."""
     commands: list[Command] = []
 
-    def make(*arguments: str, **streams: Any) -> Command:
-        commands.append(Command(*arguments, **streams))
+    def make(*arguments: str, **how: Any) -> Command:
+        commands.append(Command(*arguments, **how))
         return commands[-1]
 
     yield make
@@ -104,45 +108,33 @@ def start() -> Iterator[Any]:
             command.wait()
 
 
-def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Servers, topic: str) -> None:
-    nsqd = str(broker.nsqd.tcp)
-    command = [sys.executable, "-m", "nsq_fast", "pub", topic, "--nsqd", nsqd]
+def test_pub_sends_lines_of_standard_input_and_of_files_and_tail_prints_them(
+    broker: Servers, topic: str, tmp_path: Path
+) -> None:
+    nsqd = "--nsqd", str(broker.nsqd.tcp)
+    command = [*OURS, "pub", topic, *nsqd]
     done = subprocess.run(command, input=b"one\ntwo\n\nthree", capture_output=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"published 3 messages to {topic}\n")
-    printed = run("tail", topic, "-n", "3", "--take-backlog", "--nsqd", nsqd)
-    assert printed.exit_code == 0, printed.output
-    assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
-
-
-def test_tail_prints_several_topics_and_ends_after_so_many_messages(broker: Servers, topic: str) -> None:
-    nsqd, other = str(broker.nsqd.tcp), f"{topic}_other"
-    for name in (topic, other):
-        assert pub(name, b"a\n", "--nsqd", nsqd, "-q") == (0, "")
-    printed = run("tail", topic, other, "-n", "2", "--take-backlog", "--nsqd", nsqd, "--print-topic")
-    assert printed.exit_code == 0, printed.output
-    assert sorted(printed.stdout.splitlines()) == sorted([f"{topic} | a", f"{other} | a"])
-
-
-def test_pub_reads_files_with_another_delimiter(broker: Servers, topic: str, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"a\nb\0c\0")
-    (tmp_path / "two").write_bytes(b"d")
+    (tmp_path / "one").write_bytes(b"a\0b\0")
+    (tmp_path / "two").write_bytes(b"c")
     files = [str(tmp_path / name) for name in ("one", "two")]
-    result = run("pub", topic, *files, "-0", "--nsqd", str(broker.nsqd.tcp))
-    assert "published 3 messages" in result.output
-    result = run("pub", topic, files[0], "--delimiter", "b\\0", "--nsqd", str(broker.nsqd.tcp))
-    assert result.exit_code == 0
+    assert "published 3 messages" in run("pub", topic, *files, "-0", *nsqd).output
+    assert "published 2 messages" in run("pub", topic, files[0], "--delimiter", "\\0", *nsqd).output
+    printed = run("tail", topic, "-n", "8", "--take-backlog", *nsqd)
+    assert printed.exit_code == 0, printed.output
+    assert sorted(printed.stdout.splitlines()) == ["a", "a", "b", "b", "c", "one", "three", "two"]
 
 
-def test_pub_to_all_sends_every_message_to_every_nsqd(broker: Servers, topic: str) -> None:
-    flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
-    assert pub(topic, b"a\nb\n", "--to-all", "-q", *flags) == (0, "")
-    assert broker.depths(topic) == [2, 2]
+def each(flag: str, addresses: Iterable[object]) -> list[str]:
+    return [word for address in addresses for word in (flag, str(address))]
 
 
-def test_pub_to_several_nsqds_sends_each_message_once(broker: Servers, topic: str) -> None:
-    flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
+def test_pub_to_several_nsqds_sends_each_message_once_or_to_all(broker: Servers, topic: str) -> None:
+    flags = each("--nsqd", (nsqd.tcp for nsqd in broker.nsqds))
     assert pub(topic, b"x\n" * 10, "--batch", "1", "-q", *flags) == (0, "")
     assert sum(broker.depths(topic)) == 10
+    assert pub(f"{topic}-all", b"a\nb\n", "--to-all", "-q", *flags) == (0, "")
+    assert broker.depths(f"{topic}-all") == [2, 2]
 
 
 def test_pub_keeps_to_its_rate(broker: Servers, topic: str, start: Any) -> None:
@@ -156,12 +148,14 @@ def test_pub_keeps_to_its_rate(broker: Servers, topic: str, start: Any) -> None:
     assert 1 <= int(error.split()[1]) < 50
 
 
-def test_pub_refuses_a_line_that_is_too_long(broker: Servers, topic: str) -> None:
-    limit = "max_msg_size=10"
-    code, error = pub(topic, b"x" * 100, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", limit)
+def test_what_a_producer_refuses_is_one_line(broker: Servers, topic: str) -> None:
+    nsqd = "--nsqd", str(broker.nsqd.tcp)
+    code, error = pub(topic, b"x" * 100, *nsqd, "--producer-opt", "max_msg_size=10")
     assert code == 1
     assert error.startswith("Error: after 0 messages: ")
     assert len(error.splitlines()) == 1
+    code, error = pub(topic, b"x", *nsqd, "--producer-opt", "linguer=1")
+    assert (code, "did you mean 'linger'" in error) == (2, True)
 
 
 def test_pub_says_what_it_waits_for_and_which_lookupds_lead_nowhere(topic: str, closed_port: int) -> None:
@@ -175,12 +169,6 @@ def test_pub_says_what_it_waits_for_and_which_lookupds_lead_nowhere(topic: str, 
     assert error.startswith("Error: after 0 messages: ")
     assert f"lookup failed: {refuses}/lookup" in error
     assert f"does not know the topic, and names no other nsqd (lookup says: TOPIC_NOT_FOUND): {answers})" in error
-
-
-def test_pub_takes_no_option_that_does_not_exist(broker: Servers, topic: str) -> None:
-    result = run("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", "linguer=1")
-    assert result.exit_code == 2
-    assert "did you mean 'linger'" in result.output
 
 
 @pytest.mark.parametrize("through", ["--nsqd", "--lookupd"])
@@ -235,6 +223,9 @@ def test_tail_looks_for_http_one_port_above(topic: str) -> None:
         refused = run("tail", topic, "--nsqd", str(server.tcp))
         assert refused.exit_code == 1
         assert f"on nsqd {server.http} has no channel" in refused.output
+        mistaken = run("tail", topic, "--nsqd", str(server.http))
+        said = f"Error: {server.http} is the HTTP of an nsqd: --nsqd names its TCP, {server.tcp}\n"
+        assert (mistaken.exit_code, mistaken.output) == (1, said)
 
 
 @contextmanager
@@ -254,10 +245,13 @@ def neighbours() -> Iterator[ServerAddresses]:
         return
 
 
-def test_tail_refuses_a_redesigned_topic_without_channels(topic: str) -> None:
-    with ClusterProcess(nodes=2, lookupds=1, allow_write_with_nochannels=True) as cluster:
-        cluster.create_topic(topic, 2, 1)
-        refused = run("tail", topic, "-n", "1", "--lookupd", str(cluster.lookupd.http))
+def test_tail_refuses_a_redesigned_topic_without_channels(redesigned: Servers, topic: str) -> None:
+    assert redesigned.cluster is not None
+    redesigned.cluster.create_topic(topic, 2, 1)
+    check_refused(run("tail", topic, "-n", "1", *redesigned.flag), topic)
+
+
+def check_refused(refused: Result, topic: str) -> None:
     assert refused.exit_code == 1
     for part in (topic, "no channel", "what is published meanwhile", "--take-backlog"):
         assert part in refused.output
@@ -271,10 +265,8 @@ def test_tail_refuses_on_a_real_redesigned_nsqd(topic: str, tmp_path: Path) -> N
         client = WireClient(nsqd.tcp_address)
         assert client.command(f"INTERNAL_CREATE_TOPIC {topic} 0\n".encode()) == b"OK"
         client.close()
-        refused = run("tail", topic, "--nsqd", str(nsqd.tcp_address), "--nsqd-http", str(nsqd.http_address))
-        assert refused.exit_code == 1
-        for part in (topic, "no channel", "what is published meanwhile", "--take-backlog"):
-            assert part in refused.output
+        places = ("--nsqd", str(nsqd.tcp_address), "--nsqd-http", str(nsqd.http_address))
+        check_refused(run("tail", topic, *places), topic)
         stat = run("stat", "--once", "--nsqd", str(nsqd.http_address))
         assert stat.exit_code == 0, stat.output
         assert topic in stat.output
@@ -282,12 +274,11 @@ def test_tail_refuses_on_a_real_redesigned_nsqd(topic: str, tmp_path: Path) -> N
         nsqd.stop()
 
 
-def test_stat_shows_a_redesigned_cluster(topic: str) -> None:
-    with ClusterProcess(nodes=2, lookupds=1) as cluster:
-        cluster.create_topic(topic, 2, 2, channels=["workers"], multi_part=True)
-        lookupd = str(cluster.lookupd.http)
-        assert pub(topic, b"a\nb\n", "-q", "--lookupd", lookupd) == (0, "")
-        shown = run("stat", "--once", "--json", "--lookupd", lookupd)
+def test_stat_shows_a_redesigned_cluster(redesigned: Servers, topic: str) -> None:
+    assert redesigned.cluster is not None
+    redesigned.cluster.create_topic(topic, 2, 2, channels=["workers"], multi_part=True)
+    assert pub(topic, b"a\nb\n", "-q", *redesigned.flag) == (0, "")
+    shown = run("stat", "--once", "--json", "--topic", topic, *redesigned.flag)
     assert shown.exit_code == 0, shown.output
     rows = {row["channel"]: row for row in json.loads(shown.stdout)}
     assert (rows[""]["messages"], rows[""]["paused"]) == (2, False), "each partition once, though it has two replicas"
@@ -295,26 +286,27 @@ def test_stat_shows_a_redesigned_cluster(topic: str) -> None:
     assert (rows["workers"]["depth"], rows["workers"]["backend_depth"]) == (2, 2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, number: int) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGINT,),
+        (signal.SIGTERM,),
+        (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT),  # those that come at once are one
+    ],
+    ids=lambda numbers: numbers[0].name,
+)
+def test_tail_prints_several_topics_and_ends_cleanly_at_a_signal(
+    broker: Servers, topic: str, start: Any, numbers: Sequence[signal.Signals]
+) -> None:
     nsqd = str(broker.nsqd.tcp)
     other = f"{topic}-other"
     command = start("tail", topic, other, "--print-topic", "--channel", "kept", "--nsqd", nsqd)
-    pub(topic, b"hello\n", "--nsqd", nsqd)
-    assert command.line() == f"{topic} | hello\n"
-    pub(other, b"there\n", "--nsqd", nsqd)
-    assert command.line() == f"{other} | there\n"
-    assert command.interrupt(number) == (0, "")
-
-
-def test_signals_that_come_at_once_are_one(broker: Servers, topic: str, start: Any) -> None:
-    nsqd = str(broker.nsqd.tcp)
-    command = start("tail", topic, "--channel", "kept", "--nsqd", nsqd)
-    pub(topic, b"hello\n", "--nsqd", nsqd)
-    assert command.line() == "hello\n"
-    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT):
+    for name in (topic, other):
+        pub(name, b"hello\n", "--nsqd", nsqd)
+        assert command.line() == f"{name} | hello\n"
+    for number in numbers[:-1]:
         command.process.send_signal(number)
-    assert command.interrupt(signal.SIGCONT) == (0, "")
+    assert command.interrupt(numbers[-1]) == (0, "")
 
 
 def test_tail_ends_quietly_when_nobody_reads_any_more(broker: Servers, topic: str, start: Any) -> None:
@@ -339,33 +331,27 @@ def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: Servers, topic: s
 
 def test_lookup_shows_the_nsqds_of_a_topic(broker: Servers, topic: str) -> None:
     admin = NsqdHTTPClient.from_url(broker.nsqd.http)
+    lookupd = "--lookupd", str(broker.lookupd.http)
+    unknown = run("lookup", topic, *lookupd)
+    assert (unknown.exit_code, unknown.output) == (1, f"no nsqd has {topic}\n")
     admin.create_topic(topic)
     admin.create_channel(topic, "readers")
-    lookupd = str(broker.lookupd.http)
 
     def find() -> Any:
-        return json.loads(run("lookup", topic, "--lookupd", lookupd, "--json").stdout)
+        return json.loads(run("lookup", topic, *lookupd, "--json").stdout)
 
     found = until(lambda: (answer := find())["channels"] and answer)  # nsqd registers what it has by and by
-    assert found["topic"] == topic
+    assert (found["topic"], found["channels"]) == (topic, ["readers"])
     assert [nsqd["tcp"] for nsqd in found["nsqds"]] == [str(broker.nsqd.tcp)]
-    assert found["channels"] == ["readers"]
-    shown = run("lookup", topic, "--lookupd", lookupd)
+    shown = run("lookup", topic, *lookupd)
     assert shown.exit_code == 0
     assert str(broker.nsqd.tcp) in shown.output
     assert "channels: readers" in shown.output
 
 
-def test_lookup_of_an_unknown_topic_fails(broker: Servers, topic: str) -> None:
-    result = run("lookup", topic, "--lookupd", str(broker.lookupd.http))
-    assert result.exit_code == 1
-    assert result.output == f"no nsqd has {topic}\n"
-
-
 def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
-    flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
-    pub(topic, b"a\nb\n", "--to-all", *flags)
-    servers = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.http))]
+    pub(topic, b"a\nb\n", "--to-all", *each("--nsqd", (nsqd.tcp for nsqd in broker.nsqds)))
+    servers = each("--nsqd", (nsqd.http for nsqd in broker.nsqds))
     for where in (servers, ["--lookupd", str(broker.lookupd.http)]):
         result = run("stat", "--once", "--json", "--topic", topic, *where)
         (row,) = json.loads(result.stdout)
@@ -403,17 +389,15 @@ def test_stat_reckons_its_rate_over_the_time_that_has_passed(start: Any) -> None
     assert 0 < rate <= 1000 / LateNsqd.late
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
-def test_stat_of_a_topic_that_no_nsqd_has_says_so_and_fails(broker: Servers, topic: str, form: list[str]) -> None:
-    server = ["--nsqd", str(broker.nsqd.http), *form]
-    missing = run("stat", "--count", "2", "--interval", "10ms", "--topic", topic, *server)
-    assert missing.exit_code == 1
-    assert missing.stdout == ("[]\n" if form else f"no nsqd has {topic}\n") * 2
-    pub(topic, b"there\n", "--nsqd", str(broker.nsqd.tcp))
-    assert run("stat", "--once", "--topic", topic, *server).exit_code == 0
-    channel = run("stat", "--once", "--topic", topic, "--channel", "nobody", *server)
-    assert channel.exit_code == 1
-    assert channel.stdout == ("[]\n" if form else f"no nsqd has channel nobody of {topic}\n")
+def test_stat_of_a_topic_that_no_nsqd_has_says_so_and_fails(broker: Servers, topic: str) -> None:
+    server = ["--nsqd", str(broker.nsqd.http)]
+    channel = ["--topic", f"{topic}-there", "--channel", "nobody"]
+    pub(f"{topic}-there", b"there\n", "--nsqd", str(broker.nsqd.tcp))
+    assert run("stat", "--once", *channel[:2], *server).exit_code == 0
+    for what, named in ((["--topic", topic], topic), (channel, f"channel nobody of {topic}-there")):
+        for form, said in (([], f"no nsqd has {named}\n"), (["--json"], "[]\n")):
+            missing = run("stat", "--count", "2", "--interval", "10ms", *what, *server, *form)
+            assert (missing.exit_code, missing.stdout) == (1, 2 * said)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
@@ -426,14 +410,11 @@ def test_stat_ends_when_nobody_reads_any_more(broker: Servers, start: Any, form:
 
 def test_what_only_shows_has_not_failed_when_nobody_reads(broker: Servers, topic: str) -> None:
     pub(topic, b"there\n", "-q", "--to-all", "--nsqd", str(broker.nsqd.tcp))
-    command = [sys.executable, "-m", "nsq_fast", "lookup", topic, "--lookupd", str(broker.lookupd.http)]
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=LIMIT, check=False)
-    finally:
-        os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
+    command = [*OURS, "lookup", topic, "--lookupd", str(broker.lookupd.http)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
+        assert done.stdout is not None
+        done.stdout.close()
+        assert (done.wait(LIMIT), done.stderr and done.stderr.read()) == (0, "")
 
 
 def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:
@@ -476,12 +457,8 @@ def test_broker_measures_the_latencies_that_it_is_asked_for(topic: str, start: A
     admin = NsqdHTTPClient.from_url(json.loads(command.line())["nsqds"][0]["http"])
     admin.create_topic(topic)
     admin.create_channel(topic, "c")
-    shown = admin.stats(topic=topic)["topics"][0]["channels"][0]["e2e_processing_latency"]
-    assert "percentiles" in shown
+    assert "percentiles" in admin.stats(topic=topic)["topics"][0]["channels"][0]["e2e_processing_latency"]
     assert command.interrupt() == (0, "")
-    refused = run("broker", flag, "high")
-    assert refused.exit_code == 2
-    assert "not a valid float" in refused.output
 
 
 def test_broker_runs_a_redesigned_cluster_that_is_ready_for_topics(topic: str, start: Any) -> None:
@@ -581,6 +558,21 @@ def test_demo_finds_servers_through_lookupd_and_leaves_nothing_on_them(broker: S
     assert not [topic for topic in topics if topic["topic_name"].startswith("demo-")]
 
 
+def test_a_report_on_traces_that_fails_is_no_failure_and_leaves_nothing(tmp_path: Path) -> None:
+    folders = tmp_path / "bin", tmp_path / "temporary"
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "java").write_text("#!/bin/sh\necho 'openjdk version \"17\"' >&2\nexit 1\n")
+    (folders[0] / "java").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(folders[1]), "PATH": str(folders[0]), "JAVA_HOME": ""}
+    sizes = ("--messages", "200", "--topics", "1", "--ordered-messages", "50")
+    command = [*OURS, "demo", "--json", *sizes]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS, check=False)
+    assert (done.returncode, "traces" in json.loads(done.stdout)) == (0, False), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("no trace report: ")
+    assert list(folders[1].iterdir()) == []
+
+
 def test_demo_is_interrupted_with_130(start: Any) -> None:
     command = start("demo", "--messages", "5000000", env={**os.environ, "COLUMNS": "200"})
     assert command.process.stderr is not None
@@ -593,14 +585,11 @@ def test_demo_is_interrupted_with_130(start: Any) -> None:
 # A program as it is, on embedded servers that end with it.
 
 
-ROOT = Path(__file__).parents[2]
-OURS = [sys.executable, "-m", "nsq_fast"]
-
-
 def with_broker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [*OURS, "with-broker", *arguments]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PROCESS, check=False)
+    return subprocess.run(
+        command, env={**HERE, **environment}, capture_output=True, text=True, timeout=PROCESS, check=False
+    )
 
 
 @pytest.mark.parametrize("servers", [["--nsqds", "2"], ["--redesigned", "--kind", "--nodes", "2"], ["--no-lookupd"]])
@@ -621,7 +610,7 @@ def test_a_program_that_knows_one_address_finds_a_server_there_that_is_gone_with
     assert not accepts(http)
 
 
-def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed_on(tmp_path: Path) -> None:
+def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed_on(tmp_path: Path, start: Any) -> None:
     (tmp_path / "app.py").write_text(
         "from nsq_fast.threads import Producer\n"
         "from nsq_fast.worker import subscribe\n"
@@ -635,19 +624,11 @@ def test_a_worker_is_on_these_servers_whatever_it_declares_and_sigterm_is_passed
     )
     ours = " ".join(OURS)
     publish = f"echo a book | {ours} pub orders -q; echo a pen | {ours} pub new_orders -q"
-    command = [*OURS, "with-broker", "--topic", "orders/billing", "--", "sh", "-c"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [*command, f"{publish}; exec {ours} run app"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        assert {process.stdout.readline() for _ in range(2)} == {"billed a book\n", "billed a pen\n"}
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PROCESS)
-    finally:
-        process.kill()
-    assert process.returncode == 0
+    program = ["--", "sh", "-c", f"{publish}; exec {ours} run app"]
+    command = start("with-broker", "--topic", "orders/billing", *program, cwd=tmp_path, env=HERE)
+    assert {command.line() for _ in range(2)} == {"billed a book\n", "billed a pen\n"}
+    code, _ = command.interrupt(signal.SIGTERM)
+    assert code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -664,7 +645,7 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: Path) -> None:
+def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: Path, start: Any) -> None:
     """As of a terminal's Ctrl-C, which both get."""
     (tmp_path / "program.py").write_text(
         "import os, signal, urllib.request\n"
@@ -675,69 +656,42 @@ def test_the_servers_outlive_an_interrupt_until_the_program_has_ended(tmp_path: 
         "print(urllib.request.urlopen(url).read().decode(), flush=True)\n"
         "raise SystemExit(5)\n"
     )
-    command = [*OURS, "with-broker", sys.executable, "program.py"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        until((tmp_path / "ready").exists)
-        os.killpg(process.pid, signal.SIGINT)
-        shown, _ = process.communicate(timeout=PROCESS)
-    finally:
-        process.kill()
-    assert (process.returncode, shown) == (5, "OK\n")
+    program = "with-broker", sys.executable, "program.py"
+    command = start(*program, cwd=tmp_path, env=HERE, start_new_session=True)
+    until((tmp_path / "ready").exists)
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert (command.line(), command.wait()[0]) == ("OK\n", 5)
 
 
 # The programs of the README run as they stand: only the address of the nsqlookupd is changed.
 
 
-README = Path(__file__).parents[2] / "README.md"
+README = ROOT / "README.md"
 README_CONSUMER, README_PRODUCER, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def start_program(program: str, lookupd: str) -> subprocess.Popen[str]:
-    assert "127.0.0.1:4161" in program
-    program = program.replace("127.0.0.1:4161", lookupd)
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=README.parent
-    )
-
-
-def test_the_consumer_prints_what_the_producer_publishes_and_ends_at_ctrl_c() -> None:
+def test_the_consumer_prints_what_the_producer_publishes_and_ends_at_ctrl_c(start: Any) -> None:
     expected = {"hello", "hello in a while", *(f"hello {number}" for number in range(100))}
     with BrokerProcess() as broker:
-        lookupd = str(broker.lookupd.http)
-        producer = start_program(README_PRODUCER, lookupd)
-        assert producer.communicate(timeout=LIMIT) == ("", "")
-        assert producer.returncode == 0
-        consumer = start_program(README_CONSUMER, lookupd)
-        timer = threading.Timer(LIMIT, consumer.kill)
-        timer.start()
-        assert consumer.stdout is not None
-        lines = [consumer.stdout.readline() for _ in expected]
-        consumer.send_signal(signal.SIGINT)
-        assert consumer.communicate(timeout=LIMIT) == ("", "")
-        timer.cancel()
-        assert consumer.returncode == 0
-    assert {line.rstrip("\n") for line in lines} == {f"1 {text}" for text in expected}
+
+        def started(program: str) -> Command:
+            assert "127.0.0.1:4161" in program
+            found: Command = start(
+                program.replace("127.0.0.1:4161", str(broker.lookupd.http)), program=PYTHON, cwd=ROOT
+            )
+            return found
+
+        assert started(README_PRODUCER).wait() == (0, "")
+        consumer = started(README_CONSUMER)
+        assert {consumer.line() for _ in expected} == {f"1 {text}\n" for text in expected}
+        assert consumer.interrupt() == (0, "")
 
 
 # `nsq-fast exporter`: what Prometheus reads of servers of both dialects.
 
 
-class Collected:
-    def __init__(self, metrics: list[Any]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Any]:
-        return self._metrics
-
-
 def shown(metrics: list[Any]) -> Shown:
-    registry = CollectorRegistry()
-    registry.register(Collected(metrics))  # type: ignore[arg-type]
-    return Shown(generate_latest(registry).decode())
+    return Shown(generate_latest(SimpleNamespace(collect=lambda: metrics)).decode())  # type: ignore[arg-type]
 
 
 def cluster_of(lookupd: object, timeout: float = WAIT) -> Cluster:
@@ -819,36 +773,33 @@ def test_where_lookup_is_away_the_nsqds_that_were_known_are_asked(nsq_broker: Br
     assert shown(cluster.scrape())("nsqd_up", nsqd=str(nsqd.http_address)) == 1
 
 
+def families(topics: list[dict[str, Any]], with_ephemeral: bool = False) -> Shown:
+    found = Families(with_ephemeral)
+    found.add_stats("nsqd", {"topics": topics})
+    return shown(found.all())
+
+
 def test_ephemeral_names_are_left_out_unless_wanted() -> None:
     channel = {"channel_name": "c#ephemeral", "depth": 3}
     topics = [{"topic_name": "t", "depth": 1, "channels": [channel]}, {"topic_name": "t#ephemeral", "depth": 7}]
     for with_ephemeral, topic, found in ((False, 1, None), (True, 8, 3)):
-        families = Families(with_ephemeral)
-        families.add_stats("nsqd", {"topics": topics})
-        now = shown(families.all())
+        now = families(topics, with_ephemeral)
         assert (now("topic_depth"), now("channel_depth")) == (topic, found)
 
 
-@pytest.mark.parametrize(
-    ("channel", "clients"), [({"client_count": 2}, 2), ({"client_num": 3}, 3), ({"clients": [{}]}, 1), ({}, 0)]
-)
-def test_clients_are_counted_by_every_version(channel: dict[str, Any], clients: int) -> None:
-    families = Families()
-    topic = {"topic_name": "t", "channels": [{"channel_name": "c", "depth_ts_nano": 5_000_000_000, **channel}]}
-    families.add_stats("nsqd", {"topics": [topic]})
-    now = shown(families.all())
-    assert (now("channel_clients"), now("channel_oldest_timestamp_seconds")) == (clients, 5.0)
+def test_clients_are_counted_by_every_version() -> None:
+    for channel, clients in (({"client_count": 2}, 2), ({"client_num": 3}, 3), ({"clients": [{}]}, 1), ({}, 0)):
+        named = {"channel_name": "c", "depth_ts_nano": 5_000_000_000, **channel}
+        now = families([{"topic_name": "t", "channels": [named]}])
+        assert (now("channel_clients"), now("channel_oldest_timestamp_seconds")) == (clients, 5.0)
 
 
 def test_an_address_that_is_taken_is_named(closed_port: int) -> None:
-    taken = f"127.0.0.1:{closed_port}"
-    result = CliRunner().invoke(main, ["exporter", "--nsqd", "127.0.0.1:4151", "--http", taken])
-    assert result.exit_code == 2
-    assert "cannot listen there" in result.output
+    result = run("exporter", "--nsqd", "127.0.0.1:4151", "--http", f"127.0.0.1:{closed_port}")
+    assert (result.exit_code, "cannot listen there" in result.output) == (2, True)
 
 
 def test_it_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    result = CliRunner().invoke(main, ["exporter", "--http", "127.0.0.1:0"])
-    assert result.exit_code == 1
-    assert "pip install 'nsq-fast[metrics]'" in result.output
+    result = run("exporter", "--http", "127.0.0.1:0")
+    assert (result.exit_code, "pip install 'nsq-fast[metrics]'" in result.output) == (1, True)

@@ -35,17 +35,6 @@ def handle(consumer, message):
     note(message.body)
     time.sleep(3600)  # sleep: a handler that does not end
 """
-COUNTING = """
-from prometheus_client import Counter, Histogram
-
-seen = Counter("seen", "Seen.", ["kind"])
-size = Histogram("size", "Size.", buckets=[1, 10])
-
-@subscribe("orders", "billing", max_in_flight=3)
-def handle(consumer, message):
-    seen.labels("any").inc()
-    size.observe(5)
-"""
 TWO_LOOPS = """
 @subscribe("orders", "greenlets")
 def handle(consumer, message):
@@ -57,10 +46,16 @@ async def handle_there(consumer, message):
 """
 TIMED = """
 from gevent import sleep
+from prometheus_client import Counter, Histogram
+
+seen = Counter("seen", "Seen.", ["kind"])
+size = Histogram("size", "Size.", buckets=[1, 10])
 
 @subscribe("orders", "billing", max_in_flight=1, histograms=True)
 def handle(consumer, message):
     sleep(0.02)  # sleep: longer than it is between two samples, so that each message is one
+    seen.labels("any").inc()
+    size.observe(5)
     note(message.body)
 """
 
@@ -136,25 +131,42 @@ def fourth(consumer, messages):
     expected = {"greenlet 1", "thread 0", "loop 0", "batch 1"}
     until(lambda: worker.handled() == expected, START, about=worker.log)
     until(lambda: worker.figure("nsq_fast_consumer_messages_finished_total") == 4, about=worker.log)
+    shown = [f'data-name="topic/channel">orders/{channel}<' for channel in ("greenlets", "threads", "loop", "batches")]
+    until(lambda: (page := worker.asked("/")[1]).count('data-name="finished">1<') == 4 and all(map(page.count, shown)))
+    assert 'class="well">ready<' in worker.asked("/")[1]
     worker.terminated()
     assert "orders/greenlets: closed: 1 finished, 0 requeued" in worker.log()
 
 
 @embedded
-def test_a_function_may_make_the_consumers(run: Run, nsqd_process: Any) -> None:
+def test_a_function_may_make_the_consumers_and_a_program_shows_its_producers_beside_them(
+    run: Run, nsqd_process: Any
+) -> None:
     program = f"""
-from nsq_fast import Consumer
+from nsq_fast.metrics import ClientCollector
+from nsq_fast.threads import Consumer, Producer
 
+producer = Producer({nsqd_process.address!r})
+audit = Consumer("orders", "audit", {nsqd_process.address!r}, message_handler=lambda consumer, message: None)
+shown = ClientCollector()
+shown.add_producer("out", producer)
+shown.add_consumer("audit", audit)
+
+@subscribe("orders", "billing")
 def handle(consumer, message):
     note(message.body)
 
 class workers:
     def consumers():
-        return [Consumer("orders", "billing", "{nsqd_process.address}", message_handler=handle)]
+        return [handle, audit]
 """
     worker = run(program)
     worker.target = "app:workers.consumers"
     worker.ready()
+    (producer,) = worker.samples("nsq_fast_producer_connections")
+    assert producer.labels == {"producer": "out"}
+    running = worker.samples("nsq_fast_consumer_running")
+    assert {each.labels["consumer"] for each in running} == {"orders/billing", "audit"}
     bodies = publish(nsqd_process, "one")
     until(lambda: worker.handled() == bodies, about=worker.log)
     worker.terminated(signal.SIGINT)
@@ -214,6 +226,7 @@ def handle(consumer, message):
     until(worker.is_ready, START, about=worker.log)
     assert channel(nsqd_process)["depth"] == 0
     assert "was killed by SIGKILL" in worker.log()
+    assert "is started again in 0.1 s\n" in worker.log()
     assert worker.figure("nsq_fast_worker_restarts_total") == 1
     worker.terminated()
 
@@ -223,16 +236,21 @@ def handle(consumer, message):
     [("threads", "original"), ("threads", "embedded"), ("gevent", "embedded"), ("asyncio", "embedded")],
     indirect=["nsqd_process"],
 )
-def test_what_is_unfinished_at_the_end_of_the_drain_is_requeued(run: Run, nsqd_process: Any, place: str) -> None:
+def test_a_handler_that_does_not_end_ends_readiness_and_at_the_end_of_the_drain_its_message_is_requeued(
+    run: Run, nsqd_process: Any, place: str
+) -> None:
     program = {
         "threads": BLOCKED,
         "gevent": BLOCKED.replace("handler_threads=1, ", "").replace("time.sleep", "__import__('gevent').sleep"),
         "asyncio": "from asyncio import sleep\n"
         + BLOCKED.replace("handler_threads=1, ", "").replace("def h", "async def h").replace("time.", "await "),
     }[place]
-    worker = run(program, "--drain-timeout", "0.5").ready()
+    worker = run(program, "--drain-timeout", "0.5", "--stall-after", "1").ready()
     publish(nsqd_process, "long")
-    until(lambda: worker.handled() == {"long"}, about=worker.log)
+    until(lambda: worker.handled() == {"long"} and not worker.is_ready(), about=worker.log)
+    (reason,) = worker.probed("/readyz")["reasons"]
+    assert "orders/billing does nothing: handlers_busy for" in reason
+    assert worker.asked("/healthz")[0] == 200
     worker.terminated()
     assert "requeued 1 messages that handlers have not finished" in worker.log()
     # Long before nsqd would take it back by itself, after 60 s.
@@ -241,72 +259,32 @@ def test_what_is_unfinished_at_the_end_of_the_drain_is_requeued(run: Run, nsqd_p
 
 
 @embedded
-def test_a_process_whose_consumer_closes_by_itself_is_replaced(run: Run, nsqd_process: Any) -> None:
+def test_a_process_whose_consumer_closes_by_itself_is_replaced_after_the_others_have_drained(
+    run: Run, nsqd_process: Any
+) -> None:
     closing = """
 @subscribe("orders", "{channel}")
 {kind} {channel}(consumer, message):
-    if message.body == b"close {channel}":
+    if message.body == b"close {channel}" and message.attempts == 1:
         {close}
     note(b"{channel} " + message.body)
 """
-    program = closing.format(channel="greenlets", kind="def", close="consumer.close()")
-    program += closing.format(channel="loop", kind="async def", close="await consumer.close()")
-    worker = run(program, "--restart-delay", "0").ready()
-
-    def restarts() -> float:
-        return worker.figure("nsq_fast_worker_restarts_total")
-
-    for number, channel in enumerate(("greenlets", "loop"), 1):
+    ways = {"greenlets": "consumer.close()", "loop": "await consumer.close()", "leaving": "raise SystemExit(5)"}
+    program = "".join(
+        closing.format(channel=channel, kind="def" if channel == "greenlets" else "async def", close=close)
+        for channel, close in ways.items()
+    )
+    worker, restarts = run(program, "--restart-delay", "0").ready(), "nsq_fast_worker_restarts_total"
+    for number, channel in enumerate(ways, 1):
         publish(nsqd_process, f"close {channel}")
-        until(lambda wanted=number: restarts() == wanted, START, about=worker.log)
+        until(lambda wanted=number: worker.figure(restarts) == wanted, START, about=worker.log)
         until(worker.is_ready, START, about=worker.log)
-        assert f"{channel} close {channel}" in worker.handled()
-    assert worker.log().count("has closed: the program closed it") >= 2
-
-
-@embedded
-def test_a_coroutine_that_exits_ends_its_process_after_the_other_consumers_have_drained(
-    run: Run, nsqd_process: Any
-) -> None:
-    program = """
-@subscribe("orders", "loop")
-async def leave(consumer, message):
-    if message.body == b"leave" and message.attempts == 1:
-        raise SystemExit(5)
-
-@subscribe("orders", "billing")
-def handle(consumer, message):
-    note(message.body)
-"""
-    worker = run(program, "--restart-delay", "0").ready()
-    publish(nsqd_process, "leave")
-    until(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1, START, about=worker.log)
-    until(worker.is_ready, START, about=worker.log)
+        until(lambda wanted=f"{channel} close {channel}": wanted in worker.handled(), about=worker.log)
     log = worker.log()
+    assert log.count("has closed: the program closed it") >= 2
     assert "has closed: SystemExit: 5; the process ends" in log
-    assert "orders/billing: closed: " in log
+    assert log.count("orders/greenlets: closed: ") == 3
     assert "Traceback" not in log
-
-
-@embedded
-def test_a_browser_sees_the_consumers(run: Run, nsqd_process: Any) -> None:
-    worker = run(HANDLER).ready()
-    bodies = publish(nsqd_process, "seen")
-    wanted = f'data-name="finished">{len(bodies)}<'
-    until(lambda: wanted in worker.asked("/")[1], about=lambda: worker.asked("/")[1])
-    status, page = worker.asked("/")
-    assert (status, 'class="well">ready<' in page, ">orders/billing<" in page) == (200, True, True)
-
-
-@embedded
-def test_readiness_ends_while_a_consumer_does_nothing_of_what_there_is_to_do(run: Run, nsqd_process: Any) -> None:
-    worker = run(BLOCKED, "--stall-after", "1", "--drain-timeout", "0.5").ready()
-    publish(nsqd_process, "long")
-    until(lambda: not worker.is_ready(), about=worker.log)
-    (reason,) = worker.probed("/readyz")["reasons"]
-    assert "orders/billing does nothing: handlers_busy for" in reason
-    assert worker.asked("/healthz")[0] == 200
-    worker.terminated()
 
 
 def test_consumers_of_greenlets_and_of_asyncio_have_their_nsqds_asked_what_waits(tmp_path: Path) -> None:
@@ -393,28 +371,10 @@ def test_readiness_follows_the_nsqds_and_liveness_does_not(run: Run, nsqd_proces
 
 
 @embedded
-def test_the_figures_of_three_processes_add_up_and_outlive_them(run: Run, nsqd_process: Any) -> None:
-    worker = run(COUNTING, "--processes", "3").ready()
+def test_the_figures_of_three_processes_add_up_and_outlive_one_that_is_restarted(run: Run, nsqd_process: Any) -> None:
+    worker = run(TIMED, "--processes", "3", "--restart-delay", "0").ready()
     assert worker.figure("nsq_fast_worker_processes_ready") == 3
     assert worker.figure("nsq_fast_consumer_connections", channel="billing") == 3
-
-    def finished() -> float:
-        return worker.figure("nsq_fast_consumer_messages_finished_total", channel="billing")
-
-    publish(nsqd_process, *map(str, range(60)))
-    until(lambda: finished() == 60, about=worker.log)
-    until(lambda: worker.figure("seen_total", kind="any") == 60)
-    assert worker.figure("size_bucket", le="10.0") == 60
-    os.kill(worker.children()[0], signal.SIGTERM)
-    until(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1 and worker.is_ready(), START, about=worker.log)
-    assert (finished(), worker.figure("seen_total")) == (60, 60)
-    publish(nsqd_process, *map(str, range(60, 90)))
-    until(lambda: finished() == 90, about=worker.log)
-
-
-@embedded
-def test_the_histograms_of_three_processes_add_up_while_one_is_restarted(run: Run, nsqd_process: Any) -> None:
-    worker = run(TIMED, "--processes", "3", "--restart-delay", "0").ready()
     seen: list[dict[float, float]] = [{}]
 
     def buckets(name: str) -> dict[float, float]:
@@ -433,7 +393,7 @@ def test_the_histograms_of_three_processes_add_up_while_one_is_restarted(run: Ru
             gevent.sleep(0.05)  # sleep: looks again and again
 
     def all_are_counted(bodies: int) -> bool:
-        return worker.figure("nsq_fast_consumer_messages_finished_total") == bodies
+        return worker.figure("nsq_fast_consumer_messages_finished_total", channel="billing") == bodies
 
     publish(nsqd_process, *map(str, range(30)))
     until(lambda: all_are_counted(30), START, about=worker.log)
@@ -446,40 +406,13 @@ def test_the_histograms_of_three_processes_add_up_while_one_is_restarted(run: Ru
     watcher.kill()
     assert watcher.exception is None
     assert len({pid for pid, _ in worker.noted()}) >= 3
+    assert (worker.figure("seen_total", kind="any"), worker.figure("size_bucket", le="10.0")) == (120, 120)
     for name in ("handler", "message_age"):
         assert buckets(name)[float("inf")] == 120
         assert worker.figure(f"nsq_fast_consumer_{name}_seconds_count") == 120
     assert buckets("handler")[2.0**-6] == 0, "none was shorter than 0.016 s"
     assert worker.figure("nsq_fast_consumer_handler_seconds_sum") >= 120 * 0.02
     assert worker.figure("nsq_fast_consumer_message_age_seconds_sum") > 0
-
-
-@embedded
-def test_a_program_shows_its_producers_beside_the_consumers(run: Run, nsqd_process: Any) -> None:
-    program = f"""
-from nsq_fast.metrics import ClientCollector
-from nsq_fast.threads import Consumer, Producer
-
-producer = Producer({nsqd_process.address!r})
-audit = Consumer("orders", "audit", {nsqd_process.address!r}, message_handler=lambda consumer, message: None)
-shown = ClientCollector()
-shown.add_producer("out", producer)
-shown.add_consumer("audit", audit)
-
-@subscribe("orders", "billing")
-def handle(consumer, message):
-    note(message.body)
-
-def consumers():
-    return [handle, audit]
-"""
-    worker = run(program)
-    worker.target = "app:consumers"
-    worker.ready()
-    (producer,) = worker.samples("nsq_fast_producer_connections")
-    assert producer.labels == {"producer": "out"}
-    running = worker.samples("nsq_fast_consumer_running")
-    assert {each.labels["consumer"] for each in running} == {"orders/billing", "audit"}
 
 
 COLLECTOR = """
@@ -508,40 +441,31 @@ def test_a_collector_of_the_program_that_fails_costs_figures_and_nothing_else(ru
 
 
 @embedded
-def test_what_a_program_shows_is_read_when_somebody_asks(run: Run) -> None:
+def test_what_a_program_shows_is_read_when_somebody_asks_and_one_that_is_silent_is_not_waited_for(run: Run) -> None:
     worker = run(COLLECTOR.format('note(b"read")') + HANDLER, "--processes", "2").ready()
     holds(lambda: not worker.noted(), 2.5)  # longer than it is between two reports
     assert worker.figure("nsq_fast_consumer_connections") == 2
     assert sorted(worker.noted()) == sorted((pid, "read") for pid in worker.children().values())
-
-
-@embedded
-def test_metrics_do_not_wait_for_a_process_that_does_not_answer(run: Run) -> None:
-    worker = run(HANDLER, "--processes", "2").ready()
-    assert worker.figure("nsq_fast_consumer_connections") == 2
     os.kill(worker.children()[0], signal.SIGSTOP)
     with promptly():
         assert worker.figure("nsq_fast_consumer_connections") == 2  # of the one as it was
 
 
 @embedded
-@pytest.mark.parametrize(
-    ("broken", "says"),
-    [("import half_written\n", "No module named 'half_written'"), ("def bill(:\n", "SyntaxError: ")],
-    ids=["import", "syntax"],
-)
-def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(
-    run: Run, nsqd_process: Any, broken: str, says: str
-) -> None:
+def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER, "--processes", "2").ready()
     before = worker.children()
-    worker.write(broken)
-    worker.send(signal.SIGHUP)
-    until(lambda: "not all processes are replaced" in worker.log(), START, about=worker.log)
-    assert says in worker.log()
-    traceback = [line.strip() for line in worker.lines if line.strip().startswith("File ")]
-    assert {line.partition(",")[0] for line in traceback} == {f'File "{worker.folder}/app.py"'}, "from the program on"
-    until(lambda: worker.children() == before, about=worker.log)  # the page may be a turn older than the record
+    broken = {"import half_written\n": "No module named 'half_written'", "def bill(:\n": "SyntaxError: "}
+    for number, (program, says) in enumerate(broken.items(), 1):
+        seen = len(worker.lines)
+        worker.write(program)
+        worker.send(signal.SIGHUP)
+        until(lambda wanted=number: worker.log().count("not all processes") == wanted, START, about=worker.log)
+        lines = [line.strip() for line in worker.lines[seen:]]
+        assert says in "\n".join(lines)
+        traceback = {line.partition(",")[0] for line in lines if line.startswith("File ")}
+        assert traceback == {f'File "{worker.folder}/app.py"'}, "from the program on"
+        until(lambda: worker.children() == before, about=worker.log)  # the page may be a turn older than the record
     bodies = publish(nsqd_process, "still")
     until(lambda: worker.handled() == bodies, about=worker.log)
     worker.write(HANDLER)
@@ -603,8 +527,7 @@ def test_a_module_that_is_missing_is_said_once_and_not_to_be_started_again(run: 
 
 
 @embedded
-@pytest.mark.parametrize("flags", [[], ["--check"]], ids=["run", "check"])
-@pytest.mark.parametrize("code", ["0", "'no database'"])
+@pytest.mark.parametrize(("code", "flags"), [("0", []), ("'no database'", ["--check"])], ids=["run", "check"])
 def test_a_program_that_ends_where_it_is_imported_ends_the_worker_and_says_where(
     run: Run, code: str, flags: list[str]
 ) -> None:

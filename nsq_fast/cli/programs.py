@@ -1,4 +1,9 @@
-"""`nsq-fast run-as-gnsq`: run a program that imports gnsq on nsq_fast, without touching it."""
+"""Commands that are another program: `nsq-fast run-as-gnsq` runs one that imports gnsq on nsq_fast, without touching
+it; `nsq-fast nsqd` and `nsq-fast nsqlookupd` are one embedded server with the original's command line.
+
+By click alone: what declares other commands imports ssl and sockets, which a program may be about to patch, and what
+starts many servers waits for nothing that they do not need.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +42,6 @@ class _OnImport(MetaPathFinder, Loader):
         module.__spec__ = self._spec  # the import system has just replaced it
 
 
-# By click alone: what declares other commands imports ssl and sockets, which the program may be about to patch.
 @click.command(
     "run-as-gnsq",
     short_help="Run a Python program with nsq_fast as its gnsq.",
@@ -46,7 +50,7 @@ class _OnImport(MetaPathFinder, Loader):
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(is_module: bool, program: str, args: tuple[str, ...]) -> None:
+def run_as_gnsq(is_module: bool, program: str, args: tuple[str, ...]) -> None:
     """Run PROGRAM, a Python file, with ARGS as python would, except that what it imports as gnsq is nsq_fast."""
     sys.meta_path.insert(0, _OnImport())
     sys.argv = [program, *args]
@@ -63,3 +67,32 @@ def command(is_module: bool, program: str, args: tuple[str, ...]) -> None:
         # The program's own failure: it shows as it would without us.
         traceback.print_exc()
         sys.exit(1)
+
+
+def _as_the_original(name: str, flags: str) -> click.Command:
+    """The command of one server, with the flags that the original has."""
+
+    @click.command(
+        name,
+        short_help=f"The embedded {name}, with the original's flags and log.",
+        help=f"Run the embedded {name} with the command line of the original: the same flags (-flag=value), --config"
+        f" FILE, --version, and the same log lines.\n\n{flags}",
+        context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    )
+    @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+    def run(flags: tuple[str, ...]) -> None:
+        from nsq_fast.broker.executable import main
+
+        sys.exit(main(name, flags))
+
+    return run
+
+
+nsqd: click.Command = _as_the_original(
+    "nsqd", "`nsq-fast broker --help` describes the flags, except -config, -log-level and -log-prefix."
+)
+nsqlookupd: click.Command = _as_the_original(
+    "nsqlookupd",
+    "The flags: -tcp-address, -http-address, -broadcast-address, -inactive-producer-timeout,"
+    " -tombstone-lifetime, -config, -log-level and -log-prefix.",
+)
