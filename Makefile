@@ -149,7 +149,7 @@ proof: $(DEV_STAMP) $(BUILD_STAMP)
 
 soak: $(DEV_STAMP) $(BUILD_STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
-	$(BIN)/python tests/chaos/endurance.py $(if $(SERVERS),--servers $(SERVERS)) --messages $(MESSAGES)
+	PYTHONPATH=tests $(BIN)/python -m chaos.endurance $(if $(SERVERS),--servers $(SERVERS)) --messages $(MESSAGES)
 	NSQ_FAST_FLAT_MESSAGES=5000000 $(BIN)/python -m pytest -s tests/client/test_client_flat.py -k threads_and_asyncio
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)

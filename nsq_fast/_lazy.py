@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _thread
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,3 +66,31 @@ def get_original(module: str, name: str) -> Any:
     """
     monkey = sys.modules.get("gevent.monkey")
     return getattr(importlib.import_module(module), name) if monkey is None else monkey.get_original(module, name)
+
+
+being_logged: set[Any] = set()
+"""Greenlets that hand a record to its handlers: see ``get_logger``."""
+
+
+def get_logger(name: str) -> logging.Logger:
+    """As ``logging.getLogger``, for what may log in a callback of gevent's hub."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_outside_the_hub)
+    return logger
+
+
+def _outside_the_hub(record: logging.LogRecord) -> bool:
+    """Have a greenlet handle a record that comes from the hub itself, where handlers may wait for greenlets.
+
+    The hub cannot wait, but in a patched program every handler may have to: for its lock, which gevent has made one for
+    greenlets, or for a socket. The record would be lost, and what the callback was about to do.
+    """
+    gevent, monkey = sys.modules.get("gevent"), sys.modules.get("gevent.monkey")
+    if gevent is None or monkey is None or not isinstance(gevent.getcurrent(), sys.modules["gevent.hub"].Hub):
+        return True
+    if not (monkey.is_module_patched("_thread") or monkey.is_module_patched("socket")):
+        return True
+    handling = gevent.spawn(logging.getLogger(record.name).handle, record)
+    being_logged.add(handling)
+    handling.rawlink(being_logged.discard)
+    return False

@@ -37,6 +37,7 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
+from nsq_fast._lazy import being_logged, get_logger
 from nsq_fast.client.gevent_loop import let_go_of_all
 from nsq_fast.client.greenlets import (
     Job,
@@ -57,7 +58,7 @@ from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR
 P = ParamSpec("P")
 T = TypeVar("T")
 ClientT = TypeVar("ClientT")
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 END_TIMEOUT = 5.0
 """Seconds that it waits then for the thread. It is left behind after that."""
@@ -337,6 +338,8 @@ class HubThread:
             self._tell_all(self._failure)
         hub: Any = get_hub()
         with suppress(Exception):  # of a hub that failed nothing is known
+            # A handler in the middle of a record holds its lock, for which ``logging`` waits when the program ends.
+            joinall([each for each in being_logged if each.parent is hub], timeout=END_TIMEOUT)
             let_go_of_all(hub)
             self._watcher.stop()
             self._watcher.close()

@@ -30,6 +30,7 @@ from gevent.event import AsyncResult
 from nsq_fast._client import READ_SIZE
 from nsq_fast._codec import MESSAGE_ID_SIZE, Message, Records, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
+from nsq_fast._lazy import get_logger
 from nsq_fast.client.connection import SILENT_INTERVALS, connecting, shake_hands, with_hostname
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import OwnerThread, loop_turns
@@ -50,7 +51,13 @@ from nsq_fast.errors import (
     RemoteProtocolError,
     ServerError,
 )
-from nsq_fast.log_events import CLOSE_FAILED, DISCONNECTED, MESSAGE_UNREADABLE, RESPONSE_FAILED, SERVER_ERROR
+from nsq_fast.log_events import (
+    CLOSE_FAILED,
+    DISCONNECTED,
+    MESSAGE_UNREADABLE,
+    RESPONSE_FAILED,
+    SERVER_ERROR,
+)
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publishing import RowsForm
@@ -71,7 +78,7 @@ from .producer import Producer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 LAST_WORDS_WAIT = 0.1
 # A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.

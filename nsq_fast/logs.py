@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -46,34 +46,10 @@ def make_handler(
     """
     if format not in ("text", "json"):
         raise ConfigError(f"format={format!r}: must be 'text' or 'json'")
-    handler = _Writer(stream)
+    handler = logging.StreamHandler(stream)
     text = logging.Formatter(TEXT_FORMAT, defaults={"event": NO_EVENT})
     handler.setFormatter(JsonFormatter() if format == "json" else text)
     return RepeatLimiter(handler, first, interval) if first else handler
-
-
-if TYPE_CHECKING:
-    _StreamHandler = logging.StreamHandler[TextIO]
-else:
-    _StreamHandler = logging.StreamHandler  # before Python 3.11 it takes no type
-
-
-class _Writer(_StreamHandler):
-    """Its lock is native, whatever is patched: gevent gives every handler a lock for greenlets, and a callback of a hub
-    that logs cannot wait for one that another thread holds. The record would be lost, and what the callback was about
-    to do."""
-
-    def createLock(self) -> None:
-        self._native = get_original("_thread", "RLock")()
-        super().createLock()
-
-    @property
-    def lock(self) -> Any:
-        return self._native
-
-    @lock.setter
-    def lock(self, lock: object) -> None:
-        """Of ``logging``, and of gevent."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ._lazy import get_original
+from ._lazy import get_logger, get_original
 from .errors import ConfigError
 from .log_events import METRICS_FAILED
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from .client.consumer import ConsumerStats
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 PREFIX = "nsq_fast"
 

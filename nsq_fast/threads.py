@@ -30,6 +30,7 @@ from gevent.exceptions import HubDestroyed
 from msgspec import UNSET
 
 from nsq_fast._codec import Message
+from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import PlainPath, wake_all
 from nsq_fast.bridge import Batch, HubThread, OutsideHandlers, Place, Reply, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer", "Producer"]
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 FEWEST = 4

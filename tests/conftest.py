@@ -166,6 +166,12 @@ def no_unseen_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert not errors, f"a greenlet failed: {errors}"
 
 
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
+    """``told(*events)``: what the log says of these events until now."""
+    return lambda *events: [each.getMessage() for each in caplog.records if getattr(each, "event", "") in events]
+
+
 @pytest.fixture(scope="session")
 def authority() -> trustme.CA:
     """A certificate authority that nobody trusts unless told to."""

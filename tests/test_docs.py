@@ -6,7 +6,6 @@ in `ELSEWHERE` with the test that has it, or in `NOT_RUN` with the reason.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
-import yaml
 from support.kinds import REAL_PARAMETERS
 from support.waiting import until
 
@@ -33,29 +31,9 @@ from nsq_fast.broker import BrokerProcess
 from nsq_fast.cli import main
 from nsq_fast.client.give_up import WriteToFolder
 
-ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 DOCS = ROOT / "docs"
-PAGES = [
-    "index",
-    "consumer",
-    "producer",
-    "discovery",
-    "dynamic-configuration",
-    "asyncio",
-    "threads",
-    "integrations",
-    "tls",
-    "testing",
-    "metrics",
-    "progress",
-    "production",
-    "logs",
-    "tuning",
-    "deployment",
-    "embedding",
-    "gnsq-migration",
-    "tracing",
-]
 PROGRAMS = {"python", "cython", "sql"}
 # Blocks by page and first line.
 ELSEWHERE = {
@@ -114,45 +92,9 @@ NOT_RUN = {
         "shows calls and has parts left out: tests/spark/test_spark_trace.py"
     ),
 }
-# Blocks that are no programs, by language.
-NO_PROGRAMS = {
-    "sh": "commands: their options are checked below",
-    "text": "a diagram",
-    "json": "output",
-    "ini": "a unit of systemd",
-    "toml": "a configuration",
-    "yaml": "a workflow: tests/test_testing.py runs its command",
-    "": "a tree of folders",
-}
+# Languages of blocks that are no programs: commands, whose options are checked below, and how files and output look.
+NO_PROGRAMS = {"sh", "text", "json", "ini", "toml", "yaml", ""}
 LIMIT = 60.0
-
-
-class Program(NamedTuple):
-    page: str
-    number: int
-    text: str
-
-    @property
-    def blocks(self) -> bool:
-        """Whether it runs until it gets a signal."""
-        return "consumer.start()\n" in self.text
-
-    @property
-    def is_test(self) -> bool:
-        """Whether it is for pytest to run."""
-        return "def test_" in self.text
-
-    @property
-    def starter(self) -> list[str]:
-        return ["-m", "nsq_fast", "run-as-gnsq"] if self.page == "gnsq-migration" else []  # gnsq need not be installed
-
-    def write(self, path: Path, broker: BrokerProcess) -> Path:
-        """As it stands, but for addresses."""
-        tcp = broker.nsqds[0].tcp
-        text = self.text.replace("127.0.0.1:4161", str(broker.lookupd.http)).replace("127.0.0.1:4150", str(tcp))
-        text = text.replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
-        path.write_text(text.replace("start_http_server(9151)", "start_http_server(0)"))
-        return path
 
 
 class Block(NamedTuple):
@@ -164,6 +106,24 @@ class Block(NamedTuple):
     def place(self) -> tuple[str, str]:
         return self.page, self.text.partition("\n")[0][:100]
 
+    @property
+    def is_recipe(self) -> bool:
+        """Whether it is a file that tests/test_cookbook.py or tests/examples have."""
+        return self.page.startswith(("cookbook/", "tutorial")) and bool(re.match(r"# \w+\.py$", self.place[1]))
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it is for pytest to run."""
+        return "def test_" in self.text
+
+    def write(self, path: Path, broker: BrokerProcess) -> Path:
+        """As it stands, but for addresses."""
+        tcp = broker.nsqds[0].tcp
+        text = self.text.replace("127.0.0.1:4161", str(broker.lookupd.http)).replace("127.0.0.1:4150", str(tcp))
+        text = text.replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
+        path.write_text(text.replace("start_http_server(9151)", "start_http_server(0)"))
+        return path
+
 
 def blocks() -> Iterator[Block]:
     """Every code block of every page, and of what stands beside the pages."""
@@ -173,12 +133,10 @@ def blocks() -> Iterator[Block]:
             yield Block(str(page), language, text)
 
 
-def programs() -> Iterator[Program]:
-    for page in PAGES:
-        found = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
-        for number, text in enumerate(found):
-            if Block(page, "python", text).place not in ELSEWHERE:
-                yield Program(page, number, text)
+def programs(are_tests: bool) -> list[Block]:
+    """The blocks of Python that run here: all but those that are named, and recipes."""
+    found = [each for each in blocks() if each.language == "python" and each.is_test is are_tests]
+    return [each for each in found if not each.is_recipe and each.place not in {**ELSEWHERE, **NOT_RUN}]
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +148,14 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [each for each in programs() if not each.is_test], ids=lambda each: f"{each.page}-{each.number}"
-)
-def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, tmp_path: Path) -> None:
-    command = [sys.executable, *program.starter, str(program.write(tmp_path / "program.py", broker))]
+@pytest.mark.parametrize("program", programs(are_tests=False), ids=lambda each: each.page)
+def test_the_programs_of_the_pages_run(program: Block, broker: BrokerProcess, tmp_path: Path) -> None:
+    is_of_gnsq = program.page == "gnsq-migration"  # which need not be installed
+    starter = ["-m", "nsq_fast", "run-as-gnsq"] if is_of_gnsq else []
+    command = [sys.executable, *starter, program.write(tmp_path / "program.py", broker)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        if program.blocks:
+        if "consumer.start()\n" in program.text:  # it runs until it gets a signal
             until(lambda: _has_client(broker), LIMIT, 0.1)
             process.send_signal(signal.SIGINT)
         shown = process.communicate(timeout=LIMIT)
@@ -209,8 +167,8 @@ def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, 
 @pytest.mark.slow
 def test_the_tests_of_the_pages_pass(broker: BrokerProcess, tmp_path: Path) -> None:
     """Each block is a file of its own; they run together, since pytest takes longer to start than they take."""
-    found = [each for each in programs() if each.is_test]
-    files = [each.write(tmp_path / f"test_{each.page}_{each.number}.py", broker) for each in found]
+    found = programs(are_tests=True)
+    files = [each.write(tmp_path / f"test_of_page_{number}.py", broker) for number, each in enumerate(found)]
     assert files
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
@@ -259,24 +217,14 @@ def test_the_app_of_production_runs(broker: BrokerProcess, tmp_path: Path) -> No
 
 
 def test_every_code_block_runs_somewhere_or_says_why_not() -> None:
-    found = list(blocks())
-    assert len(found) > 60
-    here = [each for each in found if each.language == "python" and each.page in PAGES and each.place not in ELSEWHERE]
-    recipes = [each for each in found if each.page.startswith(("cookbook/", "tutorial"))]
-    assert [
-        each.place for each in recipes if each.language == "python" and not re.match(r"# \w+\.py$", each.place[1])
-    ] == []
-    others = [each for each in found if each.language in PROGRAMS and each not in [*here, *recipes]]
-    unknown = [each.place for each in others if each.place not in ELSEWHERE and each.place not in NOT_RUN]
-    assert unknown == [], "run them in this module, or say in ELSEWHERE or NOT_RUN what becomes of them"
-    assert {each.language for each in found} - PROGRAMS <= set(NO_PROGRAMS)
-    assert set(ELSEWHERE) | set(NOT_RUN) <= {each.place for each in found}, "a block that is named is no more"
-
-
-@pytest.mark.parametrize("place", ELSEWHERE, ids=lambda place: f"{place[0]}: {place[1]}"[:60])
-def test_the_tests_that_have_blocks_of_the_pages_are_there(place: tuple[str, str]) -> None:
-    module, _, name = ELSEWHERE[place].partition("::")
-    assert f"def {name}" in (ROOT / "tests" / module).read_text()
+    named = {**ELSEWHERE, **NOT_RUN}
+    unknown = [each.place for each in blocks() if each.language in PROGRAMS - {"python"} and each.place not in named]
+    assert unknown == [], "say in ELSEWHERE or NOT_RUN what becomes of them"
+    assert {each.language for each in blocks()} <= PROGRAMS | NO_PROGRAMS
+    assert set(named) <= {each.place for each in blocks()}, "a block that is named is no more"
+    for test in ELSEWHERE.values():
+        module, _, name = test.partition("::")
+        assert f"def {name}" in (TESTS / module).read_text(), test
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -349,37 +297,25 @@ def test_every_row_of_the_broker_page_names_a_test_that_runs_on_both_servers() -
 # Pages that name the tests which show what they say
 
 
-TESTS = Path(__file__).parent
-NAMING = {name: (ROOT / name).read_text() for name in ("docs/guarantees.md", "docs/reliability.md", "THREAT_MODEL.md")}
-NAMED = {name: sorted(set(re.findall(r"`(test_\w+)::(\w+)`", page))) for name, page in NAMING.items()}
+NAMED = re.compile(r"`(?:[\w/]+/)?(test_\w+)(?:\.py)?::(\w+)`")
 
 
-def functions(module: str) -> set[str]:
-    """The names of the functions of a test module, wherever it stands."""
-    (path,) = TESTS.rglob(f"{module}.py")
-    return {
-        node.name
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+def test_every_test_that_a_page_names_exists() -> None:
+    named = {found for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")] for found in NAMED.findall(page.read_text())}
+    assert len(named) > 200
+    texts = {module: "".join(path.read_text() for path in TESTS.rglob(f"{module}.py")) for module, _ in named}
+    assert [
+        (module, name) for module, name in named if not re.search(rf"^(async )?def {name}\(", texts[module], re.M)
+    ] == []
 
 
-@pytest.mark.parametrize("module", sorted({module for named in NAMED.values() for module, _ in named}))
-def test_every_test_that_is_named_exists(module: str) -> None:
-    names = {name for named in NAMED.values() for where, name in named if where == module}
-    assert names - functions(module) == set()
-
-
-@pytest.mark.parametrize(
-    ("page", "least"), [("docs/guarantees.md", 60), ("docs/reliability.md", 10), ("THREAT_MODEL.md", 50)]
-)
-def test_every_promise_names_what_shows_it(page: str, least: int) -> None:
-    assert len(NAMED[page]) > least
-    for line in NAMING[page].splitlines() if page != "docs/reliability.md" else ():
+@pytest.mark.parametrize("page", ["docs/guarantees.md", "THREAT_MODEL.md"])
+def test_every_promise_names_what_shows_it(page: str) -> None:
+    for line in (ROOT / page).read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         is_promise = line.startswith("|") and cells[-1] not in ("", "shown by", "-") and not set(line) <= set("|-")
         if is_promise and "tested by" not in line:
-            assert re.search(r"`test_\w+::\w+`", cells[-1]), line
+            assert NAMED.search(cells[-1]), line
 
 
 # The pages on which others decide whether to trust nsq_fast, and where newcomers begin
@@ -395,60 +331,20 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
-def test_changes_without_a_release_have_names_that_say_their_kind_and_are_short() -> None:
-    for path in sorted((ROOT / "changes").glob("*")):
-        if path.name in {"README.md", "template.md.jinja"}:
-            continue
-        assert re.fullmatch(r"[a-z0-9-]+\.(added|changed|removed|fixed)\.md", path.name), path.name
-        text = path.read_text()
-        assert re.fullmatch(r"[^#\s-][^\0]*\n", text), f"{path.name}: sentences, without heading or list"
-        assert len(text) < 1000, path.name
-
-
-def workflows() -> list[Path]:
-    found = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    if not found:
-        pytest.skip("an sdist has no workflows")
-    return found
-
-
-def test_actions_of_others_are_pinned_by_hash_and_nothing_is_allowed_unless_it_is_said() -> None:
-    files = [*workflows(), *(ROOT / ".github").glob("actions/*/*.yml"), DOCS / "testing.md"]
-    used = [each for path in files for each in re.findall(r"uses: (.*)", path.read_text())]
-    assert len(used) > 20
-    assert [
-        each for each in used if not each.startswith("./") and not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each)
-    ] == []
-    for path in workflows():
-        assert yaml.safe_load(path.read_text())["permissions"] == {}, path.name
-
-
 def test_a_workflow_installs_what_it_tests_and_tools_by_hash() -> None:
     """What a release is made with is known to the byte, and is no code that runs while it is installed."""
-    steps = [
-        step["run"]
-        for path in workflows()
-        for job in yaml.safe_load(path.read_text())["jobs"].values()
-        for step in job["steps"]
-        if "run" in step
-    ]
-    installs = re.findall(r"pip install (.*)", "\n".join(steps))
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    if not files:
+        pytest.skip("an sdist has no workflows")
+    installs = [each for path in files for each in re.findall(r"pip install (.*)", path.read_text())]
     tools = "--require-hashes --only-binary :all: -r .github/tools.txt"
     assert installs.count(tools) == 2
     assert [each for each in installs if each != tools and not each.startswith(("-e ", "dist/"))] == []
 
 
-def test_the_lock_of_the_tools_has_hashes_and_names_no_registry() -> None:
-    workflows()
-    wanted, locked = ((ROOT / ".github" / name).read_text() for name in ("tools.in", "tools.txt"))
-    blocks = re.split(r"^(?=[a-z])", locked, flags=re.M)[1:]
-    for block in blocks:
-        assert re.match(r"[\w.-]+==\S+( ; .*)? \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+", block), block
-    names = {block.partition("==")[0] for block in blocks}
-    assert names >= {each.lower() for each in re.findall(r"^([\w-]+)", wanted, re.M)}
-    assert "://" not in locked
-    (needs,) = re.findall(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
-    assert set(re.findall(r'"([^"]+)"', needs)) <= set(wanted.splitlines())
+def test_changes_without_a_release_have_names_by_which_they_are_found() -> None:
+    names = {path.name for path in (ROOT / "changes").glob("*")} - {"README.md", "template.md.jinja"}
+    assert [name for name in names if not re.fullmatch(r"[a-z0-9-]+\.(added|changed|removed|fixed)\.md", name)] == []
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -473,22 +369,12 @@ def test_the_overview_has_every_command() -> None:
     assert set(re.findall(r"`nsq-fast ([\w-]+)", table)) == set(main.list_commands(click.Context(main)))
 
 
-def test_what_one_is_told_to_open_is_there() -> None:
-    table = (ROOT / "CONTRIBUTING.md").read_text().partition("### To change X, open Y")[2].partition("\n## ")[0]
-    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("| ")][1:]
-    assert len(rows) > 20
-    for _, code, tests in rows:
-        for path in re.findall(r"`([\w/]+(?:\.\w+|/)?)`", code):
-            assert (ROOT / "nsq_fast" / path).exists() or (ROOT / path).exists(), path
-        for path in re.findall(r"`([\w/]+(?:\.py)?)`", tests):
-            assert (ROOT / "tests" / path).exists(), path
-
-
-def test_the_files_that_the_tour_names_are_there() -> None:
-    text = (DOCS / "internals.md").read_text().partition("## A tour")[2].partition("\n## ")[0]
-    named = re.findall(r"`([\w/]+\.pyx?)`", text)
-    assert len(named) > 15
-    assert [name for name in named if not (ROOT / "nsq_fast" / name).exists()] == []
+def test_the_files_that_one_is_told_to_open_are_there() -> None:
+    folders = (ROOT / "nsq_fast", TESTS, ROOT, ROOT / "fuzz")
+    for page in (ROOT / "CONTRIBUTING.md", DOCS / "internals.md"):
+        named = re.findall(r"`([\w/]+\.pyx?)`", page.read_text())
+        assert named
+        assert [name for name in named if not any((folder / name).exists() for folder in folders)] == [], page
 
 
 class Stand:
@@ -549,8 +435,6 @@ def test_nothing_installs_the_package_from_an_index_which_has_none() -> None:
     """Where it is installed, ``pip install 'nsq-fast[extra]'`` adds the extra: ``docs/index.md`` says so."""
     dockerfile = ROOT / "examples" / "production" / "Dockerfile"
     files = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md"), dockerfile]
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in files}
     bare = re.compile(r"pip install [^`\n]*(?<![\w/-])nsq-fast(?![\w\[-])")
-    assert [(name, found[0]) for name, text in texts.items() if (found := bare.search(text))] == []
-    assert "no package index" in texts["docs/index.md"]
-    assert "nsq-fast[" not in texts["examples/production/Dockerfile"], "an image has nothing installed"
+    assert [path for path in files if bare.search(path.read_text())] == []
+    assert "nsq-fast[" not in dockerfile.read_text(), "an image has nothing installed"

@@ -8,8 +8,6 @@ A folder is a layer, and imports go downwards only. The compiled core knows
 from __future__ import annotations
 
 import ast
-import importlib
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import compiled
 from support.compiled import NAMES
 from support.waiting import PROCESS
 
@@ -208,35 +205,12 @@ def test_only_the_sides_of_the_port_know_a_loop() -> None:
     assert wrong(knows) == []
 
 
-@pytest.mark.parametrize("package", ["broker", "spark", "worker"])
-def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
-    path = PACKAGE / package / "__init__.py"
-    typed = {
-        name: item.module.removeprefix(f"nsq_fast.{package}.").removeprefix("nsq_fast")
-        for item in imports_of(path)
-        if not item.at_run_time
-        for name in item.names
-    }
-    assert typed == importlib.import_module(f"nsq_fast.{package}")._HOME
-
-
 def test_only_the_spark_layer_imports_spark() -> None:
     def imports_spark(path: Path, item: Import) -> bool:
         is_sparks = layer_of(path) == "spark" or path.relative_to(PACKAGE).as_posix() == READY_ROWS
         return not is_sparks and item.module.split(".")[0] in SPARK and item.at_run_time
 
     assert wrong(imports_spark) == []
-
-
-def test_spark_is_loaded_only_by_those_who_use_it() -> None:
-    assert (
-        loaded_after("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench") & SPARK == set()
-    )
-
-
-@pytest.mark.parametrize("command", ["run", "programs"])
-def test_what_starts_servers_and_processes_loads_no_client_and_no_tables(command: str) -> None:
-    assert loaded_after(f"import nsq_fast.cli.{command}") & {"gevent", "h11", "rich", "snappy"} == set()
 
 
 @pytest.mark.parametrize("name", sorted(CORE))
@@ -258,23 +232,16 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def loaded_after(statement: str) -> set[str]:
-    """The top-level modules in a fresh interpreter that the statement added."""
-    return {name.partition(".")[0] for name in modules_after(statement)}
-
-
 def modules_after(statement: str) -> set[str]:
-    """All modules in a fresh interpreter that the statement added."""
-    code = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
-    return set(run_python(code).split())
+    """All modules in a fresh interpreter that the statement added, and the packages that they are in."""
+    code = f"import sys; before = set(sys.modules)\n{statement}\nprint(*set(sys.modules) - before)"
+    added = set(run_python(code).split())
+    return added | {name.partition(".")[0] for name in added}
 
 
 PURE_MODULES = [
     "nsq_fast",
-    "nsq_fast._codec",
-    "nsq_fast._frame",
-    # The build writes _built, and keywords is a stub.
-    *(f"nsq_fast.{name}" for name in sorted(DATA - {"_built", "keywords"})),
+    *(f"nsq_fast.{name}" for name in sorted(CORE | DATA - {"_built", "keywords"})),  # a build's file; a stub
     *(module_of(path) for path in SOURCES if layer_of(path) == "protocol" and path.stem != "__init__"),
 ]
 
@@ -282,34 +249,36 @@ PURE_MODULES = [
 def test_importing_the_pure_part_never_imports_gevent_or_a_socket() -> None:
     """What all of them load has what each loads."""
     heavy = {"gevent", "greenlet", "socket", "ssl", "_ssl", "asyncio", "h11", "blinker", "click"}
-    assert loaded_after(f"import {', '.join(PURE_MODULES)}") & heavy == set()
+    assert modules_after(f"import {', '.join(PURE_MODULES)}") & heavy == set()
 
 
-def test_what_programs_of_asyncio_use_needs_no_gevent() -> None:
-    names = ("aio", "logs", "metrics", "otel")
-    assert loaded_after(f"import {', '.join(f'nsq_fast.{name}' for name in names)}") & {"gevent", "greenlet"} == set()
+@pytest.mark.parametrize(
+    ("statement", "unneeded"),
+    [
+        # Lookup, HTTP, TLS, compression, signals, threads, iteration, a misspelt option, start positions, patterns of
+        # topics, dynamic configuration, filters: what a client may have, and many have not; what only type checkers
+        # read; and `dataclasses`, which takes a millisecond to write and compile the methods of a class.
+        ("from nsq_fast import Consumer, Producer", {
+            "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11",
+            "hashlib", "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks",
+            "nsq_fast.client.admin", "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers",
+            "nsq_fast.client.lookup", "nsq_fast.header_patterns", "nsq_fast.bridge", "nsq_fast.otel", "opentelemetry",
+            "secrets", "snappy", "ssl", "urllib.parse", "urllib.request",
+        }),
+        ("from nsq_fast import aio, logs, metrics, otel", {"gevent", "greenlet"}),
+        ("import nsq_fast.cli.run, nsq_fast.cli.programs", {"gevent", "h11", "rich", "snappy"}),
+        ("import nsq_fast.cli, nsq_fast.cli.trace_report, nsq_fast.spark, nsq_fast.bench", SPARK),
+    ],
+    ids=["clients", "asyncio", "commands that start others", "spark"],
+)  # fmt: skip
+def test_what_is_not_needed_is_not_imported(statement: str, unneeded: set[str]) -> None:
+    assert modules_after(statement) & unneeded == set()
 
 
 def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:
     ours = {name for name in modules_after("import nsq_fast") if name.startswith("nsq_fast")}
     always = {"nsq_fast", "nsq_fast._lazy"}
     assert always <= ours <= always | {"nsq_fast._built"}
-
-
-# Lookup, HTTP, TLS, compression, signals, threads, iteration, a misspelt option, start positions, patterns of
-# topics, dynamic configuration, filters: what a client may have, and many have not; what only type checkers read; and
-# `dataclasses`, which takes a millisecond to write and compile the methods of a class (`nsq_fast/_record.py`).
-LOADED_WHEN_USED = {
-    "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11", "hashlib",
-    "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks", "nsq_fast.client.admin",
-    "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers", "nsq_fast.client.lookup",
-    "nsq_fast.header_patterns", "nsq_fast.bridge", "nsq_fast.otel", "opentelemetry", "secrets", "snappy", "ssl",
-    "urllib.parse", "urllib.request",
-}  # fmt: skip
-
-
-def test_what_not_every_client_needs_is_imported_when_it_is_used() -> None:
-    assert modules_after("from nsq_fast import Consumer, Producer") & LOADED_WHEN_USED == set()
 
 
 def test_nothing_of_ours_is_imported_between_the_start_of_a_client_and_its_first_message() -> None:
@@ -350,67 +319,3 @@ assert (socket.socket, threading.Lock, time.sleep) == before
 assert not monkey.saved
 """
     run_python(code)
-
-
-# What contributors rely on: tools of one version, a CI row for each Python, and tests that wait for what they test.
-
-
-ROOT = Path(__file__).parent.parent
-PYPROJECT = (ROOT / "pyproject.toml").read_text()
-WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-
-
-def test_what_make_check_runs_is_pinned() -> None:
-    found = re.search(r"^check = \[(.*?)^\]", PYPROJECT, re.S | re.M)
-    assert found is not None
-    tools = re.findall(r'"([^"]+)"', found[1])
-    assert tools
-    assert [tool for tool in tools if "==" not in tool] == []
-
-
-def test_ci_runs_all_tests_on_each_python_and_fails_where_servers_are_missing() -> None:
-    for python in re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT):
-        assert re.search(rf'^        python: \[.*"{re.escape(python)}".*\]$', WORKFLOW, re.M)
-        assert re.search(rf'python: "{re.escape(python)}",.*make: test', WORKFLOW)
-    servers = (ROOT / ".github" / "actions" / "original-servers" / "action.yml").read_text()
-    assert "docker cp nsq:/usr/local/bin/nsqd" in servers
-    assert "NSQ_FAST_REQUIRED=original" in servers
-    assert WORKFLOW.count("- uses: ./.github/actions/original-servers\n") == 2  # all tests, and those of Spark
-
-
-def test_ci_runs_all_tests_of_spark_with_older_versions() -> None:
-    oldest = re.search(r'^spark = \["pyspark\[sql\]>=(4\.\d+)"', PYPROJECT, re.M)
-    assert oldest is not None
-    assert re.findall(r'{pyspark: "(.*?)"', WORKFLOW) == [oldest[1], "4.1", "4.2"]
-    assert re.search(r"- run: python -m pytest .* tests/spark$", WORKFLOW, re.M)
-
-
-def test_a_run_says_which_compiled_core_it_loads_and_when_that_is_too_old(tmp_path: Path) -> None:
-    assert compiled.header()[0].startswith("compiled core: _codec")
-    binary, source = tmp_path / "_codec.so", tmp_path / "_codec.pyx"
-    for number, each in enumerate((source, binary)):
-        each.touch()
-        os.utime(each, (1000 + number, 1000 + number))
-    assert compiled.newer_than([binary], [source]) == []
-    os.utime(source, (2000, 2000))
-    assert compiled.newer_than([binary], [source]) == ["_codec.pyx"]
-
-
-SLEEP = re.compile(r"(?<!\"time\.)\bsleep\((?!0\))")
-FIXED_PORT = re.compile(r"(bind|create_server|listen|StreamServer)\(\(?\(\"[\w.:]*\", [1-9]")
-
-
-def test_a_sleep_says_why_it_is_the_subject_and_no_port_is_fixed() -> None:
-    """Whoever waits for something asks whether it is there: ``until``, ``holds``, an event (support/waiting.py).
-
-    In virtual time, as in tests/sim, to sleep is to wait for nothing.
-    """
-    lines = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        if path.parent.name != "chaos" or path.name.startswith("test_")  # the soak is a program that works and waits
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if (SLEEP.search(line) and "# sleep: " not in line and path.parent.name != "sim") or FIXED_PORT.search(line)
-        if path != Path(__file__)
-    ]
-    assert lines == []

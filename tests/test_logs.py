@@ -12,14 +12,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.compiled import parsed
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import PROCESS, WAIT, until
 
@@ -38,9 +37,9 @@ CONSTANTS = {name: value["event"] for name, value in vars(log_events).items() if
 
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.relative_to(PACKAGE).parts[0] in PROGRAMS:
+        if path.relative_to(PACKAGE).parts[0] in PROGRAMS or "log" not in path.read_text():
             continue
-        for node in ast.walk(parsed(path)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
                 owner = ast.unparse(node.func.value).rpartition(".")[2]
                 if owner in LOGGERS:
@@ -50,20 +49,12 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
 # Events
 
 
-def test_each_log_call_names_its_event() -> None:
+def test_each_log_call_names_its_event_and_the_page_has_each_and_no_other() -> None:
     calls = dict(log_calls())
-    assert len(calls) > 100
     named = {place: [ast.unparse(k.value) for k in call.keywords if k.arg == "extra"] for place, call in calls.items()}
     assert [place for place, names in named.items() if len(names) != 1 or names[0] not in CONSTANTS] == []
     used = {CONSTANTS[name] for names in named.values() for name in names}
     assert used == set(CONSTANTS.values()), "each event has a call"
-
-
-def test_the_name_of_an_event_is_that_of_its_constant() -> None:
-    assert [name for name, event in CONSTANTS.items() if name.lower() != event] == []
-
-
-def test_the_page_has_each_event_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(CONSTANTS.values())
 
@@ -225,18 +216,14 @@ def test_repeats_are_counted_and_said(limited: Limited) -> None:
     assert limited.texts()[-1] == "c: lost", "a new interval begins"
 
 
-def test_only_the_same_is_a_repeat(limited: Limited) -> None:
+def test_only_the_same_text_is_a_repeat(limited: Limited) -> None:
     for _ in range(2):
         limited.log("a")
         limited.log("b")
         limited.log("a", name="other")
         limited.log("a", level=logging.ERROR)
-    assert len(limited.texts()) == 8
-
-
-def test_records_that_are_no_text_always_pass(limited: Limited) -> None:
     limited.log({"a": "trace record"}, times=100)
-    assert len(limited.texts()) == 100
+    assert len(limited.texts()) == 108
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 600)), max_size=60), st.integers(1, 4))
@@ -256,9 +243,8 @@ def test_what_was_left_out_is_said_although_nothing_more_is_logged() -> None:
     limiter = RepeatLimiter(kept, 1, 0.05)
     limiter.handle(record_of("a"))
     limiter.handle(record_of("a"))
-    until(lambda: sum(getattr(record, "repeats", 0) for record in kept.records) == 1 or len(kept.records) == 2)
+    until(lambda: len(kept.records) == 2)
     limiter.close()
-    assert len(kept.records) == 2
 
 
 def test_threads_may_log_at_once() -> None:
@@ -308,49 +294,55 @@ def test_the_end_of_a_program_says_what_was_left_out(patch: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(patch=patch)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert [line["message"].partition(" in ")[0] for line in lines] == [
-        "number 0",
-        "number 1",
-        "number 999 ... and 998 more",
-    ]
+    said = [line["message"].partition(" in ")[0] for line in lines]
+    assert said == ["number 0", "number 1", "number 999 ... and 998 more"]
     assert lines[-1]["repeats"] == 998
 
 
-BUSY = """
-import logging, sys
-from _thread import allocate_lock, start_new_thread
-from time import sleep
-from gevent import get_hub, monkey, sleep as give_way
-from nsq_fast.logs import make_handler
+SLOW = """
+from gevent import monkey
+monkey.patch_all()
+import logging, time
+from contextlib import ExitStack
+from threading import Thread
+import nsq_fast.threads
+from nsq_fast.broker import Broker, InThread
 
-is_writing = allocate_lock()
-is_writing.acquire()
+class Collector(logging.Handler):
+    "It waits while it sends a record over the network, and holds its lock meanwhile."
+    def emit(self, record):
+        begun.add(record.event)
+        time.sleep(0.2)  # sleep: as long as the network takes
+        print(record.event, flush=True)
 
-class Slow:
-    def write(self, text):
-        if "first" in text:
-            is_writing.release()
-            sleep(0.5)  # sleep: it holds the lock of the handler meanwhile
-        sys.stdout.write(text.split()[-1] + "\\n")
+def wait(probe):
+    while not probe():
+        time.sleep(0.01)  # sleep: looks again and again
 
-def begin():
-    logging.basicConfig(handlers=[make_handler(stream=Slow())], format="%(message)s")
-
-{parts}
-start_new_thread(logging.warning, ("first",))
-is_writing.acquire()
-get_hub().loop.run_callback(logging.warning, "second")
-give_way(0.1)  # sleep: the hub calls back
+begun = set()
+with ExitStack() as servers:
+    broker = servers.enter_context(InThread(Broker))
+    consumer = {consumer}("t", "c", str(broker.nsqd.tcp_address), message_handler=print)
+    consumer.start(block=False)
+    wait(lambda: any(each.is_connected for each in consumer.stats().connections))
+    logging.getLogger("nsq_fast").addHandler(logging.NullHandler())
+    log = logging.getLogger("nsq_fast.client")
+    log.setLevel(logging.INFO)
+    log.addHandler(Collector())
+    Thread(target=log.warning, args=("another",), kwargs=dict(extra=dict(event="another"))).start()
+    wait(lambda: "another" in begun)
+    {end}
+    wait(lambda: "disconnected" in begun)
+    consumer.close(timeout=3600)
 """
 
 
-@pytest.mark.parametrize(
-    "parts", ["monkey.patch_all()\nbegin()", "begin()\nmonkey.patch_all()"], ids=["patched before", "patched after"]
-)
-def test_a_callback_of_the_hub_may_log_while_another_thread_does(parts: str) -> None:
-    command = [sys.executable, "-c", BUSY.format(parts=parts)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
-    assert (ended.stdout.split(), ended.stderr) == (["first", "second"], "")
+@pytest.mark.parametrize("consumer", ["nsq_fast.Consumer", "nsq_fast.threads.Consumer"])
+@pytest.mark.parametrize("end", ["servers.close()", "consumer.close(timeout=3600)"])
+def test_a_handler_that_waits_in_a_patched_program_disturbs_no_connection(consumer: str, end: str) -> None:
+    command = [sys.executable, "-c", SLOW.format(consumer=consumer, end=end)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["another", "disconnected"], "")
 
 
 RAISING = """
@@ -394,10 +386,12 @@ SECRET = "GHIJKLMNOPQRSTUVWXYZ"  # like nothing else in a record: no id, no numb
 
 def refused(secret: str, tls_files: dict[str, str], kept: Kept) -> None:
     """An nsqd refuses the secret."""
-    with closing_nsqd(
-        {"auth_required": True}, {b"AUTH": frame(1, b"E_UNAUTHORIZED AUTH no authorizations")}
-    ) as address:
-        try_both(kept, address, auth_secret=secret)
+    server = ScriptedNsqd(
+        info={"auth_required": True}, replies={b"AUTH": frame(1, b"E_UNAUTHORIZED AUTH no authorizations")}
+    )
+    with ExitStack() as end:
+        end.callback(server.stop)
+        try_both(kept, str(server.address), auth_secret=secret)
 
 
 def auth_server_gone(secret: str, tls_files: dict[str, str], kept: Kept) -> None:
@@ -436,16 +430,15 @@ def bodies(secret: str, tls_files: dict[str, str], kept: Kept) -> None:
         raise ValueError("a handler's own words")
 
     body = secret.encode()
+    options: dict[str, Any] = {"message_handler": fail, "requeue_delay": 0}
     with NsqdServer() as nsqd, Producer(str(nsqd.tcp_address)) as producer:
         address = str(nsqd.tcp_address)
-        with Consumer(
-            "t", "c", address, message_handler=fail, max_tries=2, requeue_delay=0, max_backoff_duration=0
-        ) as c:
+        with Consumer("t", "c", address, **options, max_tries=2, max_backoff_duration=0) as c:
             producer.publish("t", body)
             with suppress(NsqError):
                 producer.publish("t", body, headers={"x": secret})
             until(lambda: c.given_up)
-        with Consumer("u", "d", address, message_handler=fail, max_frame_size=1024, requeue_delay=0) as d:
+        with Consumer("u", "d", address, **options, max_frame_size=1024) as d:
             producer.publish("u", body * 100)
             until(lambda: d.stats().totals.received)
         with NsqdHTTPClient(*nsqd.http_address) as client, suppress(NsqError):
@@ -455,15 +448,6 @@ def bodies(secret: str, tls_files: dict[str, str], kept: Kept) -> None:
 def with_auth(address: str) -> NsqdServer:
     """An nsqd that asks this auth server."""
     return NsqdServer(NsqdOptions(auth_http_addresses=[address]))
-
-
-@contextmanager
-def closing_nsqd(info: dict[str, Any], replies: dict[bytes, Any]) -> Iterator[str]:
-    server = ScriptedNsqd(info=info, replies=replies)
-    try:
-        yield str(server.address)
-    finally:
-        server.stop()
 
 
 def try_both(kept: Kept, address: Any, **options: Any) -> None:

@@ -11,8 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -219,17 +220,6 @@ def test_histograms_are_shown_where_they_are_measured(
         assert scraper.producer("publish_seconds_count") == 1
 
 
-def test_names_follow_the_conventions_of_prometheus(scraper: Scraper) -> None:
-    families = list(scraper.metrics.describe())
-    assert len({family.name for family in families}) == len(families) > 20
-    for family in families:
-        assert family.name.startswith(("nsq_fast_consumer_", "nsq_fast_producer_"))
-        assert family.type in {"counter", "gauge", "histogram"}
-        assert family.type != "histogram" or family.name.endswith("_seconds")
-        assert family.documentation.endswith(".")
-        assert not family.name.endswith(("_total", "_count", "_sum", "_bucket", "_ms", "_gauge", "_counter"))
-
-
 def shown_names(scraper: Scraper) -> set[str]:
     """Of all series, as a scraper sees them."""
     families = scraper.metrics.describe()
@@ -243,51 +233,48 @@ def test_the_page_has_each_metric_and_no_other(scraper: Scraper) -> None:
 
 
 # Those of Spark are its listener's: tests/spark/test_spark_source.py.
-@pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
-def test_every_metric_of_the_examples_exists(name: str, scraper: Scraper) -> None:
-    text = (ROOT / "examples" / "prometheus" / name).read_text()
-    named = {name.removesuffix("_bucket") for name in re.findall(r"\bnsq_fast_(?!spark)\w+", text)}
-    assert named
-    assert named <= shown_names(scraper)
+def test_every_metric_of_the_examples_exists(scraper: Scraper) -> None:
+    for name in ("alerts.yml", "dashboard.json"):
+        text = (ROOT / "examples" / "prometheus" / name).read_text()
+        named = {name.removesuffix("_bucket") for name in re.findall(r"\bnsq_fast_(?!spark)\w+", text)}
+        assert named <= shown_names(scraper)
 
 
-def test_what_fails_is_counted(scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]) -> None:
+def test_failures_backoff_and_why_a_consumer_does_nothing_are_shown_of_each_client_by_itself(
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
+) -> None:
     def fail(consumer: object, message: object) -> None:
         raise RequeueMessage
 
-    scraper.metrics.add_consumer("billing", subscribe(fail, requeue_delay=0, max_tries=2, max_backoff_duration=0))
+    def reasons() -> dict[str, str]:
+        shown = [dict(labels) for (name, labels) in scraper.scrape() if name == "nsq_fast_consumer_stalled"]
+        assert {(each["topic"], each["channel"] == each["consumer"]) for each in shown} <= {("orders", True)}
+        return {each["consumer"]: each["reason"] for each in shown}
+
+    consumers = {
+        "billing": subscribe(fail, requeue_delay=0, max_tries=2, max_backoff_duration=0),
+        "mail": subscribe(fail, "mail", requeue_delay=0, max_tries=0, max_backoff_duration=1000),
+        "idle": subscribe(finish, "idle"),
+    }
+    for name, consumer in consumers.items():
+        scraper.metrics.add_consumer(name, consumer)
+        until(lambda name=name: scraper.consumer("connections", name) == 1)
     producer.publish("orders", b"bad")
     until(lambda: scraper.consumer("messages_given_up_total") == 1)
     assert scraper.consumer("messages_requeued_total") == 2
-
-
-def test_backoff_and_pause_are_shown(scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]) -> None:
-    def fail(consumer: object, message: object) -> None:
-        raise RequeueMessage
-
-    consumer = subscribe(fail, requeue_delay=0, max_backoff_duration=1000, max_tries=0)
-    scraper.metrics.add_consumer("billing", consumer)
-    producer.publish("orders", b"bad")
-    until(lambda: (scraper.consumer("backoff_level") or 0) >= 1)
-    until(lambda: scraper.consumer("backoff_seconds"))
-    consumer.pause()
-    assert scraper.consumer("paused") == 1
-
-
-def test_why_a_consumer_does_nothing_is_shown(scraper: Scraper, subscribe: Callable[..., Consumer]) -> None:
-    consumer = subscribe(finish)
-    scraper.metrics.add_consumer("billing", consumer)
-
-    def reasons() -> set[str]:
-        shown = [dict(labels) for (name, labels) in scraper.scrape() if name == "nsq_fast_consumer_stalled"]
-        assert all(
-            (each["consumer"], each["topic"], each["channel"]) == ("billing", "orders", "billing") for each in shown
-        )
-        return {each["reason"] for each in shown}
-
-    until(lambda: reasons() == {"idle"})
-    consumer.pause()
-    until(lambda: reasons() == {"max_in_flight_zero"})
+    until(lambda: (scraper.consumer("backoff_level", "mail") or 0) >= 1)
+    until(lambda: scraper.consumer("backoff_seconds", "mail"))
+    until(lambda: reasons().get("idle") == "idle")
+    consumers["idle"].pause()
+    until(lambda: reasons().get("idle") == "max_in_flight_zero")
+    assert [scraper.consumer("paused", name) for name in consumers] == [0, 0, 1]
+    with Producer(str(nsqd.tcp_address)) as second:
+        scraper.metrics.add_producer("web", producer)
+        scraper.metrics.add_producer("cron", second)
+        until(lambda: scraper.producer("connections", "cron") == 1)
+        scraper.metrics.remove(second)
+        assert scraper.producer("connections", "cron") is None
+        assert scraper.producer("connections") == 1
 
 
 def test_counters_never_go_down_over_reconnects_and_after_close(
@@ -295,68 +282,35 @@ def test_counters_never_go_down_over_reconnects_and_after_close(
 ) -> None:
     consumer = subscribe(finish, max_reconnect_delay=0.1)
     scraper.metrics.add_consumer("billing", consumer)
-    for total in (1, 2, 3):
+    for total in (1, 2):
         producer.publish("orders", b"x")
         until(lambda total=total: (scraper.consumer("messages_finished_total") or 0) >= total)
         nsqd.stop()
         until(lambda: scraper.consumer("connections") == 0)
         nsqd.start()
         until(lambda: scraper.consumer("connections") == 1)
-    finished = scraper.consumer("messages_finished_total")
-    assert finished is not None
-    assert finished >= 3
+    finished = scraper.consumer("messages_finished_total") or 0
+    assert finished >= 2
     consumer.close()
     assert scraper.consumer("messages_finished_total") == finished
     assert scraper.consumer("running") == 0
     assert scraper.consumer("rdy") == 0
-    assert scraper.consumer("subscriptions_total") == 4, "the first one, and one for each restart"
-
-
-def test_several_consumers_and_producers_have_series_of_their_own(
-    scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
-) -> None:
-    scraper.metrics.add_consumer("billing", subscribe(finish))
-    scraper.metrics.add_consumer("mail", subscribe(finish, channel="mail"))
-    until(lambda: (scraper.consumer("connections"), scraper.consumer("connections", "mail")) == (1, 1))
-    with Producer(str(nsqd.tcp_address)) as second:
-        scraper.metrics.add_producer("web", producer)
-        scraper.metrics.add_producer("cron", second)
-        producer.publish("orders", b"x")
-        until(lambda: scraper.consumer("messages_finished_total") == 1)
-        until(lambda: scraper.consumer("messages_finished_total", "mail") == 1)
-        until(lambda: scraper.producer("connections", "cron") == 1)
-        scraper.metrics.remove(second)
-        assert scraper.producer("connections", "cron") is None
-        assert scraper.producer("connections") == 1
+    assert scraper.consumer("subscriptions_total") == 3, "the first one, and one for each restart"
 
 
 def test_a_native_thread_scrapes_while_the_consumer_works(
     scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:
-    total, done, errors, scrapes = 3000, threading.Event(), [], [0]
     scraper.metrics.add_consumer("billing", subscribe(finish))
     scraper.metrics.add_producer("web", producer)
-
-    def scrape() -> None:
-        try:
-            while not done.is_set():
-                scraper.scrape()
-                scrapes[0] += 1
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    try:
-        for number in range(total // 100):
+    with ThreadPoolExecutor(1) as thread:
+        for number in range(30):
+            scraping = thread.submit(scraper.scrape)
             producer.multipublish("orders", [b"x"] * 100)
             producer.publish(f"topic{number}", b"x")  # the producer knows more topics all the time
-        until(lambda: scrapes[0] >= 5 or errors)
-    finally:
-        done.set()
-        until(lambda: not thread.is_alive())
-    assert errors == []
-    until(lambda: scraper.consumer("messages_finished_total") == total)
+            until(scraping.done)
+            assert scraping.result()
+    until(lambda: scraper.consumer("messages_finished_total") == 3000)
 
 
 def test_clients_of_threads_are_scraped_as_well(scraper: Scraper, nsqd: Any) -> None:
@@ -390,23 +344,16 @@ def test_what_cannot_be_added_is_refused(scraper: Scraper, nsqd: NsqdServer, pro
     add_consumer: Any = scraper.metrics.add_consumer
     add_producer: Any = scraper.metrics.add_producer
     add_consumer("billing", consumer)
-    with pytest.raises(ConfigError, match=r"name='billing': .* has it"):
-        add_consumer("billing", other)
-    with pytest.raises(ConfigError, match="was added before as 'billing'"):
-        add_consumer("again", consumer)
-    for name in ("", None, 1):
-        with pytest.raises(ConfigError, match="must be a string"):
-            add_consumer(name, other)
-    for wrong in (producer, Consumer, None, "orders"):
-        with pytest.raises(ConfigError, match="is no Consumer"):
-            add_consumer("other", wrong)
-    for wrong in (consumer, Producer, None, "orders"):
-        with pytest.raises(ConfigError, match="is no Producer"):
-            add_producer("other", wrong)
+    for add, name, client, reason in (
+        (add_consumer, "billing", other, r"name='billing': .* has it"),
+        (add_consumer, "again", consumer, "was added before as 'billing'"),
+        *((add_consumer, name, other, "must be a string") for name in ("", None, 1)),
+        *((add_consumer, "other", wrong, "is no Consumer") for wrong in (producer, Consumer, None, "orders")),
+        *((add_producer, "other", wrong, "is no Producer") for wrong in (consumer, Producer, None, "orders")),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            add(name, client)
     assert {dict(labels)["consumer"] for _, labels in scraper.scrape()} == {"billing"}
-
-
-def test_one_registry_takes_one_collector(scraper: Scraper) -> None:
     with pytest.raises(ConfigError, match="add clients to the ClientCollector that it has"):
         ClientCollector(scraper.registry)
     empty = CollectorRegistry()
@@ -496,37 +443,26 @@ def exported() -> Exported:
     return Exported()
 
 
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
 # Spans
 
 
-def test_a_message_is_followed_from_its_publish_to_its_handler(exported: Exported, nsqd: NsqdServer) -> None:
-    telemetry, seen = exported.telemetry("envelope"), []
-
-    def handle(consumer: Any, message: Any) -> None:
-        seen.append((message.body, message.attempts, trace.get_current_span().get_span_context().span_id))
-
-    address = str(nsqd.tcp_address)
-    with (
-        telemetry.instrument(Producer(address)) as producer,
-        Consumer("orders", "billing", address, message_handler=telemetry.handler(handle)),
-        exported.tracer.start_as_current_span("request") as request,
-    ):
-        assert producer.publish("orders", b"body") == b"OK"
-        published, processed = exported.span("publish orders"), exported.span("process orders")
-    assert parent(published) == request.get_span_context().span_id
-    check_process(published, processed)
-    assert seen == [(b"body", 1, ids(processed)[1])], "the body is as it was, and the span is current"
+def check_attributes(exported: Exported, published: ReadableSpan, processed: ReadableSpan, count: int) -> None:
+    """Of one publish, of four bytes, and its handler; and the metrics of so many."""
     assert (published.kind, processed.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
-    assert dict(published.attributes or {}) == {
+    assert attributes(published) == {
         "messaging.system": "nsq",
         "messaging.operation.name": "publish",
         "messaging.operation.type": "send",
         "messaging.destination.name": "orders",
         "messaging.message.body.size": 4,
     }
-    attributes = dict(processed.attributes or {})
-    assert len(str(attributes.pop("messaging.message.id"))) == 16
-    assert attributes == {
+    found = attributes(processed)
+    assert len(str(found.pop("messaging.message.id"))) == 16
+    assert found == {
         "messaging.system": "nsq",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
@@ -535,21 +471,22 @@ def test_a_message_is_followed_from_its_publish_to_its_handler(exported: Exporte
         "messaging.message.body.size": 4,
         "nsq.message.attempts": 1,
     }
-    metrics = exported.metrics()
-    assert metrics == {
-        "messaging.client.sent.messages": {"publish": 1},
-        "messaging.client.consumed.messages": {"process": 1},
-        "messaging.client.operation.duration": {"publish": 1},
-        "messaging.process.duration": {"process": 1},
+    assert exported.metrics() == {
+        "messaging.client.sent.messages": {"publish": count},
+        "messaging.client.consumed.messages": {"process": count},
+        "messaging.client.operation.duration": {"publish": count},
+        "messaging.process.duration": {"process": count},
     }
 
 
 def test_a_batch_is_one_span_with_links(exported: Exported, nsqd: NsqdServer) -> None:
     telemetry, seen = exported.telemetry("envelope"), []
     address = str(nsqd.tcp_address)
-    with telemetry.instrument(Producer(address)) as producer:
-        producer.publish("orders", b"a")
-        producer.multipublish("orders", iter([b"b", b"c"]))
+    with telemetry.instrument(Producer(address)) as producer:  # it takes its arguments by their names, too
+        assert producer.publish(topic="orders", body=b"a", defer=None) == b"OK"
+        assert producer.multipublish(topic="orders", bodies=iter([b"b", b"c"])) == b"OK"
+        with pytest.raises(TypeError, match="topic"):
+            producer.publish(body=b"d")  # type: ignore[call-arg]
 
     def handle(consumer: Any, messages: list[Any]) -> None:
         seen.extend(message.body for message in messages)
@@ -558,25 +495,13 @@ def test_a_batch_is_one_span_with_links(exported: Exported, nsqd: NsqdServer) ->
         until(lambda: len(seen) == 3)
         until(lambda: exported.spans("process orders"))
     one, two = exported.spans("publish orders")
-    assert (two.attributes or {})["messaging.batch.message_count"] == 2
-    found = [link for span in exported.spans("process orders") for link in links(span)]
-    assert sorted(found) == sorted([ids(one), ids(two), ids(two)])
-    assert {parent(span) for span in exported.spans("process orders")} == {None}
-    assert (
-        sum((span.attributes or {})["messaging.batch.message_count"] for span in exported.spans("process orders")) == 3
-    )
+    processed = exported.spans("process orders")
+    assert attributes(one)["messaging.message.body.size"] == 1
+    assert attributes(two)["messaging.batch.message_count"] == 2
+    assert sorted(link for span in processed for link in links(span)) == sorted([ids(one), ids(two), ids(two)])
+    assert {parent(span) for span in processed} == {None}
+    assert sum(attributes(span)["messaging.batch.message_count"] for span in processed) == 3
     assert sorted(seen) == [b"a", b"b", b"c"]
-
-
-def test_an_instrumented_producer_takes_its_arguments_by_their_names(exported: Exported, nsqd: NsqdServer) -> None:
-    with exported.telemetry("envelope").instrument(Producer(str(nsqd.tcp_address))) as producer:
-        assert producer.publish(topic="orders", body=b"a", defer=None) == b"OK"
-        assert producer.multipublish(topic="orders", bodies=[b"b", b"c"]) == b"OK"
-        with pytest.raises(TypeError, match="topic"):
-            producer.publish(body=b"d")  # type: ignore[call-arg]
-    one, two = exported.spans("publish orders")
-    assert (one.attributes or {})["messaging.message.body.size"] == 1
-    assert (two.attributes or {})["messaging.batch.message_count"] == 2
 
 
 def test_what_a_handler_raises_is_on_its_span(exported: Exported, nsqd: NsqdServer) -> None:
@@ -595,14 +520,12 @@ def test_what_a_handler_raises_is_on_its_span(exported: Exported, nsqd: NsqdServ
     with Producer(address) as producer, consumer:
         producer.publish("orders", b"x")
         until(lambda: len(exported.spans("process orders")) == 3)
-    first, second, third = exported.spans("process orders")
-    assert (first.attributes or {})["nsq.requeued"] is True
-    assert first.status.status_code is StatusCode.UNSET
-    assert second.status.status_code is StatusCode.ERROR
-    assert (second.attributes or {})["error.type"] == "ValueError"
-    assert [event.name for event in second.events] == ["exception"]
-    assert third.status.status_code is StatusCode.UNSET
-    assert [parent(span) for span in (first, second, third)] == [None] * 3, "no context travels"
+    found = exported.spans("process orders")
+    assert [span.status.status_code for span in found] == [StatusCode.UNSET, StatusCode.ERROR, StatusCode.UNSET]
+    assert attributes(found[0])["nsq.requeued"] is True
+    assert attributes(found[1])["error.type"] == "ValueError"
+    assert [event.name for event in found[1].events] == ["exception"]
+    assert [parent(span) for span in found] == [None] * 3, "no context travels"
 
 
 def test_a_publish_that_fails_says_why(exported: Exported, closed_port: int) -> None:
@@ -618,19 +541,8 @@ def test_a_publish_that_fails_says_why(exported: Exported, closed_port: int) -> 
     one, two, wrong = exported.spans("publish orders")
     for span in (one, two):
         assert span.status.status_code is StatusCode.ERROR
-        assert (span.attributes or {})["error.type"] == type(caught.value).__qualname__
-    assert (wrong.attributes or {})["error.type"] == "TypeInvalid"
-
-
-def test_a_publish_that_returns_at_once_ends_its_span_with_its_result(exported: Exported, nsqd: NsqdServer) -> None:
-    with exported.telemetry().instrument(Producer(str(nsqd.tcp_address))) as producer:
-        result = producer.publish_nowait("orders", b"x")
-        assert exported.spans("publish orders") == []
-        assert result.get(timeout=WAIT) == b"OK"
-        assert exported.span("publish orders").status.status_code is StatusCode.UNSET
-        other = producer.publish("orders", b"x", raise_error=False)
-        other.get(timeout=WAIT)
-        until(lambda: len(exported.spans("publish orders")) == 2)
+        assert attributes(span)["error.type"] == type(caught.value).__qualname__
+    assert attributes(wrong)["error.type"] == "TypeInvalid"
 
 
 # Every face
@@ -654,15 +566,18 @@ async def test_every_face_publishes_and_processes(exported: Exported, face: Face
         telemetry.instrument(producer)
         with exported.tracer.start_as_current_span("request") as request:
             for number in range(8):
-                assert await face(producer.publish("orders", b"%d" % number)) == b"OK"
-        assert await face.result(producer.publish_nowait("orders", b"8")) == b"OK"
+                assert await face(producer.publish("orders", b"no %d" % number)) == b"OK"
+        promise = producer.publish_nowait("orders", b"no 8")
+        assert len(exported.spans("publish orders")) == 8, "its span ends with its result"
+        assert await face.result(promise) == b"OK"
         await face.until(lambda: len(exported.spans("process orders")) == 9)
         parents = [parent(span) for span in exported.spans("publish orders")]
         assert parents == [*[request.get_span_context().span_id] * 8, None]
     published = {ids(span): span for span in exported.spans("publish orders")}
     for processed in exported.spans("process orders"):
         check_process(published[links(processed)[0]], processed)
-    assert sorted(body for body, *_ in seen) == [b"%d" % number for number in range(9)]
+    check_attributes(exported, published[links(processed)[0]], processed, 9)
+    assert sorted(body for body, *_ in seen) == [b"no %d" % number for number in range(9)]
     assert {before for _, before, _ in seen} == {ids(span)[1] for span in exported.spans("process orders")}
     assert all(before == after for _, before, after in seen), "each handler keeps its own span"
 
@@ -701,16 +616,10 @@ def test_context_travels_in_extended_headers_and_the_trace_id_is_the_span_s(
     def handle(consumer: Any, message: Any) -> None:
         seen.append((message.body, message.headers, message.trace_id))
 
+    options: dict[str, Any] = {**lookupd, "max_in_flight": 10, "extend_support": True}
     with (
         telemetry.instrument(Producer(**lookupd)) as producer,
-        Consumer(
-            "orders",
-            "billing",
-            **lookupd,
-            message_handler=telemetry.handler(handle),
-            max_in_flight=10,
-            extend_support=True,
-        ),
+        Consumer("orders", "billing", **options, message_handler=telemetry.handler(handle)),
     ):
         producer.publish("orders", b"a", headers={"kind": "new"})
         until(lambda: len(seen) == 1)
@@ -718,29 +627,25 @@ def test_context_travels_in_extended_headers_and_the_trace_id_is_the_span_s(
         producer.multipublish("orders", [b"b", b"c"], headers=[{"n": "1"}, {"n": "2"}])
         until(lambda: len(exported.spans("process orders")) == 3)
     one, two = exported.spans("publish orders")
-    for processed in exported.spans("process orders")[1:]:
+    first, *others = exported.spans("process orders")
+    for processed in others:
         check_process(two, processed)
-    assert [
-        (body, headers.get("kind"), headers.get("n")) for body, headers, _ in sorted(seen, key=lambda each: each[0])
-    ] == [(b"a", "new", None), (b"b", None, "1"), (b"c", None, "2")]
+    found = {body: (headers.get("kind"), headers.get("n")) for body, headers, _ in seen}
+    assert found == {b"a": ("new", None), b"b": (None, "1"), b"c": (None, "2")}
     assert seen[0][2] == ids(one)[0] & (2**64 - 1)
-    assert (exported.spans("process orders")[0].attributes or {})["messaging.destination.partition.id"] == "0"
+    assert attributes(first)["messaging.destination.partition.id"] == "0"
 
 
 def test_consumers_of_an_envelope_take_bodies_without_one(exported: Exported, nsqd: NsqdServer) -> None:
     telemetry, seen = exported.telemetry("envelope"), []
     address = str(nsqd.tcp_address)
     handler = telemetry.handler(lambda consumer, message: seen.append(message.body))
+    kept = [b"plain", MAGIC + b"no json\nx", MAGIC + b'{"traceparent":']
     with Producer(address) as producer, Consumer("orders", "billing", address, message_handler=handler):
-        for body in (
-            b"plain",
-            MAGIC + b"no json\nx",
-            MAGIC + b'{"traceparent":',
-            MAGIC + b'{"traceparent":"nonsense"}\nx',
-        ):
+        for body in (*kept, MAGIC + b'{"traceparent":"nonsense"}\nx'):
             producer.publish("orders", body)
         until(lambda: len(exported.spans("process orders")) == 4)
-    assert seen == [b"plain", MAGIC + b"no json\nx", MAGIC + b'{"traceparent":', b"x"]
+    assert seen == [*kept, b"x"]
     assert {parent(span) for span in exported.spans("process orders")} == {None}
 
 
@@ -777,10 +682,9 @@ def test_to_respond_to_an_opened_message_is_to_respond_to_it(exported: Exported,
         until(lambda: consumer.stats().totals.finished == 1)
         totals = consumer.stats().totals
     assert (totals.received, totals.requeued, totals.answers_failed) == (2, 1, 0)
-    published, processed = exported.span("publish orders"), exported.spans("process orders")
-    assert len(processed) == 2
-    for each in processed:  # a requeue keeps the envelope
-        check_process(published, each)
+    first, second = exported.spans("process orders")
+    for each in (first, second):  # a requeue keeps the envelope
+        check_process(exported.span("publish orders"), each)
 
 
 # Off
@@ -789,13 +693,9 @@ def test_to_respond_to_an_opened_message_is_to_respond_to_it(exported: Exported,
 def test_without_an_sdk_messages_go_through_as_they_are(nsqd: NsqdServer) -> None:
     telemetry, address, seen = Telemetry("envelope"), str(nsqd.tcp_address), []
     handler = telemetry.handler(lambda consumer, message: seen.append(message.body))
-    with (
-        telemetry.instrument(Producer(address)) as producer,
-        Consumer("orders", "billing", address, message_handler=handler),
-    ):
-        producer.publish("orders", b"x")
-        until(lambda: seen)
-    assert seen == [b"x"]
+    with telemetry.instrument(Producer(address)) as producer, Consumer("t", "c", address, message_handler=handler):
+        producer.publish("t", b"x")
+        until(lambda: seen == [b"x"])
 
 
 def test_what_cannot_be_instrumented_is_refused(exported: Exported, nsqd: NsqdServer) -> None:
@@ -925,16 +825,11 @@ def queries() -> Iterator[str]:
 
 
 @with_prometheus
-def test_each_query_of_the_dashboard_shows_something(ask: Callable[[str], Any]) -> None:
+def test_each_query_of_the_dashboard_shows_something_and_times_are_plausible(ask: Callable[[str], Any]) -> None:
     found = {expr: ask(f"query?query={quote(expr)}")["result"] for expr in queries()}
     assert len(found) > 20
-    assert [expr for expr, series in found.items() if not series] == []
     values = {expr: [one["value"][1] for one in series] for expr, series in found.items()}
-    assert [expr for expr, shown in values.items() if "NaN" in shown] == []
-
-
-@with_prometheus
-def test_times_are_plausible(ask: Callable[[str], Any]) -> None:
+    assert [expr for expr, shown in values.items() if not shown or "NaN" in shown] == []
     for metric in ("consumer_handler", "consumer_message_age", "producer_publish"):
         times = quote(f"histogram_quantile(0.5, sum by (le) (nsq_fast_{metric}_seconds_bucket))")
         (median,) = ask(f"query?query={times}")["result"]
@@ -952,17 +847,12 @@ def test_a_consumer_that_does_nothing_is_shown_with_its_reason_and_told_of(ask: 
 
     until(lambda: ("paused", "max_in_flight_zero") in reasons(), 2 * WAIT, 0.1, reasons)
 
-    def told() -> list[dict[str, Any]]:
-        return [
-            each["labels"] for each in ask("alerts")["alerts"] if each["labels"]["alertname"] == "NsqConsumerStalled"
-        ]
+    def told() -> list[str]:
+        labels = [each["labels"] for each in ask("alerts")["alerts"]]
+        wanted = {"alertname": "NsqConsumerStalled", "consumer": "paused"}
+        return [each["reason"] for each in labels if wanted.items() <= each.items()]
 
-    until(
-        lambda: [each["reason"] for each in told() if each["consumer"] == "paused"] == ["max_in_flight_zero"],
-        2 * WAIT,
-        0.1,
-        told,
-    )
+    until(lambda: told() == ["max_in_flight_zero"], 2 * WAIT, 0.1, told)
 
 
 @with_prometheus

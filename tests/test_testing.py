@@ -242,56 +242,48 @@ def test_faults_have_names(nsq_broker):
         pass
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
+def test_a_fault_that_does_not_fit_is_refused(nsq_broker):
+    for name, value, said in [
         (None, None, "None is no fault"),
         ("delay", -1, "delay_replies=-1: must be a number of seconds, 0 or more"),
         ("delay", float("nan"), "delay_replies=nan: must be"),
         ("delay", "long", "delay_replies='long': must be"),
         ("drop", 5, "5: the fault 'drop' takes no value"),
         ("kill", 3, "3: the fault 'kill' takes no value"),
-    ],
-)
-def test_a_fault_that_does_not_fit_is_refused(nsq_broker, name, value, said):
-    with pytest.raises(ConfigError, match=said), nsq_broker.fault(name, value):
-        pytest.fail("it has begun")
+    ]:
+        with pytest.raises(ConfigError, match=said), nsq_broker.fault(name, value):
+            pytest.fail("it has begun")
     assert WireClient(nsq_broker.nsqd.tcp_address).command(b"PUB t\n" + sized(b"x")) == b"OK"
 
 
-@pytest.mark.parametrize(
-    ("switch", "value", "said"),
-    [
+def test_a_switch_that_does_not_fit_is_refused(nsq_broker):
+    faults = nsq_broker.nsqd.faults.tcp
+    for switch, value, said in [
         ("drop_reply", True, "unknown option 'drop_reply'; did you mean 'drop_replies'"),
         ("drop_replies", "no", "drop_replies='no': must be True or False"),
         ("delay_replies", -0.1, "delay_replies=-0.1: must be a number of seconds, 0 or more"),
         ("close_after", -5, "close_after=-5: must be a whole number, 0 or more"),
         ("lie", "text", "lie='text': must be bytes, or None"),
         ("lie_status", "500", "lie_status='500': must be a whole number"),
-    ],
-)
-def test_a_switch_that_does_not_fit_is_refused(nsq_broker, switch, value, said):
-    faults = nsq_broker.nsqd.faults.tcp
-    with pytest.raises(ConfigError, match=said):
-        setattr(faults, switch, value)
-    with pytest.raises(ConfigError, match=said):
-        faults.set(hold_messages=True, **{switch: value})
-    assert not faults.hold_messages
-    assert not faults.active
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            setattr(faults, switch, value)
+        with pytest.raises(ConfigError, match=said):
+            faults.set(hold_messages=True, **{switch: value})
+        assert not faults.hold_messages
+        assert not faults.active
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
+def test_what_a_link_cannot_do_is_refused(echo, nsq_link):
+    link = nsq_link(echo)
+    for name, value, error in [
         ("delay", -1, ConfigError),
         ("delay", "x", ConfigError),
         ("chunk", -1, ConfigError),
         ("chunks", 1, AttributeError),
-    ],
-)
-def test_what_a_link_cannot_do_is_refused(echo, nsq_link, name, value, error):
-    with pytest.raises(error, match=name):
-        setattr(nsq_link(echo), name, value)
+    ]:
+        with pytest.raises(error, match=name):
+            setattr(link, name, value)
 
 
 @pytest.mark.nsq_cluster(nodes=2, lookupds=1, kind=True)
@@ -400,7 +392,8 @@ def test_servers_in_a_process_of_their_own_answer_the_same_questions(make, tmp_p
         with pytest.raises(NsqError, match="is no fault; there are"), servers.fault("nothing"):
             pass
         with servers.fault("pause"):
-            servers.restart()  # and the new process has no fault to end
+            servers.restart()  # with its data; and the new process has no fault to end
+        assert servers.messages("t") == [b"\xff"]
         servers.wait_empty("none")
         client.close()
 

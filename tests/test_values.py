@@ -33,7 +33,6 @@ from nsq_fast.config import (
     split_options,
 )
 from nsq_fast.errors import (
-    ERROR_CODES,
     MAX_LENGTH,
     ConfigError,
     ConnectFailed,
@@ -100,28 +99,22 @@ def test_addresses(text, expected):
     assert parse_address(str(address), 1) == expected
 
 
-@pytest.mark.parametrize("text", ["h:x", "h:0", "h:65536", ":1", "", 7, None, "[::1", "h:", "unix:nsqd.sock", "/"])
-def test_bad_addresses_name_themselves(text):
-    with pytest.raises(ConfigError, match=r"address|port"):
-        parse_address(text, 4150)
+NO_HOST = "neither a host name nor an IP address"
+BAD_ADDRESSES: dict[Any, str] = {
+    **dict.fromkeys(["h:x", "h:0", "h:65536", "[::1", "h:", ":1", "", 7, None, "unix:nsqd.sock", "/"], "address|port"),
+    **dict.fromkeys([("h", "x"), ("h", 1, 2), b"h:1"], "address|port"),
+    **dict.fromkeys(["http://127.0.0.1:4150", "tcp://nsqd"], "without a scheme"),
+    **dict.fromkeys(["nsqd/path:4150", "ns qd:4150", "127.0.0.1:4150:4151", ("[::1]", 4150)], NO_HOST),
+    (b"nsqd", 4150): "must be a string",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("http://127.0.0.1:4150", "without a scheme"),
-        ("tcp://nsqd", "without a scheme"),
-        ("nsqd/path:4150", "neither a host name nor an IP address"),
-        ("ns qd:4150", "neither a host name nor an IP address"),
-        ("127.0.0.1:4150:4151", "neither a host name nor an IP address"),
-        (("[::1]", 4150), "neither a host name nor an IP address"),
-        ((b"nsqd", 4150), "must be a string"),
-    ],
-)
-def test_what_is_no_host_is_refused_with_the_reason(text, reason):
-    with pytest.raises(ConfigError, match=reason) as caught:
-        parse_address(text, 4150)
-    assert repr(text) in str(caught.value)
+@pytest.mark.parametrize(("text", "reason"), BAD_ADDRESSES.items(), ids=repr)
+def test_what_is_no_address_is_refused_with_the_reason(text, reason):
+    for parse, argument in ((parse_address, text), (parse_addresses, [text])):
+        with pytest.raises((ConfigError, TypeError), match=reason) as caught:
+            parse(argument, 4150)
+        assert reason == "address|port" or repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["user:secret@nsqd:4150", "http://user:secret@nsqd", "tcp://user:secret@nsqd:x"])
@@ -145,17 +138,14 @@ def test_other_hosts_may_be_asked_for(host):
     assert parse_address(f"[{host}]" if ":" in host else host, 1).host == host
 
 
-def test_several_addresses_without_repeats():
+def test_several_addresses_without_repeats_and_one_pair_is_one_address():
     assert parse_addresses("a:1,b, a:1", 2) == [("a", 1), ("b", 2)]
     assert parse_addresses({"a:1"}, 2) == [("a", 1)]
+    pair = Address("127.0.0.1", 46081)
+    assert parse_addresses(pair, 4150) == [pair]
+    assert parse_addresses([pair, ("127.0.0.1", 2)], 4150) == [pair, ("127.0.0.1", 2)]
     with pytest.raises(TypeError, match="addresses must be"):
         parse_addresses(None, 2)
-
-
-def test_one_pair_is_one_address() -> None:
-    pair = Address("127.0.0.1", 46081)
-    assert parse_addresses(pair, 4150, "nsqd_tcp_addresses") == [pair]
-    assert parse_addresses([pair, ("127.0.0.1", 2)], 4150, "nsqd_tcp_addresses") == [pair, ("127.0.0.1", 2)]
 
 
 # Error frames become exceptions whose policy is data
@@ -187,25 +177,6 @@ def test_unknown_codes_are_plain_and_fatal(data):
     assert str(error) == data.decode("utf-8", "replace").rstrip()
 
 
-def test_only_the_answer_errors_and_headers_are_not_fatal():
-    not_fatal = {code for code, cls in ERROR_CODES.items() if not cls.fatal}
-    assert not_fatal == {
-        "E_FIN_FAILED",
-        "E_REQ_FAILED",
-        "E_TOUCH_FAILED",
-        "E_EXT_NOT_SUPPORT",
-        "E_INVALID_JSON_HEADER",
-        "INVALID_TRACE_ID",
-        "E_CREATE_TOPIC_FAILED",
-    }
-
-
-def test_what_makes_the_topology_stale_may_be_retried():
-    stale = [cls for cls in ERROR_CODES.values() if cls.stale_topology]
-    assert {cls.code for cls in stale} == {"E_TOPIC_NOT_EXIST", "E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE"}
-    assert all(cls.retriable for cls in stale)
-
-
 # Text of a peer is shown on one line, without control characters, and never at full length
 
 FORGED = "E_INVALID bad\n2026-01-01 INFO all is well\x1b[2J\u202e\u2028"
@@ -224,7 +195,7 @@ FORGED = "E_INVALID bad\n2026-01-01 INFO all is well\x1b[2J\u202e\u2028"
         ("", ""),
     ],
 )
-def test_examples(said: str | bytes, shown: str) -> None:
+def test_text_of_a_peer_is_shown_like_this(said: str | bytes, shown: str) -> None:
     assert printable(said) == shown
 
 
@@ -268,63 +239,46 @@ def test_a_delay_that_is_none_is_refused_where_it_is_given(delay: Any) -> None:
 # Patterns of header filters that are sent to servers: only such as Go compiles
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
+# (what Go's own libraries say of a corpus of them: tests/broker/test_broker_redesigned_consume.py)
+
+
+def test_patterns_that_go_compiles() -> None:
+    for pattern in (
         "", "v", "^v[0-9]+$", "a|b|", "(a|(?:b)c)*", "(?P<name>x)", "(?i)x", "(?i:x)", r"\d{2,3}?", "[a-]",
         r"[\w.-]+@[a-z]+\.(?:com|org)", "[[:alpha:]_]", r"\x41\.", "(a{10}){100}", "x{0}", "é", "[é-ü]", "a{2,}b??",
-    ],
-)  # fmt: skip
-def test_a_regexp_that_go_compiles(pattern: str) -> None:
-    check_regexp(pattern)
+    ):  # fmt: skip
+        check_regexp(pattern)
+    for pattern in ("", "v", "v*", "a?c", "[abc]x", "[!a-c]", "{a,b*}", r"\[", "a,b", "**", "{a,{b,c}}"):
+        check_glob(pattern)
 
 
 @pytest.mark.parametrize(
     ("pattern", "complaint"),
     [
-        ("a(?=b)", "lookaheads"),
         ("a(?!b)", "lookaheads"),
         ("(?<=a)b", "lookbehinds"),
-        ("(?#comment)", "no lookaheads"),
         ("(?P=name)", "references"),
         (r"(a)\1", "not an escape in Go"),
-        (r"a\Z", "not an escape in Go"),
-        (r"\u0041", "not an escape in Go"),
-        ("a\\", "not an escape in Go"),
-        ("*a", "repeats nothing"),
-        ("a**", "repeated already"),
         ("a|+", "repeats nothing"),
-        ("a{1001}", "more than 1000"),
+        ("a**", "repeated already"),
         ("(a{100}){11}", "more than 1000"),
         ("a{3,2}", "exchanged"),
         ("a{,5}", "write"),
-        ("a{b", "write"),
         ("(a", "'\\(' at 0 is not closed"),
         ("a)", "without"),
         ("[a", "'\\[' at 0 is not closed"),
-        ("[", "not closed"),
-        ("[c-a]", "a range that is none"),
         (r"[\d-z]", "a range that is none"),
         ("[a[b]", "in a class"),
-        ("a]", "write"),
-        ("[]a]", "empty"),
         ("[^]a]", "empty"),
         ("(" * 300 + ")" * 300, "nested too deep"),
     ],
 )
-def test_a_regexp_that_go_may_refuse(pattern: str, complaint: str) -> None:
+def test_a_regexp_that_go_may_refuse_is_refused_with_the_reason(pattern: str, complaint: str) -> None:
     with pytest.raises(PatternInvalid, match=complaint):
         check_regexp(pattern)
 
 
-@pytest.mark.parametrize(
-    "pattern", ["", "v", "v*", "a?c", "[abc]x", "[!a-c]", "{a,b*}", r"\[", "a,b", "**", "{a,{b,c}}"]
-)
-def test_a_glob_that_go_compiles(pattern: str) -> None:
-    check_glob(pattern)
-
-
-@pytest.mark.parametrize("pattern", ["[v", "v]", "[]", "[!]", "[c-a]", "[a-cx]", "{a", "a}", "\\", "[a,b]"])
+@pytest.mark.parametrize("pattern", ["[v", "v]", "[!]", "[a-cx]", "{a", "a}", "\\", "[a,b]"])
 def test_a_glob_that_go_may_refuse(pattern: str) -> None:
     with pytest.raises(PatternInvalid):
         check_glob(pattern)
@@ -335,10 +289,15 @@ def test_a_glob_that_go_may_refuse(pattern: str) -> None:
 STATS = ConnectionStats(("host", 1), True, 1, 0, 0, Counters(received=3))
 
 
-def test_dataclasses_replaces_fields_and_a_config_checks_them() -> None:
+def test_fields_are_replaced_and_a_config_checks_them() -> None:
     assert dataclasses.replace(ExponentialBackoff(), base=2.0) == ExponentialBackoff(base=2.0)
-    with pytest.raises(ConfigError, match="max_tries=-1"):
-        dataclasses.replace(ConsumerConfig(), max_tries=-1)
+    config = ConsumerConfig()
+    assert config.replace(max_in_flight=7).max_in_flight == 7
+    for replace in (dataclasses.replace, ConsumerConfig.replace):
+        with pytest.raises(ConfigError, match="max_tries=-1"):
+            replace(config, max_tries=-1)
+    with pytest.raises(ConfigError, match="max_in_flght"):
+        config.replace(max_in_flght=1)
 
 
 @pytest.mark.parametrize("record", [STATS, ConsumerConfig(), ExponentialBackoff(), HistogramStats((1,), 0.5)])
@@ -376,11 +335,10 @@ class ExtraConfig(Config, frozen=True):
         ({"deflate_level": 10}, "deflate_level=10: must be a whole number, 1 to 9"),
         ({"sample_rate": 100}, "0 to 99 %"),
         ({"msg_timeout": 0.1}, "1.0 to 900.0 s, or None"),
-        ({"snappy": "maybe"}, "snappy='maybe': must be true or false"),
         ({"snappy": 1}, "snappy=1: must be true or false"),
         ({"deflate_level": True}, "deflate_level=True: must be a whole number"),
         ({"client_id": 7}, "client_id=7: must be a string, or None"),
-        ({"max_frame_size": "big"}, "max_frame_size='big': must be a whole number"),
+        ({"ext_filter": [1]}, "ext_filter"),
         ({"snappy": True, "deflate": True}, "snappy=True with deflate=True"),
         ({"hostname": "box\ud800"}, "hostname='box\\ud800': must not hold lone surrogates"),
         ({"auth_secret": "\ud800"}, "auth_secret='***': must not hold lone surrogates"),
@@ -419,27 +377,12 @@ def test_secrets_stay_out_of_repr_and_errors():
     assert "hunter2" not in repr(config) + pretty_repr(config)
 
 
-def test_replace_checks_like_a_new_one():
-    config = ConsumerConfig().replace(max_in_flight=7)
-    assert config.max_in_flight == 7
-    with pytest.raises(ConfigError, match="max_in_flight=-1"):
-        config.replace(max_in_flight=-1)
-    with pytest.raises(ConfigError, match="max_in_flght"):
-        config.replace(max_in_flght=1)
-
-
 def test_options_are_shared_out_by_name():
     consumer, connection = split_options({"max_tries": 9, "snappy": True}, ConsumerConfig, ConnectionConfig)
     assert consumer.max_tries == 9
     assert connection.snappy
     with pytest.raises(ConfigError, match="unknown option 'linger'"):
         list(split_options({"linger": 1.0}, ConsumerConfig, ConnectionConfig))
-
-
-@pytest.mark.parametrize("options", [{"auth_secret": 5}, {"ext_filter": "x"}, {"ext_filter": [1]}])
-def test_secret_and_filter_have_their_types(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        ConnectionConfig(**options)
 
 
 RULE = {"filter_ext_key": "k", "filter_data": "v"}
@@ -466,7 +409,6 @@ def test_the_four_kinds_of_ext_filters(value):
         {"type": 1, "filter_ext_key": "k"},
         {"type": 1, "filter_ext_key": "", "filter_data": "v"},
         {"type": 1, "filter_ext_key": "k", "filter_data": 7},
-        {"type": 1, "filter_ext_key": "k", "filter_data": ""},
         {"type": 2, "filter_ext_key": "k", "filter_data": "a(?!b)"},
         {"type": 3, "filter_ext_key": "k", "filter_data": "[v"},
         {"type": 1, "inverse": "yes", **RULE},
@@ -496,11 +438,8 @@ def producer(**arguments: Any) -> Producer:
     return Producer(**{"nsqd_tcp_addresses": "127.0.0.1", **arguments})
 
 
-ADDRESSES = [None, 5, b"h:1", [None], [5], ["h:x"], "h:0", "h:70000", ":1", [("h", "x")], [("h", 1, 2)]]
-NAMES_OF_SERVERS: dict[str, list[Any]] = {
-    "nsqd_tcp_addresses": [None, 5, b"h:1"],
-    "lookupd_http_addresses": [None, 5, b"h:1"],
-}
+WRONG_SERVERS: list[Any] = [None, 5, b"h:1", [5], ["h:x"]]
+NAMES_OF_SERVERS = {"nsqd_tcp_addresses": WRONG_SERVERS, "lookupd_http_addresses": WRONG_SERVERS}
 TLS: list[Any] = [5, "cert.pem", {"ca": "x"}, {"cafile": "/does/not/exist"}, {"certfile": "/does/not/exist"}]
 # maker -> the configs whose options it takes; name of another argument, or of an option -> more wrong values
 OPTIONS: dict[Callable[..., object], tuple[type[Config], ...]] = {
@@ -511,9 +450,9 @@ OPTIONS: dict[Callable[..., object], tuple[type[Config], ...]] = {
 OTHERS: dict[Callable[..., object], dict[str, list[Any]]] = {
     consumer: {
         **NAMES_OF_SERVERS,
-        "nsqd_tcp_addresses": [None, 5, b"h:1", []],
-        "topic": [None, 5, b"t", "", "a b", "t" * 65, "t#", "t#ephemeral#ephemeral", "ü"],
-        "channel": [None, 5, b"c", "", "a/b", "c" * 65],
+        "nsqd_tcp_addresses": [*WRONG_SERVERS, []],
+        "topic": [None, 5, "a b"],
+        "channel": [None, 5, "a/b"],
         "name": [5, b"x"],
         "message_handler": ["handler", 5],
         "batch_handler": ["handler", 5],
@@ -578,14 +517,6 @@ def test_an_unknown_option_is_named(make: Callable[..., object]) -> None:
         make(no_such_option=1)
 
 
-@pytest.mark.parametrize("argument", ["nsqd_tcp_addresses", "lookupd_http_addresses"])
-@pytest.mark.parametrize("make", [consumer, producer], ids=["consumer", "producer"])
-@pytest.mark.parametrize("value", ADDRESSES, ids=repr)
-def test_a_wrong_address_is_refused_before_anything_starts(make: Any, argument: str, value: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        make(**{argument: value})
-
-
 NSQD = NsqdHTTPClient("127.0.0.1", 1)
 LOOKUPD = LookupdHTTPClient("127.0.0.1", 1)
 OF_TOPIC = {NSQD: "create_topic delete_topic empty_topic pause_topic unpause_topic",
@@ -594,26 +525,19 @@ OF_CHANNEL = {NSQD: "create_channel delete_channel empty_channel pause_channel u
               LOOKUPD: "create_channel delete_channel"}  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [None, 5, b"t", "", "a b"])
-def test_a_wrong_name_of_an_admin_client_is_named(value: Any) -> None:
+def test_a_wrong_name_of_an_admin_client_is_named() -> None:
     for methods, arguments, what in ((OF_TOPIC, (), "topic"), (OF_CHANNEL, ("t",), "channel")):
         for client, names in methods.items():
             for name in names.split():
-                with pytest.raises(ValueError, match=what):
-                    getattr(client, name)(*arguments, value)
+                for value in (None, "a b"):
+                    with pytest.raises(ValueError, match=what):
+                        getattr(client, name)(*arguments, value)
 
 
 @pytest.mark.parametrize(
     ("name", "use"),
     [
-        ("messages", lambda: NSQD.multipublish("t", 5)),  # type: ignore[arg-type]
-        ("messages", lambda: NSQD.multipublish("t", b"x")),  # type: ignore[arg-type]
-        ("defer", lambda: NSQD.publish("t", b"x", -1)),
         ("address", lambda: LOOKUPD.tombstone_topic("t", 5)),  # type: ignore[arg-type]
-        ("host", lambda: NsqdHTTPClient(5, 1)),  # type: ignore[arg-type]
-        ("port", lambda: LookupdHTTPClient("h", "x")),  # type: ignore[arg-type]
-        ("timeout", lambda: NsqdHTTPClient("h", 1, timeout=0)),
-        ("lookupd address", lambda: LookupPoller(None)),  # type: ignore[arg-type]
         ("access", lambda: LookupPoller("h", access="x")),  # type: ignore[arg-type]
         ("config", lambda: LookupPoller("h", {"lookupd_timeout": 1})),  # type: ignore[arg-type]
         ("Authorization", lambda: LookupPoller("h", LookupConfig(lookupd_authorization="a\r\nb"))),

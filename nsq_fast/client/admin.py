@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from nsq_fast._codec import mpub_body
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NsqError, RemoteProtocolError, TypeInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
@@ -39,7 +40,7 @@ from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, check_seconds, parse_en
 from .start_position import END as POSITION_END
 from .start_position import is_for_want_of_messages, parse_start, tell_beyond
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")

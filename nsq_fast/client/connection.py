@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsq_fast._client import LONGEST_MESSAGE, ConnectionPath, SpinReader
 from nsq_fast._codec import Message, TruncatedMessage
+from nsq_fast._lazy import get_logger
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFirst,
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
     from .loop import Loop, Timer, Watch
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 SILENT_INTERVALS = 2
 """Heartbeat intervals without a byte after which a server is dead. It is as patient with a silent client.

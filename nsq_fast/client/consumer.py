@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 from nsq_fast._codec import Message
+from nsq_fast._lazy import get_logger
 from nsq_fast._record import HistogramStats, Record
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.client.trace import TraceLog, trace_log
@@ -255,7 +256,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         if self.config.ordered and (rate := self.connection_config.sample_rate):
             raise ConfigError(f"ordered=True with sample_rate={rate}: ordered messages cannot be sampled; choose one")
         self.name: str = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"
-        self.logger: logging.Logger = logging.getLogger(self.name)
+        self.logger: logging.Logger = get_logger(self.name)
         self.given_up = self.outdated = 0
         self._give_up = give_up
         check = self._check_policy

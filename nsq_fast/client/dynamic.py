@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, HttpError, NameInvalid, printable
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
 from nsq_fast.names import check_topic
@@ -65,7 +66,7 @@ class ConfigSource(Protocol):
         """
 
 
-log: logging.Logger = logging.getLogger("nsq_fast.config")
+log: logging.Logger = get_logger("nsq_fast.config")
 
 FIRST_RETRY = 0.5
 LONGEST_RETRY = 30.0

@@ -15,6 +15,7 @@ from gevent.event import AsyncResult
 from gevent.exceptions import BlockingSwitchOutError
 from gevent.resolver.thread import Resolver as ThreadResolver
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.client import signals
 from nsq_fast.errors import NsqError, WrongThread
 
@@ -36,7 +37,7 @@ from .transport import Transport
 T = TypeVar("T")
 READ, WRITE = 1, 2
 signals.caller = getcurrent
-_reporter = FaultReporter(logging.getLogger("nsq_fast.client"))
+_reporter = FaultReporter(get_logger("nsq_fast.client"))
 
 
 def run(sequence: Coroutine[Any, Any, T]) -> T:

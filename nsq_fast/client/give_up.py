@@ -21,6 +21,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message, TruncatedMessage
+from nsq_fast._lazy import get_logger
 from nsq_fast.config import Config
 from nsq_fast.errors import ConfigError, MessageTooLarge, seconds
 from nsq_fast.log_events import MESSAGE_GIVEN_UP, MESSAGE_OUTDATED
@@ -30,7 +31,7 @@ from nsq_fast.protocol.publishing import CODEC_HEADER, IDEMPOTENCE_HEADER, SIZE_
 
 from .workers import check_handler, refuse_deferred
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 # What a connection says of its subscription, which a producer has none of.
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError, printable
 from nsq_fast.log_events import (
@@ -111,7 +112,7 @@ _PRODUCER_SIZE = 2 * 1024
 _CHANNELS_SIZE = 256 * 1024
 _RELIST_POLLS = 10
 
-log: logging.Logger = logging.getLogger("nsq_fast.lookup")
+log: logging.Logger = get_logger("nsq_fast.lookup")
 
 
 class Lookupd:

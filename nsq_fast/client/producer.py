@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import ProducerPath, Wakeups
 from nsq_fast._record import Histogram
 from nsq_fast.client.trace import TraceLog, trace_log
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .progress import ProducerProgress
     from .routing import TopicRoute
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 HURRIED = 0.5
 """Seconds for connections to close when whoever waits for it was interrupted."""

@@ -36,6 +36,7 @@ from collections.abc import Set as AbstractSet
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import Command, QueuePath
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, ConnectionLost, LookupFailed, NoLeader, NoNsqd, NsqError
@@ -50,7 +51,7 @@ from .publishes import Publish
 if TYPE_CHECKING:
     from .sender import ProducerConnection, Sender
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 MOST_CONNECTIONS = 8
 """To one nsqd, where the option does not say how many: each costs the server two goroutines and their buffers."""

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nsq_fast._codec import NOP, traced_reply
+from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import Command, PendingPath, SendPath, Wakeups
 from nsq_fast._record import SAMPLE_EVERY, Histogram
 from nsq_fast.errors import (
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
     from .loop import Loop, Supervisor, Task, Timer
     from .producer import ProducerCore
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 GOOD_AFTER = 1.0
 """A connection that lasted so long (s) was a good one: the next pause starts from the shortest again."""

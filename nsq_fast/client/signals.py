@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, overload
 
 from nsq_fast._codec import Message
+from nsq_fast._lazy import get_logger
 from nsq_fast.log_events import RECEIVER_FAILED
 
 if TYPE_CHECKING:
     import blinker
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 _emitting: set[Any] = set()  # greenlets that are calling receivers
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from nsq_fast._codec import Message, TracedReply
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, TypeInvalid
 from nsq_fast.log_events import TRACE_CONSUMED, TRACE_PUBLISHED, TRACE_RECEIVED
 from nsq_fast.names import Address, check_topic
@@ -34,7 +35,7 @@ LOGGER_NAME = "nsq_fast.trace"
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 DEFAULT_BACKUPS = 5
 
-logger: logging.Logger = logging.getLogger(LOGGER_NAME)
+logger: logging.Logger = get_logger(LOGGER_NAME)
 if logger.level == logging.NOTSET:
     # The switch is TraceLog, not the root logger's level.
     logger.setLevel(logging.INFO)

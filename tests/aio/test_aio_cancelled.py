@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -11,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from support.contract import AsyncioFace, Joined, joined
 from support.held_publishes import OK, PublishNsqd
 from support.processes import LOOPS, NewLoop, until_async
+from support.scripted_nsqd import heard
 from support.waiting import WAIT
 
 from nsq_fast import ConfigDocument, Message
@@ -25,6 +24,7 @@ from nsq_fast.aio import CANCEL_TIMEOUT, Consumer, Producer
 from nsq_fast.errors import NoNsqd
 
 FILLED = 10
+ALL = {b"%d" % number for number in range(FILLED)}
 
 
 SLOW = 25.0
@@ -35,15 +35,15 @@ SOON = 8.0
 """Seconds that mean: it was not waited for handlers. A second, and what this machine may be late."""
 
 
-async def taken_again(address: str) -> set[bytes]:
-    """What the channel still has, or gets back."""
+async def taken_again(address: str, count: int = FILLED) -> set[bytes]:
+    """What the channel still has, or gets back: so many messages."""
     found: set[bytes] = set()
 
     async def take() -> None:
         async with Consumer("t", "c", address) as consumer:
             async for message in consumer:
                 found.add(message.body)
-                if len(found) == 10:
+                if len(found) == count:
                     message.finish()
                     break
 
@@ -61,64 +61,42 @@ async def cancelled(task: asyncio.Task[Any]) -> float:
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-@pytest.mark.parametrize("is_obstinate", [False, True])
+@pytest.mark.parametrize("kind", ["slow", "does not want to end", "ignores it", "answers later"])
 async def test_handlers_are_cancelled_with_the_task_of_their_consumer(
-    filled: str, new_loop: NewLoop, is_obstinate: bool
+    filled: str, new_loop: NewLoop, kind: str
 ) -> None:
-    ended: list[str] = []
-    begun = asyncio.Event()
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        begun.set()
-        try:
-            await asyncio.sleep(SLOW)  # sleep: a slow handler
-        except asyncio.CancelledError:
-            ended.append("cancelled")
-            if is_obstinate:
-                await asyncio.sleep(SLOW)  # sleep: it does not want to end
-            raise
-
-    async def consume() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle, concurrency=3, max_in_flight=5):
-            await asyncio.sleep(WAIT)  # sleep: until it is cancelled
-
-    task = asyncio.create_task(consume())
-    await begun.wait()
-    assert await cancelled(task) < SOON
-    assert ended
-    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
-
-
-async def test_a_handler_that_ignores_it_gets_no_other_message(filled: str) -> None:
+    """And none gets another message."""
     handled: list[bytes] = []
-    begun = asyncio.Event()
+    ended: list[str] = []
 
     async def handle(consumer: Consumer, message: Message) -> None:
         handled.append(message.body)
-        begun.set()
-        with suppress(asyncio.CancelledError):
+        if kind == "answers later":
+            message.enable_async()
+            return
+        try:
             await asyncio.sleep(SLOW)  # sleep: a slow handler
+        except asyncio.CancelledError:
+            ended.append(kind)
+            if kind == "does not want to end":
+                await asyncio.sleep(SLOW)  # sleep: longer than it is waited for
+            if kind != "ignores it":
+                raise
 
     async def consume() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=5) as consumer:
+        async with Consumer("t", "c", filled, message_handler=handle, concurrency=3, max_in_flight=5) as consumer:
             await consumer.join()
 
     task = asyncio.create_task(consume())
-    await begun.wait()
+    await until_async(lambda: len(handled) == (5 if kind == "answers later" else 3))
     assert await cancelled(task) < SOON
-    assert len(handled) == 1
+    assert (len(handled), len(ended)) == ((5, 0) if kind == "answers later" else (3, 3))
+    back = ALL - set(handled) if kind == "ignores it" else ALL  # then they are handled, as nothing says otherwise
+    assert await taken_again(filled, len(back)) == back
 
 
-async def test_asynchronous_messages_and_those_of_other_tasks_are_requeued(filled: str) -> None:
+async def test_messages_of_other_tasks_are_requeued(filled: str) -> None:
     held: list[Message] = []
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        message.enable_async()
-        held.append(message)
-
-    async def hold() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=10):
-            await asyncio.sleep(WAIT)  # sleep: until it is cancelled
 
     async def take(consumer: Consumer) -> None:
         async for message in consumer:
@@ -133,37 +111,10 @@ async def test_asynchronous_messages_and_those_of_other_tasks_are_requeued(fille
             finally:
                 other.cancel()
 
-    for program, count in ((hold, 10), (iterate, 2)):
-        held.clear()
-        task = asyncio.create_task(program())
-        await until_async(lambda count=count: len(held) >= count)  # type: ignore[misc]
-        assert await cancelled(task) < SOON
-    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
-
-
-async def test_to_be_cancelled_ends_a_close_that_waits_and_says_so(
-    filled: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    begun = asyncio.Event()
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        begun.set()
-        await asyncio.sleep(SLOW)  # sleep: a slow handler
-
-    async def consume() -> None:
-        async with Consumer("t", "c", filled, message_handler=handle):
-            await begun.wait()
-
-    def told() -> list[str]:
-        return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "close_waits"]
-
-    task = asyncio.create_task(consume())
-    await until_async(told)
+    task = asyncio.create_task(iterate())
+    await until_async(lambda: len(held) == 2)
     assert await cancelled(task) < SOON
-    (text,) = told()
-    assert "waits for 1 message without a response; at most" in text
-    assert "s more" in text
+    assert await taken_again(filled) == ALL
 
 
 class Silent:
@@ -212,7 +163,7 @@ async def test_a_policy_that_is_cancelled_with_who_iterates_loses_no_message(fil
     task = asyncio.create_task(take())
     await until_async(lambda: called)
     assert await cancelled(task) < SOON
-    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
+    assert await taken_again(filled) == ALL
 
 
 INTERRUPTED = """
@@ -247,7 +198,7 @@ def test_ctrl_c_ends_a_program_whose_handler_is_slow(filled: str) -> None:
         assert program.wait(WAIT) == 0
         assert time.monotonic() - began < SOON
         assert program.stdout.read() == "interrupted\n"
-    assert asyncio.run(taken_again(filled)) == {b"%d" % number for number in range(10)}
+    assert asyncio.run(taken_again(filled)) == ALL
 
 
 async def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
@@ -259,23 +210,6 @@ async def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> No
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(join(), 0.001)
         await until_async(lambda: asyncio.all_tasks() <= before)
-
-
-async def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(filled: str) -> None:
-    count = 0
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
-            inner = asyncio.ensure_future(asyncio.sleep(WAIT))  # sleep: what is cancelled
-            inner.cancel()
-            await inner
-
-    options: dict[str, Any] = {"max_in_flight": 10, "requeue_delay": 0, "max_backoff_duration": 0}
-    async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
-        await until_async(lambda: consumer.stats().totals.finished == FILLED)
-        assert consumer.is_running
 
 
 def _end_by_cancelling() -> None:
@@ -299,6 +233,12 @@ class Odd(BaseException):
     """What libraries derive from BaseException, as trio.Cancelled and pytest's outcomes are."""
 
 
+async def _wait_for_what_is_cancelled() -> None:
+    inner = asyncio.ensure_future(asyncio.sleep(WAIT))  # sleep: what is cancelled
+    inner.cancel()
+    await inner
+
+
 ENDS: dict[str, Any] = {
     "raises CancelledError": lambda: _raise(asyncio.CancelledError(), False),
     "raises CancelledError later": lambda: _raise(asyncio.CancelledError(), True),
@@ -306,18 +246,18 @@ ENDS: dict[str, Any] = {
     "raises GeneratorExit later": lambda: _raise(GeneratorExit(), True),
     "raises another BaseException": lambda: _raise(Odd(), False),
     "raises another BaseException later": lambda: _raise(Odd(), True),
+    "waits for what is cancelled": _wait_for_what_is_cancelled,
     "cancels its task": lambda: _end_by_cancelling() or asyncio.sleep(0),  # type: ignore[func-returns-value]
     "has its task cancelled": lambda: _end_in_time(0.001),
 }
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks of Python 3.10 cannot tell who is cancelled")
-@pytest.mark.parametrize("new_loop", LOOPS)
 @pytest.mark.parametrize("kind", ["single", "batch", "shared"])
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)  # servers see a REQ like any other
 async def test_a_handler_that_ends_in_an_odd_way_fails_alone(
-    filled: str, new_loop: NewLoop, kind: str, end: str, caplog: pytest.LogCaptureFixture
+    filled: str, kind: str, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = 0
 
@@ -332,8 +272,7 @@ async def test_a_handler_that_ends_in_an_odd_way_fails_alone(
     if kind == "shared":
         options["concurrency"] = 2
     consumer = Consumer("t", "c", filled, **options)
-    raised: list[BaseException] = []
-    consumer.on_exception.connect(lambda _, message, error: raised.append(error), weak=False)
+    raised = heard(consumer, "on_exception")
     async with consumer:
         await until_async(lambda: consumer.stats().totals.finished == FILLED)
         assert consumer.is_running
@@ -367,7 +306,7 @@ async def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_pro
         await consumer.close()
 
     before = asyncio.all_tasks()
-    for program in (within, at_the_end, by_close):
+    for program, is_twice in ((within, True), (at_the_end, True), (at_the_end, False), (by_close, True)):
         begun.clear()
         closed: list[Any] = []
         consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=3)
@@ -376,16 +315,17 @@ async def test_a_consumer_that_is_cancelled_twice_leaves_nothing_behind(nsqd_pro
         await begun.wait()
         await until_async(lambda consumer=consumer, program=program: program is within or not consumer.is_running)  # type: ignore[misc]
         nsqd_process.freeze()
-        task.cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert await cancelled(task) < CANCEL_TIMEOUT
+        if is_twice:
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert await cancelled(task) < (CANCEL_TIMEOUT if is_twice else SOON)
         assert not consumer.is_running
         assert consumer.total_in_flight == 0
         await until_async(lambda: asyncio.all_tasks() <= before)
         assert len(closed) == 1
         nsqd_process.thaw()
-    assert await taken_again(filled) == {b"%d" % number for number in range(10)}
+    assert await taken_again(filled) == ALL
 
 
 # Publishes
@@ -435,17 +375,32 @@ def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone(is_lost
     joined(FACE, then, BODIES)
 
 
-async def test_one_that_is_cancelled_before_it_was_sent_is_not_sent() -> None:
+@pytest.mark.parametrize("new_loop", LOOPS)
+async def test_one_that_is_cancelled_before_it_was_sent_is_not_sent(new_loop: NewLoop) -> None:
+    """And its task gets what it is cancelled with."""
+    errors: list[Any] = []
+
+    async def publish(body: bytes) -> Any:
+        try:
+            return await producer.publish("t", body)
+        except asyncio.CancelledError as error:
+            errors.append(error)
+            raise
+
     with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
-        async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 1) as producer:
-            tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
+        async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 2) as producer:
+            tasks = [asyncio.ensure_future(publish(body)) for body in BODIES]
             await until_async(lambda: producer.stats()["waiting"] == TASKS)
-            cancelled = tasks.pop(3)
-            cancelled.cancel()
-            assert await possibly_stored(cancelled) is False
-            tasks.append(asyncio.create_task(producer.publish("t", b"last")))
+            gone = [tasks.pop(3), tasks.pop(3)]
+            gone[0].cancel("for a reason")
+            gone[1].cancel()
+            await asyncio.wait(gone)
+            assert all(task.cancelled() for task in gone)
+            assert producer.stats()["pending"] == TASKS - 2
+            tasks += [asyncio.ensure_future(publish(b"last")) for _ in range(2)]
             assert await asyncio.gather(*tasks) == TASKS * [b"OK"]
-        assert nsqd.bodies == [sorted([b"last", *(body for body in BODIES if body != BODIES[3])])]
+        assert nsqd.bodies == [sorted([b"last", b"last", *(body for body in BODIES if body not in (b"3", b"4"))])]
+    assert [(error.args, error.possibly_stored) for error in errors] == [(("for a reason",), False), ((), False)]
 
 
 def test_a_close_waits_for_no_publish_that_was_cancelled(nsqd_process: Any) -> None:
@@ -475,30 +430,6 @@ async def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
         assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
         with pytest.raises(NoNsqd):
             await producer.publish("t", b"x", timeout=0.05)
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-async def test_a_task_gets_what_it_is_cancelled_with(nsqd_process: Any, new_loop: NewLoop) -> None:
-    errors: list[Any] = []
-    async with Producer(nsqd_process.address, linger=60.0) as producer:
-        producer.publish_nowait("t", b"the topic is known from now on")
-
-        async def publish() -> None:
-            try:
-                await producer.publish("t", b"x")
-            except asyncio.CancelledError as error:
-                errors.append(error)
-                raise
-
-        tasks = [asyncio.ensure_future(publish()) for _ in range(2)]
-        await asyncio.sleep(0)
-        tasks[0].cancel("for a reason")
-        tasks[1].cancel()
-        await asyncio.wait(tasks)
-        assert all(task.cancelled() for task in tasks)
-        assert producer.stats()["pending"] == 1
-    assert [error.args for error in errors] == [("for a reason",), ()]
-    assert [error.possibly_stored for error in errors] == [False, False]
 
 
 async def test_one_that_was_cancelled_and_confirmed_in_the_same_moment_ends_once(nsqd_process: Any) -> None:

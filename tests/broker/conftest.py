@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -114,28 +113,17 @@ def embedded() -> Iterator[Callable[..., NsqdServer]]:
         server.kill()
 
 
-@contextmanager
-def three_nodes(takeover_delay: float = 0.05) -> Iterator[RedesignedCluster]:
-    """A redesigned cluster with the topics ``plain``, ``ord`` (three partitions, ordered, two replicas) and ``ext``."""
-    options = {"takeover_delay": takeover_delay, "queue_scan_interval": 0.02, "kind": True}
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedesignedCluster]:
+    """Three nodes with the topics ``plain``, ``ord`` (three partitions, ordered, two replicas) and ``ext``.
+
+    The parameter is ``takeover_delay``, for tests that look at the time before.
+    """
+    options = {"takeover_delay": getattr(request, "param", 0.05), "queue_scan_interval": 0.02, "kind": True}
     with RedesignedCluster(move_step=0.01, **options) as cluster:
         cluster.create_topic("plain", 1, 2, channels=["ch"])
         cluster.create_topic("ord", 3, 2, ordered=True, channels=["ch"])
         cluster.create_topic("ext", 1, 1, ext=True, channels=["ch"])
-        yield cluster
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[RedesignedCluster]:
-    """``three_nodes``; the parameter is ``takeover_delay``, for tests that look at the time before."""
-    with three_nodes(getattr(request, "param", 0.05)) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def lasting_cluster() -> Iterator[RedesignedCluster]:
-    """``three_nodes``, for tests that may find messages of others in it."""
-    with three_nodes() as cluster:
         yield cluster
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gevent import Timeout, socket
-from support.http import ask, shape
+from gevent import socket
+from support.http import ask
+from support.peers import Peer
 from support.servers import of_release
-from support.waiting import until
+from support.waiting import WAIT, until
 
-from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdServer
+from nsq_fast.broker import LookupdServer, NsqdServer
 from nsq_fast.broker.lookupd import Registrar
 
 # The embedded nsqlookupd answers as the original does: the same tests run against both.
@@ -30,34 +32,27 @@ IDENTITY = {
 }
 
 
-class Nsqd:
+def identify(body: Any) -> bytes:
+    data = json.dumps(body).encode()
+    return b"IDENTIFY\n" + struct.pack(">i", len(data)) + data
+
+
+IDENTIFY = identify(IDENTITY)
+
+
+class Nsqd(Peer):
     """The nsqd side of the TCP protocol, by hand."""
 
     def __init__(self, lookupd: Any, magic: bytes = b"  V1") -> None:
-        self.sock = socket.create_connection(lookupd.tcp_address)
-        self.sock.sendall(magic)
-        self.reader = self.sock.makefile("rb")
+        super().__init__(socket.create_connection(lookupd.tcp_address, timeout=WAIT))
+        self.send(magic)
 
     def identify(self, body: Any = IDENTITY) -> bytes:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.command(b"IDENTIFY\n" + struct.pack(">i", len(data)) + data)
+        return self.command(identify(body))
 
     def command(self, data: bytes) -> bytes:
-        with Timeout(10):
-            self.sock.sendall(data)
-            return self.reply()
-
-    def reply(self) -> bytes:
-        head = self.reader.read(4)
-        return self.reader.read(struct.unpack(">i", head)[0]) if head else b""
-
-    def is_closed(self) -> bool:
-        with Timeout(10):
-            return self.reader.read(1) == b""
-
-    def close(self) -> None:
-        self.reader.close()
-        self.sock.close()
+        self.send(data)
+        return self.read_body()
 
     @property
     def remote_address(self) -> str:
@@ -70,7 +65,7 @@ def registered(lookupd: Any) -> Iterator[Nsqd]:
     client = Nsqd(lookupd)
     client.identify()
     yield client
-    client.close()
+    client.sock.close()
 
 
 def get(lookupd: Any, path: str) -> Any:
@@ -79,32 +74,19 @@ def get(lookupd: Any, path: str) -> Any:
     return answer.json
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "body"),
-    [  # what is in no recorded sequence: test_answers_are_those_of_the_real_servers has the others
-        ("GET", "/channels", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("GET", "/lookup?topic=%zz", 400, b'{"message":"INVALID_REQUEST"}'),
-        ("GET", "/lookup?topic=", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
-        ("POST", "/topic/create", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-        ("POST", "/topic/tombstone", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
-    ],
-)
-def test_status_and_body_of_routes_at_their_edges(
-    lookupd: Any, method: str, path: str, status: int, body: bytes
-) -> None:
-    answer = ask(lookupd.http_address, method, path)
-    assert (answer.status, answer.body) == (status, body)
+# What is in no recorded sequence: test_answers_are_those_of_the_real_servers has the others.
+ROUTES = [
+    ("GET", "/channels", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+    ("GET", "/lookup?topic=%zz", 400, b'{"message":"INVALID_REQUEST"}'),
+    ("GET", "/lookup?topic=", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
+    ("POST", "/topic/create", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+    ("POST", "/topic/tombstone", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+]
 
 
-def test_headers_say_the_kind_of_the_content(lookupd: Any) -> None:
-    ping, info, wrong = (
-        ask(lookupd.http_address, *route) for route in [("GET", "/ping"), ("GET", "/info"), ("POST", "/info")]
-    )
-    assert ping.headers["content-type"] == "text/plain; charset=utf-8"
-    assert "x-nsq-content-type" not in ping.headers
-    assert info.headers["content-type"] == "application/json; charset=utf-8"
-    assert info.headers["x-nsq-content-type"] == "nsq; version=1.0"
-    assert wrong.headers["allow"] == "GET, OPTIONS"
+def test_status_and_body_of_routes_at_their_edges(lookupd: Any) -> None:
+    answers = [ask(lookupd.http_address, method, path) for method, path, *_ in ROUTES]
+    assert [(answer.status, answer.body) for answer in answers] == [(status, body) for *_, status, body in ROUTES]
 
 
 def test_topics_and_channels_made_by_hand_are_known_until_they_are_deleted(lookupd: Any) -> None:
@@ -120,14 +102,6 @@ def test_topics_and_channels_made_by_hand_are_known_until_they_are_deleted(looku
     ask(lookupd.http_address, "POST", "/topic/delete?topic=b")
     assert get(lookupd, "/channels?topic=b") == {"channels": []}
     assert get(lookupd, "/topics") == {"topics": ["a"]}
-
-
-def test_the_answer_to_identify_says_who_the_lookupd_is(lookupd: Any) -> None:
-    answer = json.loads(Nsqd(lookupd).identify())
-    assert answer["tcp_port"] == lookupd.tcp_address.port
-    assert answer["http_port"] == lookupd.http_address.port
-    assert answer["broadcast_address"] == "127.0.0.1"
-    assert set(answer) == {"tcp_port", "http_port", "version", "broadcast_address", "hostname"}
 
 
 def test_what_an_nsqd_registers_is_looked_up(lookupd: Any, registered: Nsqd) -> None:
@@ -158,12 +132,15 @@ def test_unregister_takes_a_channel_or_a_topic_away(lookupd: Any, registered: Ns
 
 def test_an_nsqd_that_leaves_is_forgotten_but_its_topics_stay_known(lookupd: Any, registered: Nsqd) -> None:
     registered.command(b"REGISTER t c\n")
-    registered.close()
+    registered.sock.close()
     until(lambda: not get(lookupd, "/nodes")["producers"])
     assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": []}
 
 
-def test_a_tombstone_hides_an_nsqd_for_one_topic(lookupd: Any, registered: Nsqd) -> None:
+def test_a_tombstone_hides_an_nsqd_for_one_topic_and_wears_off(make_lookupd: Any) -> None:
+    lookupd = make_lookupd(tombstone_lifetime=0.5)
+    registered = Nsqd(lookupd)
+    registered.identify()
     registered.command(b"REGISTER t\n")
     registered.command(b"REGISTER u\n")
     ask(lookupd.http_address, "POST", "/topic/tombstone?topic=t&node=nsqd.example:4151")
@@ -171,15 +148,6 @@ def test_a_tombstone_hides_an_nsqd_for_one_topic(lookupd: Any, registered: Nsqd)
     assert len(get(lookupd, "/lookup?topic=u")["producers"]) == 1
     (node,) = get(lookupd, "/nodes")["producers"]
     assert dict(zip(node["topics"], node["tombstones"], strict=True)) == {"t": True, "u": False}
-
-
-def test_a_tombstone_wears_off(make_lookupd: Any) -> None:
-    lookupd = make_lookupd(tombstone_lifetime=0.2)
-    registered = Nsqd(lookupd)
-    registered.identify()
-    registered.command(b"REGISTER t\n")
-    ask(lookupd.http_address, "POST", "/topic/tombstone?topic=t&node=nsqd.example:4151")
-    assert get(lookupd, "/lookup?topic=t")["producers"] == []
     until(lambda: get(lookupd, "/lookup?topic=t")["producers"])
 
 
@@ -194,52 +162,29 @@ def test_a_silent_nsqd_is_left_out_until_it_pings(make_lookupd: Any) -> None:
     assert len(get(lookupd, "/lookup?topic=t")["producers"]) == 1
 
 
-def test_debug_lists_every_registration(lookupd: Any, registered: Nsqd) -> None:
-    registered.command(b"REGISTER t c\n")
-    debug = get(lookupd, "/debug")
-    assert set(debug) == {"client::", "topic:t:", "channel:t:c"}
-    (entry,) = debug["topic:t:"]
-    expected = {
-        "id": "str",
-        "hostname": "str",
-        "broadcast_address": "str",
-        "tcp_port": "int",
-        "http_port": "int",
-        "version": "str",
-        "topology_zone": "str",
-        "topology_region": "str",
-        "last_update": "int",
-        "tombstoned": "bool",
-        "tombstoned_at": "int",
-    }
-    assert shape(entry) == of_release(expected, entry)
-    assert entry["id"] == registered.remote_address
-    assert entry["tombstoned_at"] == -6795364578871345152
+FATAL = {  # the magic, what is sent behind it, and the last reply
+    "registers nothing": (b"  V1", IDENTIFY + b"REGISTER\n", b"E_INVALID REGISTER insufficient number of params"),
+    "a bad name": (b"  V1", IDENTIFY + b"UNREGISTER b@d\n", b"E_BAD_TOPIC UNREGISTER topic name 'b@d' is not valid"),
+    "a port of text": (
+        b"  V1",
+        identify({"tcp_port": "x"}),
+        b"E_BAD_BODY IDENTIFY failed to decode JSON body",
+    ),
+    "no version": (b"  V1", identify({**IDENTITY, "version": ""}), b"E_BAD_BODY IDENTIFY missing fields"),
+    "not identified": (b"  V1", b"PING\nREGISTER t\n", b"E_INVALID client must IDENTIFY"),
+    "another magic": (b"  V2", b"", b"E_BAD_PROTOCOL"),
+}
 
 
-@pytest.mark.parametrize(
-    ("command", "reply"),
-    [
-        (b"REGISTER\n", b"E_INVALID REGISTER insufficient number of params"),
-        (b"UNREGISTER b@d\n", b"E_BAD_TOPIC UNREGISTER topic name 'b@d' is not valid"),
-    ],
-)
-def test_an_error_is_told_and_ends_the_connection(lookupd: Any, registered: Nsqd, command: bytes, reply: bytes) -> None:
-    assert registered.command(command) == reply
-    assert registered.is_closed()
-
-
-@pytest.mark.parametrize(
-    ("body", "reply"),
-    [
-        (b'{"tcp_port":"x"}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        ({**IDENTITY, "version": ""}, b"E_BAD_BODY IDENTIFY missing fields"),
-    ],
-)
-def test_a_bad_identify_ends_the_connection(lookupd: Any, body: Any, reply: bytes) -> None:
-    client = Nsqd(lookupd)
-    assert client.identify(body) == reply
-    assert client.is_closed()
+def test_an_error_is_told_and_ends_the_connection(lookupd: Any) -> None:
+    for name, (magic, data, expected) in FATAL.items():
+        client = Nsqd(lookupd, magic)
+        client.send(data)
+        replies = []
+        with contextlib.suppress(EOFError):
+            while True:
+                replies.append(client.read_body())
+        assert replies[-1] == expected, name
 
 
 def test_a_null_in_identify_is_as_good_as_nothing(lookupd: Any) -> None:
@@ -249,27 +194,13 @@ def test_a_null_in_identify_is_as_good_as_nothing(lookupd: Any) -> None:
     assert (node["hostname"], node.get("topology_zone", "")) == ("", "")
 
 
-def test_commands_before_identify_are_refused_except_ping(lookupd: Any) -> None:
-    client = Nsqd(lookupd)
-    assert client.command(b"PING\n") == b"OK"
-    assert client.command(b"REGISTER t\n") == b"E_INVALID client must IDENTIFY"
-    assert client.is_closed()
-
-
-def test_another_magic_is_refused(lookupd: Any) -> None:
-    client = Nsqd(lookupd, magic=b"  V2")
-    with Timeout(10):
-        assert client.reply() == b"E_BAD_PROTOCOL"
-    assert client.is_closed()
-
-
-@pytest.mark.parametrize("size", [-1, 2**31 - 1])
-def test_a_lying_length_costs_no_memory(size: int) -> None:
+def test_a_lying_length_costs_no_memory() -> None:
     # The original takes that memory, or panics; ours must not.
-    with LookupdServer(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")) as server:
-        client = Nsqd(server)
-        assert client.command(b"IDENTIFY\n" + struct.pack(">i", size)) == b"E_BAD_BODY IDENTIFY failed to read body"
-        assert client.is_closed()
+    with LookupdServer() as server:
+        for size in (-1, 2**31 - 1):
+            client = Nsqd(server)
+            assert client.command(b"IDENTIFY\n" + struct.pack(">i", size)) == b"E_BAD_BODY IDENTIFY failed to read body"
+            assert client.recv() == b""
 
 
 # An nsqd keeps itself registered, at our nsqlookupd and at the original's.

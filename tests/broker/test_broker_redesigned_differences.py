@@ -87,43 +87,45 @@ def of_several(key: str, **wanted: str) -> dict[str, Any]:
     return {"type": 4, "filter_ext_key": key, "filter_data_list": items}
 
 
-@pytest.mark.parametrize(
-    ("ext_filter", "passed"),
-    [
-        (of(1, "ab"), b"A"),
-        (of(1, "in", "o.k"), b"D"),
-        (of(1, "ab", inverse=True), b"BCDEFGHI"),
-        (of(2, "^a.$"), b"AE"),
-        (of(2, "^a$"), b"F"),  # the $ of Go is not before a newline at the end
-        (of(2, r"^\d$"), b"H"),  # of ASCII
-        (of(2, r"^\p{Arabic}$"), b"I"),
-        (of(2, r"^\p{Greek}$"), b""),
-        (of(2, "("), b"ABCDEFGHI"),  # no regular expression for Go: the filter is ignored
-        (of(2, "(?!a)"), b"ABCDEFGHI"),
-        (of(2, r"\C"), b"ABCDEFGHI"),  # of RE2 alone
-        (of(2, ""), b"ABCDEFGHI"),
-        (of(3, "{a,x}[!b]"), b"EG"),
-        (of(3, "{b,a}?"), b"AEG"),
-        (of(3, "[!b-z]*"), b"AEFGHI"),
-        (of(3, "[v"), b"ABCDEFGHI"),
-        (of_several("all", k="ab", l="m"), b"A"),
-        (of_several("any", k="ac", l="m"), b"AE"),
-        (of(9, "x"), b"ABCDEFGHI"),
-    ],
-)
-def test_filters_are_read_as_go_does(node: Any, ext_filter: dict[str, Any], passed: bytes) -> None:
-    consumer = consume(node, ext_filter=ext_filter)
-    publish(node, *((header, b"%c" % letter) for letter, header in enumerate(HEADERS, ord("A"))))
-    assert b"".join(take(consumer) for _ in passed) == passed
-    assert consumer.is_quiet(0.05)
-    until(lambda: depth(node) == 0)  # what was kept out is done for the whole channel
+FILTERS: list[tuple[dict[str, Any], bytes]] = [
+    (of(1, "ab"), b"A"),
+    (of(1, "in", "o.k"), b"D"),
+    (of(1, "ab", inverse=True), b"BCDEFGHI"),
+    (of(2, "^a.$"), b"AE"),
+    (of(2, "^a$"), b"F"),  # the $ of Go is not before a newline at the end
+    (of(2, r"^\d$"), b"H"),  # of ASCII
+    (of(2, r"^\p{Arabic}$"), b"I"),
+    (of(2, r"^\p{Greek}$"), b""),
+    (of(2, "("), b"ABCDEFGHI"),  # no regular expression for Go: the filter is ignored
+    (of(2, "(?!a)"), b"ABCDEFGHI"),
+    (of(2, r"\C"), b"ABCDEFGHI"),  # of RE2 alone
+    (of(2, ""), b"ABCDEFGHI"),
+    (of(3, "{a,x}[!b]"), b"EG"),
+    (of(3, "{b,a}?"), b"AEG"),
+    (of(3, "[!b-z]*"), b"AEFGHI"),
+    (of(3, "[v"), b"ABCDEFGHI"),
+    (of_several("all", k="ab", l="m"), b"A"),
+    (of_several("any", k="ac", l="m"), b"AE"),
+    (of(9, "x"), b"ABCDEFGHI"),
+]
 
 
-def depth(node: Any) -> int:
-    found = ask(
-        node.http_address, "GET", "/stats?format=json&topic=ext", Accept="application/vnd.nsq; version=1.0"
-    ).json
-    return int(found["topics"][0]["channels"][0]["depth"])
+def test_filters_are_read_as_go_does(node: Any) -> None:
+    for number, (ext_filter, passed) in enumerate(FILTERS):
+        consumer = Consumer(node, f"SUB ext ch{number} 0", ext_filter=ext_filter, **EXT)
+        publish(node, *((header, b"%c" % letter) for letter, header in enumerate(HEADERS, ord("A"))))
+        assert b"".join(take(consumer) for _ in passed) == passed, ext_filter
+        assert consumer.is_quiet(0.05), ext_filter
+        # What was kept out is done for the whole channel.
+        until(lambda number=number: depth(node, f"ch{number}") == 0)  # type: ignore[misc]
+        consumer.close()
+
+
+def depth(node: Any, channel: str) -> int:
+    path = "/stats?format=json&topic=ext"
+    [topic] = ask(node.http_address, "GET", path, Accept="application/vnd.nsq; version=1.0").json["topics"]
+    [found] = [each for each in topic["channels"] if each["channel_name"] == channel]
+    return int(found["depth"])
 
 
 def test_no_regular_expression_keeps_a_server_busy(node: Any) -> None:
@@ -143,20 +145,20 @@ def test_a_tag_means_nothing_where_there_are_no_headers(node: Any) -> None:
     assert client.frame().body == b"x"
 
 
-@pytest.mark.parametrize(("path", "body"), [("/pub", b"x"), ("/mpub", b"x\ny")])
-def test_text_is_not_wrapped_for_clients_of_old(node: Any, path: str, body: bytes) -> None:
-    answer = ask(node.http_address, "POST", f"{path}?topic=t&partition=0", body)
-    assert (answer.status, answer.body) == (200, b"OK")
-    assert "x-nsq-content-type" not in answer.headers
-    refused = ask(node.http_address, "POST", f"{path}?topic=none&partition=0", body)
-    assert (refused.status, refused.json["status_txt"], refused.json["data"]) == (500, "E_TOPIC_NOT_EXIST", None)
+def test_text_is_not_wrapped_for_clients_of_old(node: Any) -> None:
+    for path, body in (("/pub", b"x"), ("/mpub", b"x\ny")):
+        answer = ask(node.http_address, "POST", f"{path}?topic=t&partition=0", body)
+        assert (answer.status, answer.body) == (200, b"OK")
+        assert "x-nsq-content-type" not in answer.headers
+        refused = ask(node.http_address, "POST", f"{path}?topic=none&partition=0", body)
+        assert (refused.status, refused.json["status_txt"], refused.json["data"]) == (500, "E_TOPIC_NOT_EXIST", None)
 
 
-@pytest.mark.parametrize("header", [b'{"k":01}', b'{"k":"\n\xff\\q\\u0041\\ud800"}', b'{"a":[],"a":NaN}'])
-def test_headers_that_are_no_json_are_taken_as_the_server_takes_them(node: Any, header: bytes) -> None:
+def test_headers_that_are_no_json_are_taken_as_the_server_takes_them(node: Any) -> None:
     client, consumer = WireClient(node.tcp_address), consume(node)
-    assert client.command(b"PUB_EXT ext 0\n" + sized(headed(header, b"x"))) == b"OK"
-    assert consumer.receive().data.endswith(header + b"x")
+    for header in (b'{"k":01}', b'{"k":"\n\xff\\q\\u0041\\ud800"}', b'{"a":[],"a":NaN}'):
+        assert client.command(b"PUB_EXT ext 0\n" + sized(headed(header, b"x"))) == b"OK"
+        assert consumer.receive().data.endswith(header + b"x")
 
 
 def test_messages_of_an_mpub_may_end_before_its_size_says(node: Any) -> None:
@@ -349,20 +351,17 @@ def test_what_runs_itself_on_real_servers_is_missing_here(node: Any) -> None:
     assert (ask(node.http_address, "GET", "/serverstats").status == 404) is is_ours(node)
 
 
-def test_a_route_of_metrics_is_missing_here(node: Any) -> None:
-    assert ask(node.http_address, "GET", "/metric").status == (404 if is_ours(node) else 200)
+ROUTES = [
+    ("GET", "/metric", 404),
+    ("GET", "/debug/pprof/cmdline", 404),
+    ("POST", "/loglevel/set?loglevel=2", 404),
+    ("GET", "/config/log_level", 400),
+]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/debug/pprof/cmdline", 404),
-        ("POST", "/loglevel/set?loglevel=2", 404),
-        ("GET", "/config/log_level", 400),
-    ],
-)
-def test_routes_of_a_nodes_runtime_are_missing_here(node: Any, method: str, path: str, status: int) -> None:
-    assert ask(node.http_address, method, path).status == (status if is_ours(node) else 200)
+def test_routes_of_a_nodes_runtime_are_missing_here(node: Any) -> None:
+    for method, path, status in ROUTES:
+        assert ask(node.http_address, method, path).status == (status if is_ours(node) else 200), path
 
 
 def test_why_a_header_is_no_json_is_said_in_other_words_here(node: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -12,7 +13,8 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from support.http import ask, exchange, parse
 from support.waiting import PROCESS, WAIT, promptly, until
 from support.wire import Consumer, WireClient, sized
 
-from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer, RedesignedCluster
+from nsq_fast.broker import Broker, BrokerProcess, NsqdServer, RedesignedCluster
+from nsq_fast.names import parse_address
 
 # Servers end when they are told to, whatever half of a request a client has sent.
 
@@ -60,49 +63,30 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return lambda **options: RedesignedCluster(1, 1, **options)
 
 
-@contextlib.contextmanager
-def connected(servers: Any, face: str, data: bytes) -> Iterator[list[Any]]:
-    """Connections to all servers on which ``data`` was sent, and read."""
-    with contextlib.ExitStack() as stack:
-        made = []
-        for server in servers:
-            sock = stack.enter_context(socket.create_connection(getattr(server, f"{face}_address")))
-            sock.sendall(data)
-            made.append(sock)
-        for server in servers:  # what came before is read before this is answered
-            assert ask(server.http_address, "GET", "/ping").status == 200
-        yield made
-
-
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_servers_end_while_clients_have_sent_halves(make: Callable[..., Any], how: str) -> None:
-    group = make()
-    group.start()
-    with contextlib.ExitStack() as stack:
-        for face, data in HALVES:
-            stack.enter_context(connected(list(group.servers.values()), face, data))
+    with make() as group, contextlib.ExitStack() as stack:
+        for server, (face, data) in itertools.product(group.servers.values(), HALVES):
+            sock = stack.enter_context(socket.create_connection(getattr(server, f"{face}_address")))
+            sock.sendall(data)
+        for server in group.servers.values():  # what came before is read before this is answered
+            assert ask(server.http_address, "GET", "/ping").status == 200
         with promptly(), Timeout(WAIT, TimeoutError(how)):
             getattr(group, how)()
-    group.release_ports()
 
 
 @pytest.mark.parametrize("switch", [{"delay_replies": 10 * WAIT}, {"drop_replies": True}])
-@pytest.mark.parametrize("face", ["tcp", "http"])
-def test_servers_end_while_a_fault_holds_an_answer(make: Callable[..., Any], switch: Any, face: str) -> None:
-    data = {"http": b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n", "tcp": b"  V2IDENTIFY\n\0\0\0\2{}"}[face]
-    group = make()
-    group.start()
-    servers = list(group.servers.values())
-    for server in servers:
-        getattr(server.faults, face).set(**switch)
-    with contextlib.ExitStack() as stack:
-        for server in servers:
+def test_servers_end_while_a_fault_holds_answers(make: Callable[..., Any], switch: Any) -> None:
+    asked = {"http": b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n", "tcp": b"  V2IDENTIFY\n\0\0\0\2{}"}
+    with make() as group, contextlib.ExitStack() as stack:
+        for server, (face, data) in itertools.product(group.servers.values(), asked.items()):
+            faults = getattr(server.faults, face)
+            faults.set(**switch)
             sock = stack.enter_context(socket.create_connection(getattr(server, f"{face}_address")))
             sock.sendall(data)
-        until(lambda: all(getattr(server.faults, face).accepted for server in servers))
+            until(lambda faults=faults: faults.accepted)  # type: ignore[misc]
         with promptly(), Timeout(WAIT, TimeoutError("stop")):
             group.stop()
-    group.release_ports()
 
 
 def test_an_nsqd_ends_while_a_fault_holds_a_heartbeat() -> None:
@@ -116,40 +100,44 @@ def test_an_nsqd_ends_while_a_fault_holds_a_heartbeat() -> None:
             broker.stop()
 
 
-@pytest.mark.parametrize("server", ["nsqd", "lookupd"])
 @pytest.mark.parametrize("flags", [[], ["--redesigned", "--nodes", "1"]], ids=["original", "redesigned"])
-def test_sigterm_ends_a_program_while_a_client_has_sent_half_a_body(flags: list[str], server: str) -> None:
+def test_sigterm_ends_a_program_while_clients_have_sent_half_a_body(flags: list[str]) -> None:
     program = [sys.executable, "-m", "nsq_fast", "broker", "--json", *flags]
     for face in ("tcp", "http", "lookupd-listen-tcp", "lookupd-listen-http"):
         program += [f"--{face}-address", "127.0.0.1:0"]
     with Popen(program, stdout=subprocess.PIPE) as process, contextlib.ExitStack() as stack:
         found = json.loads(process.stdout.readline())
-        host, _, port = (found["nsqds"][0] if server == "nsqd" else found["lookupd"])["http"].rpartition(":")
-        sock = stack.enter_context(socket.create_connection((host, int(port))))
-        sock.sendall(HEAD + b"Content-Length: 100\r\n\r\nhalf")
-        ask((host, int(port)), "GET", "/ping")
+        for server in (found["nsqds"][0], found["lookupd"]):
+            address = parse_address(server["http"], 0)
+            stack.enter_context(socket.create_connection(address)).sendall(HEAD + b"Content-Length: 100\r\n\r\nhalf")
+            ask(address, "GET", "/ping")
         os.kill(process.pid, signal.SIGTERM)
         with Timeout(PROCESS, TimeoutError("SIGTERM")):
             assert process.wait() == 0
 
 
-@pytest.mark.parametrize(
-    "upgrade", ["Connection: Upgrade\r\nUpgrade: h2c", "Connection: upgrade", "Upgrade: websocket"]
-)
-def test_a_request_that_would_be_upgraded_is_answered_as_it_is(make: Callable[..., Any], upgrade: str) -> None:
-    # Of curl --http2 and others.
+UPGRADES = ("Connection: Upgrade\r\nUpgrade: h2c", "Connection: upgrade", "Upgrade: websocket")
+"""Of curl --http2 and others."""
+
+
+def test_a_request_that_would_be_upgraded_is_answered_as_it_is(make: Callable[..., Any]) -> None:
+    def answered(server: Any, path: str, upgrade: str) -> bytes:
+        """The replies to a POST that has a body of two bytes, and to a ping behind it."""
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{upgrade}\r\nContent-Length: 2\r\n\r\n"
+        after = b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        raw = exchange(server.http_address, head.encode() + b"ab" + after)
+        assert raw.count(b"HTTP/1.1 ") == 2
+        assert raw.endswith(b"OK")
+        return raw
+
     with make() as group:
-        for server in group.servers.values():
-            head = f"POST /ping HTTP/1.1\r\nHost: x\r\n{upgrade}\r\nContent-Length: 2\r\n\r\n"
-            after = b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-            raw = exchange(server.http_address, head.encode() + b"ab" + after)
-            assert raw.count(b"HTTP/1.1 ") == 2
-            assert parse(raw).status == 405
-            assert raw.endswith(b"OK")
+        for upgrade in UPGRADES:
+            for server in group.servers.values():
+                assert parse(answered(server, "/ping", upgrade)).status == 405
+            if isinstance(group, Broker):
+                answered(group.nsqd, "/pub?topic=t", upgrade)
         if isinstance(group, Broker):
-            head = f"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n{upgrade}\r\nContent-Length: 2\r\n\r\n"
-            after = b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-            assert b'"message_count":1' in exchange(group.nsqd.http_address, head.encode() + b"ab" + after)
+            assert group.messages("t") == [b"ab"] * len(UPGRADES)
 
 
 # SIGKILL at random moments of publishing: nothing that was answered OK is lost.
@@ -244,17 +232,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Failing:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Any:
-    running: list[NsqdServer] = []
-
-    def start() -> NsqdServer:
-        running.append(NsqdServer(NsqdOptions(data_path=str(tmp_path), mem_queue_size=0, max_bytes_per_file=4096)))
-        running[-1].start()
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.kill()
+def start(embedded: Callable[..., NsqdServer], tmp_path: Path) -> Callable[[], NsqdServer]:
+    return partial(embedded, data_path=str(tmp_path), mem_queue_size=0, max_bytes_per_file=4096)
 
 
 def publish_some(address: Any, topic: bytes = b"t") -> list[bytes]:
@@ -307,20 +286,7 @@ def test_what_cannot_be_read_keeps_no_core_busy_and_nothing_else_waiting(
     assert consumer.receive().data[26:] == bodies[0]
 
 
-def test_a_pause_that_ends_while_nothing_can_be_read_loses_nothing(
-    start: Callable[[], NsqdServer], failing: Failing
-) -> None:
-    server = start()
-    topic = server.nsqd.get_topic("t")
-    topic.get_channel("c")
-    topic.set_paused(True)
-    bodies = publish_some(server.tcp_address)
-    failing.left = 2
-    topic.set_paused(False)
-    assert sorted(consume_all(server)) == bodies
-
-
-def test_an_ephemeral_channel_that_cannot_be_given_messages_keeps_them_from_no_other(
+def test_a_pause_that_ends_while_nothing_can_be_read_loses_nothing_beside_ephemeral_channels_either(
     start: Callable[[], NsqdServer], failing: Failing
 ) -> None:
     server = start()
@@ -335,8 +301,10 @@ def test_an_ephemeral_channel_that_cannot_be_given_messages_keeps_them_from_no_o
     assert sorted(consume_all(server)) == bodies
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize(("reads", "suffix"), [(1, ""), (3, ".log"), (9, ".log"), (9, "checkpoint")])
+@pytest.mark.parametrize(
+    ("number", "reads", "suffix"),
+    [(errno.EMFILE, 1, ""), (errno.EIO, 3, ".log"), (errno.EMFILE, 9, ".log"), (errno.EIO, 9, "checkpoint")],
+)
 def test_a_start_tries_again(
     start: Callable[[], NsqdServer], failing: Failing, tmp_path: Path, number: int, reads: int, suffix: str
 ) -> None:
@@ -371,8 +339,9 @@ def test_a_start_that_cannot_read_says_so_and_changes_nothing(
     assert consume_all(start()) == bodies
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
-@pytest.mark.parametrize(("reads", "suffix"), [(1, ""), (4, ".log"), (7, ".log")])
+@pytest.mark.parametrize(
+    ("number", "reads", "suffix"), [(errno.EMFILE, 1, ""), (errno.EIO, 4, ".log"), (errno.EIO, 7, ".log")]
+)
 def test_a_cluster_that_starts_tries_again(
     tmp_path: Path, failing: Failing, number: int, reads: int, suffix: str
 ) -> None:

@@ -5,26 +5,35 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from gevent import Timeout, socket, spawn
-from support.http import ask, channel_figures
-from support.waiting import WAIT, promptly, until
-from support.wire import MESSAGE, Frame, WireClient, many
+from gevent import Timeout, socket
+from support.http import ask, channel_figures, create, post
+from support.waiting import PROMPT, WAIT, promptly, until
+from support.wire import MESSAGE, Consumer, WireClient, many, sized
 
 
-def pub_many(client: WireClient, topic: str, bodies: list[bytes]) -> None:
-    assert client.command(f"MPUB {topic}\n".encode() + many(*bodies)) == b"OK"
+@pytest.fixture
+def server(start_nsqd: Callable[..., Any]) -> Any:
+    return start_nsqd()
 
 
-def receive(client: WireClient, count: int) -> list[Frame]:
-    frames = [client.frame() for _ in range(count)]
-    assert all(frame.type == MESSAGE for frame in frames)
-    return frames
+@pytest.fixture
+def publisher(server: Any) -> WireClient:
+    return WireClient(server.tcp_address)
 
 
-def is_silent(client: WireClient, seconds: float) -> bool:
+def subscribed(server: Any, rdy: int = 1, **identify: Any) -> Consumer:
+    return Consumer(server, "SUB t c", rdy, **identify)
+
+
+def pub_many(client: WireClient, *bodies: bytes) -> None:
+    assert client.command(b"MPUB t\n" + many(*bodies)) == b"OK"
+
+
+def is_silent(client: WireClient, seconds: float = 0.2) -> bool:
     if client.early:
         return False
     with Timeout(seconds, False):
@@ -33,284 +42,173 @@ def is_silent(client: WireClient, seconds: float) -> bool:
     return True
 
 
-@pytest.fixture
-def clients(start_nsqd: Any) -> Any:
-    """A consumer subscribed to t/c with msg_timeout 1 s and RDY 0, and a publisher."""
-    address = start_nsqd().tcp_address
-    consumer = WireClient(address, msg_timeout=1000)
-    consumer.subscribe("t", "c", rdy=0)
-    return consumer, WireClient(address)
-
-
-def test_no_more_than_rdy_in_flight(clients: Any) -> None:
-    consumer, publisher = clients
-    pub_many(publisher, "t", [b"%d" % n for n in range(10)])
-    assert is_silent(consumer, 0.2)
+def test_no_more_than_rdy_in_flight(server: Any, publisher: WireClient) -> None:
+    before, consumer = time.time_ns(), subscribed(server, 0)
+    pub_many(publisher, b"0", b"1", b"2")
+    for n in range(3, 10):
+        publisher.publish("t", b"%d" % n)
+    assert is_silent(consumer)
     consumer.send(b"RDY 3\n")
-    frames = receive(consumer, 3)
-    assert is_silent(consumer, 0.2)
-    consumer.send(b"FIN " + frames[1].id + b"\n")
-    frames += receive(consumer, 1)
-    consumer.send(b"RDY 1\nFIN " + frames[0].id + b"\n")
-    assert is_silent(consumer, 0.2)
-    consumer.send(b"FIN " + frames[2].id + b"\nFIN " + frames[3].id + b"\n")
-    frames += receive(consumer, 1)
+    frames = [consumer.receive() for _ in range(3)]
+    assert is_silent(consumer)
+    consumer.finish(frames[1])
+    frames.append(consumer.receive())
+    consumer.send(b"RDY 1\n")
+    consumer.finish(frames[0])
+    assert is_silent(consumer)
+    consumer.finish(frames[2])
+    consumer.finish(frames[3])
+    frames.append(consumer.receive())
     assert [frame.body for frame in frames] == [b"0", b"1", b"2", b"3", b"4"]
     assert {frame.attempts for frame in frames} == {1}
-    assert len({frame.id for frame in frames}) == 5
-
-
-def test_messages_carry_their_time_and_hex_ids_that_increase(clients: Any) -> None:
-    consumer, publisher = clients
-    before = time.time_ns()
-    pub_many(publisher, "t", [b"a", b"b"])
-    publisher.publish("t", b"c")
-    consumer.send(b"RDY 5\n")
-    frames = receive(consumer, 3)
-    for frame in frames:
+    for frame, following in pairwise(frames):  # hex ids that increase, and times
+        assert b"%016x" % int(frame.id, 16) == frame.id < following.id
         assert before - 10**9 < int.from_bytes(frame.data[:8], "big") < time.time_ns() + 10**9
-        assert frame.id == b"%016x" % int(frame.id, 16)
-    assert frames[0].id < frames[1].id < frames[2].id
 
 
-@pytest.mark.parametrize("is_gone", [False, True], ids=["the client is there", "the client has gone"])
-def test_message_comes_back_after_its_timeout(start_nsqd: Any, is_gone: bool) -> None:
-    server = start_nsqd()
-    first = subscribed(server, 1, msg_timeout=1000)
+def test_a_message_comes_back_after_its_timeout_whether_its_client_is_there_or_gone(
+    server: Any, publisher: WireClient
+) -> None:
+    there, gone = (Consumer(server, f"SUB t {channel}", 1, msg_timeout=1000) for channel in ("there", "gone"))
     start = time.monotonic()
-    publish(server, b"x")
-    [frame] = receive(first, 1)
-    if is_gone:
-        first.close()
-    consumer = subscribed(server, 1) if is_gone else first
-    [again] = receive(consumer, 1)
-    assert time.monotonic() - start > 0.8
-    assert (again.id, again.attempts, again.data[:8]) == (frame.id, 2, frame.data[:8])
-    assert channel_figures(server)["timeout_count"] == 1
-    consumer.send(b"FIN " + again.id + b"\n")
-    assert is_silent(consumer, 0.2)
-
-
-def test_touch_puts_the_timeout_off(clients: Any) -> None:
-    consumer, publisher = clients
     publisher.publish("t", b"x")
-    consumer.send(b"RDY 1\n")
-    [first] = receive(consumer, 1)
-    for _ in range(6):
-        assert is_silent(consumer, 0.3)
-        consumer.send(b"TOUCH " + first.id + b"\n")
-    consumer.send(b"FIN " + first.id + b"\n")
-    assert is_silent(consumer, 0.2)
+    firsts = there.receive(), gone.receive()
+    gone.close()
+    heir = Consumer(server, "SUB t gone", 1)
+    for channel, client, frame in zip(("there", "gone"), (there, heir), firsts, strict=True):
+        again = client.receive()
+        assert time.monotonic() - start > 0.8
+        assert (again.id, again.attempts, again.data[:8]) == (frame.id, 2, frame.data[:8])
+        assert channel_figures(server, channel=channel)["timeout_count"] == 1
+        client.finish(again)
+    assert is_silent(there)
 
 
-def test_touch_goes_no_further_than_max_msg_timeout(start_nsqd: Any) -> None:
-    client = WireClient(start_nsqd(max_msg_timeout=1.5).tcp_address, msg_timeout=1000)
-    client.subscribe("t", "c")
+def test_touch_puts_the_timeout_off_as_far_as_max_msg_timeout(start_nsqd: Any) -> None:
+    client = subscribed(start_nsqd(max_msg_timeout=1.5), msg_timeout=1000)
     start = time.monotonic()
     client.publish("t", b"x")
-    [first] = receive(client, 1)
-    is_silent(client, 0.6)
-    client.send(b"TOUCH " + first.id + b"\n")
-    [second] = receive(client, 1)
+    first = client.receive()
+
+    def comes_back() -> bool:
+        client.send(b"TOUCH " + first.id + b"\n")
+        return not is_silent(client, 0.3)
+
+    until(comes_back, PROMPT)  # before a heartbeat breaks the silence
+    again = next(frame for frame in iter(client.frame, None) if frame.type == MESSAGE)  # an error may be before it
     assert time.monotonic() - start > 1.3
-    assert second.attempts == 2
+    assert again.attempts == 2
 
 
-def test_requeue_at_once_and_later(clients: Any) -> None:
-    consumer, publisher = clients
-    publisher.publish("t", b"x")
-    consumer.send(b"RDY 1\n")
-    [first] = receive(consumer, 1)
-    consumer.send(b"REQ " + first.id + b" 0\n")
-    [second] = receive(consumer, 1)
+def test_requeue_at_once_and_as_late_as_max_req_timeout(start_nsqd: Any) -> None:
+    client = subscribed(start_nsqd(max_req_timeout=0.4))
+    client.publish("t", b"x")
+    first = client.receive()
+    client.requeue(first)
+    second = client.receive()
     start = time.monotonic()
-    consumer.send(b"REQ " + second.id + b" 400\n")
-    [third] = receive(consumer, 1)
+    client.requeue(second, 3_600_000)
+    third = client.receive()
     assert time.monotonic() - start > 0.35
     assert [first.attempts, second.attempts, third.attempts] == [1, 2, 3]
     assert first.id == second.id == third.id
 
 
-def test_requeue_delay_is_clamped(start_nsqd: Any) -> None:
-    client = WireClient(start_nsqd(max_req_timeout=0.3).tcp_address)
-    client.subscribe("t", "c")
-    client.publish("t", b"x")
-    [first] = receive(client, 1)
-    client.send(b"REQ " + first.id + b" 3600000\n")
-    assert receive(client, 1)[0].attempts == 2
-
-
-def test_deferred_publish(clients: Any) -> None:
-    consumer, publisher = clients
-    consumer.send(b"RDY 5\n")
-    start = time.monotonic()
-    assert publisher.command(b"DPUB t 500\n\0\0\0\5later") == b"OK"
+def test_deferred_publish(server: Any, publisher: WireClient) -> None:
+    consumer, start = subscribed(server, 5), time.monotonic()
+    assert publisher.command(b"DPUB t 500\n" + sized(b"later")) == b"OK"
     publisher.publish("t", b"now")
-    frames = [consumer.message(), consumer.message()]
-    assert [frame.body for frame in frames] == [b"now", b"later"]
+    frames = [consumer.receive(), consumer.receive()]
+    assert [(frame.body, frame.attempts) for frame in frames] == [(b"now", 1), (b"later", 1)]
     assert time.monotonic() - start > 0.4
-    assert frames[1].attempts == 1
 
 
-def test_what_a_channel_does_with_a_message_is_nothing_to_another(address: Any) -> None:
-    first, second = WireClient(address), WireClient(address)
-    first.subscribe("t", "a")
-    first.send(b"RDY 0\n")
-    second.subscribe("t", "b")
+def test_what_a_channel_does_with_a_message_is_nothing_to_another(server: Any) -> None:
+    first, second = Consumer(server, "SUB t a", 0), Consumer(server, "SUB t b", 1)
     second.publish("t", b"x")
-    again = second.frame()
     for attempts in (1, 2, 3):
+        again = second.receive()
         assert again.attempts == attempts
-        second.send(b"REQ " + again.id + b" 0\n")
-        again = second.frame()
+        second.requeue(again)
     first.send(b"RDY 1\n")
-    frame = first.frame()
+    frame = first.receive()
     assert (frame.id, frame.body, frame.attempts) == (again.id, b"x", 1)
 
 
-def test_clients_of_a_channel_share_its_messages(address: Any) -> None:
-    consumers = [WireClient(address) for _ in range(3)]
-    for consumer in consumers:
-        consumer.subscribe("t", "c", rdy=70)
-    pub_many(WireClient(address), "t", [b"%d" % n for n in range(200)])
-    seen: list[tuple[int, bytes]] = []
-
-    def hold(index: int) -> None:
-        while True:
-            seen.append((index, consumers[index].frame().body))
-
-    readers = [spawn(hold, index) for index in range(3)]
-    until(lambda: len(seen) == 200)
-    for reader in readers:
-        reader.kill()
-    assert {body for _, body in seen} == {b"%d" % n for n in range(200)}
-    assert min(Counter(index for index, _ in seen).values()) >= 60
-
-
 def test_messages_one_by_one_go_to_clients_in_turn(embedded: Any) -> None:
-    address = embedded().tcp_address
-    publisher, *consumers = [WireClient(address) for _ in range(4)]
-    for consumer in consumers:
-        consumer.subscribe("t", "c", rdy=10)
-    for n in range(9):
-        publisher.publish("t", b"%d" % n)
-    for consumer in consumers:
-        assert len(receive(consumer, 3)) == 3
+    server = embedded()
+    consumers, publisher = [subscribed(server, 10) for _ in range(3)], WireClient(server.tcp_address)
+    bodies = {b"%d" % n for n in range(9)}
+    for body in bodies:
+        publisher.publish("t", body)
+    assert {consumer.receive().body for consumer in consumers for _ in range(3)} == bodies
 
 
-def test_a_client_that_is_not_ready_blocks_nobody(address: Any) -> None:
-    lazy, ready, publisher = WireClient(address), WireClient(address), WireClient(address)
-    lazy.subscribe("t", "c", rdy=10)
-    ready.subscribe("t", "c", rdy=10)
+def test_a_client_that_is_not_ready_blocks_nobody(server: Any, publisher: WireClient) -> None:
+    lazy, ready = subscribed(server, 10), subscribed(server, 10)
     lazy.send(b"RDY 0\n")
     assert is_silent(lazy, 0.1)
     for n in range(5):
         publisher.publish("t", b"%d" % n)
-    assert len(receive(ready, 5)) == 5
+    assert len([ready.receive() for _ in range(5)]) == 5
     assert is_silent(lazy, 0.1)
 
 
-def test_no_messages_after_cls_but_answers_count(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    consumer, publisher = WireClient(server.tcp_address), WireClient(server.tcp_address)
-    consumer.subscribe("t", "c", rdy=2)
-    pub_many(publisher, "t", [b"a", b"b", b"c"])
-    frames = receive(consumer, 2)
+def test_after_cls_nothing_comes_whatever_rdy_says_but_answers_count(server: Any, publisher: WireClient) -> None:
+    consumer = subscribed(server, 2)
+    pub_many(publisher, b"a", b"b", b"c")
+    frames = [consumer.receive(), consumer.receive()]
     assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
-    consumer.send(b"FIN " + frames[0].id + b"\nREQ " + frames[1].id + b" 0\n")
-    assert is_silent(consumer, 0.2)
+    consumer.send(b"RDY 99999\n")
+    consumer.finish(frames[0])
+    consumer.requeue(frames[1])
+    assert is_silent(consumer)
     stats = channel_figures(server)
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (2, 0, 1)
 
 
-def test_paused_channel_and_topic_deliver_nothing(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    consumer = WireClient(server.tcp_address)
-    consumer.subscribe("t", "c", rdy=5)
-    publisher = WireClient(server.tcp_address)
+def test_paused_channel_and_topic_deliver_nothing(server: Any, publisher: WireClient) -> None:
+    consumer = subscribed(server, 5)
     for what in ("channel", "topic"):
-        ask(server.http_address, "POST", f"/{what}/pause?topic=t&channel=c")
+        post(server, f"/{what}/pause?topic=t&channel=c")
         publisher.publish("t", what.encode())
-        assert is_silent(consumer, 0.2)
-        ask(server.http_address, "POST", f"/{what}/unpause?topic=t&channel=c")
+        assert is_silent(consumer)
+        post(server, f"/{what}/unpause?topic=t&channel=c")
         assert consumer.message().body == what.encode()
 
 
-def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    consumer, publisher = WireClient(server.tcp_address), WireClient(server.tcp_address)
-    consumer.subscribe("t", "c", rdy=1)
-    pub_many(publisher, "t", [b"a", b"b", b"c"])
-    publisher.command(b"DPUB t 60000\n\0\0\0\1d")
-    [frame] = receive(consumer, 1)
-    # A consumer that is ready may get one more while nsqd empties: nsqio/nsq: nsqd/channel.go, Empty.
-    consumer.send(b"RDY 0\n")
-    until(lambda: channel_figures(server)["clients"][0]["ready_count"] == 0)
-    until(lambda: channel_figures(server)["deferred_count"] == 1)
-    ask(server.http_address, "POST", "/channel/empty?topic=t&channel=c")
-    stats = channel_figures(server)
-    assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
-    consumer.send(b"RDY 1\n")
-    publisher.publish("t", b"new")
-    assert receive(consumer, 1)[0].body == b"new"
-    consumer.send(b"FIN " + frame.id + b"\n")
-    assert consumer.frame().data == b"E_FIN_FAILED FIN " + frame.id + b" failed ID not in flight"
-
-
-def test_ephemeral_channel_and_topic_go_with_their_last_client(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    clients = [WireClient(server.tcp_address) for _ in range(2)]
-    for client in clients:
-        client.subscribe("t#ephemeral", "c#ephemeral")
-    clients[0].close()
-    clients[1].publish("t#ephemeral", b"x")
-    clients[1].close()
-    until(lambda: not ask(server.http_address, "GET", "/stats?format=json").json["topics"])
-
-
-def test_an_ephemeral_topic_goes_with_the_last_channel_that_is_deleted(start_nsqd: Any) -> None:
-    server = start_nsqd()
-
+def test_what_is_ephemeral_goes_with_its_last_client_or_the_last_channel_that_is_deleted(server: Any) -> None:
     def left() -> dict[str, int]:
         topics = ask(server.http_address, "GET", "/stats?format=json").json["topics"] or ()
         return {each["topic_name"]: len(each["channels"]) for each in topics}
 
-    for topic in ("t", "t%23ephemeral"):
-        ask(server.http_address, "POST", f"/topic/create?topic={topic}")
+    clients = [Consumer(server, "SUB u#ephemeral c#ephemeral", 1) for _ in range(2)]
+    clients[0].close()
+    clients[1].publish("u#ephemeral", b"x")
+    clients[1].close()
+    until(lambda: not left())
+    for topic in ("t", "t#ephemeral"):
         for channel in "cd":
-            ask(server.http_address, "POST", f"/channel/create?topic={topic}&channel={channel}")
+            create(server, topic.replace("#", "%23"), channel)
     for channel in "cd":
         assert set(left()) == {"t", "t#ephemeral"}
         for topic in ("t", "t%23ephemeral"):
-            ask(server.http_address, "POST", f"/channel/delete?topic={topic}&channel={channel}")
+            post(server, f"/channel/delete?topic={topic}&channel={channel}")
     until(lambda: left() == {"t": 0})
 
 
-def test_messages_published_before_any_channel_wait_for_the_first(address: Any) -> None:
-    publisher = WireClient(address)
-    pub_many(publisher, "t", [b"a", b"b"])
-    first, second = WireClient(address), WireClient(address)
-    first.subscribe("t", "c", rdy=5)
-    assert [frame.body for frame in receive(first, 2)] == [b"a", b"b"]
-    second.subscribe("t", "d", rdy=5)
-    publisher.publish("t", b"c")
-    assert receive(second, 1)[0].body == receive(first, 1)[0].body == b"c"
-
-
-def test_sample_rate_drops_the_others(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    client = WireClient(server.tcp_address, sample_rate=30)
-    client.subscribe("t", "c", rdy=2500)
-    pub_many(WireClient(server.tcp_address), "t", [b"x"] * 2000)
+def test_sample_rate_drops_the_others(server: Any, publisher: WireClient) -> None:
+    consumer = subscribed(server, 2500, sample_rate=30)
+    pub_many(publisher, *[b"x"] * 2000)
     # The topic hands messages on in its own time: a channel without any may be one that has not got them yet.
     until(lambda: (stats := channel_figures(server))["message_count"] == 2000 and not stats["depth"])
-    in_flight = channel_figures(server)["in_flight_count"]
-    assert 400 < in_flight < 850
+    assert 400 < channel_figures(server)["in_flight_count"] < 850
+    consumer.close()
 
 
 def test_commands_split_anywhere_and_many_at_once(address: Any) -> None:
     consumer = WireClient(address)
-    script = b"PUB t\n\0\0\0\3one" + b"MPUB t\n\0\0\0\x10\0\0\0\2\0\0\0\2tw\0\0\0\2th" + b"NOP\n" + b"SUB t c\nRDY 10\n"
+    script = b"PUB t\n" + sized(b"one") + b"MPUB t\n" + many(b"tw", b"th") + b"NOP\n" + b"SUB t c\nRDY 10\n"
     for at in range(len(script)):
         consumer.send(script[at : at + 1])
     frames = [consumer.frame() for _ in range(6)]
@@ -328,47 +226,19 @@ def test_commands_split_anywhere_and_many_at_once(address: Any) -> None:
 
 
 def test_heartbeats_come_while_answered(address: Any) -> None:
-    client = WireClient(address, heartbeat_interval=1000)
+    client, start = WireClient(address, heartbeat_interval=1000), time.monotonic()
     client.subscribe("t", "c")
-    raw = client.sock
-    start = time.monotonic()
     for _ in range(3):
         with Timeout(WAIT, TimeoutError("no heartbeat")):
             assert client.reader.read(19)[8:] == b"_heartbeat_"
-        raw.sendall(b"NOP\n")
+        client.send(b"NOP\n")
     assert time.monotonic() - start > 2.8
 
 
-def test_large_messages(address: Any) -> None:
-    client = WireClient(address)
-    client.subscribe("t", "c", rdy=5)
-    bodies = [bytes([n]) * 1024 * 1024 for n in range(4)]
-    pub_many(WireClient(address), "t", bodies)
-    assert [client.message().body for _ in range(4)] == bodies
+# Messages wait in the buffer of a client for more, until there are enough, or something else is to go out.
 
 
 WAITS_FOR_EVER = {"heartbeat_interval": 60000, "output_buffer_timeout": -1}
-
-
-@pytest.fixture
-def server(start_nsqd: Callable[..., Any]) -> Any:
-    return start_nsqd()
-
-
-def publish(server: Any, *bodies: bytes) -> None:
-    client = WireClient(server.tcp_address)
-    for body in bodies:
-        client.publish("t", body)
-
-
-def subscribed(server: Any, rdy: int, **identify: Any) -> WireClient:
-    client = WireClient(server.tcp_address, **identify)
-    client.subscribe("t", "c", rdy)
-    return client
-
-
-def in_flight(server: Any) -> int:
-    return int(channel_figures(server)["in_flight_count"])
 
 
 def has_come(client: WireClient) -> bool:
@@ -381,55 +251,56 @@ def has_come(client: WireClient) -> bool:
         client.sock.setblocking(True)
 
 
-@pytest.mark.parametrize(
-    ("cause", "behind"),
-    [
-        ("/pub?topic=t", [b"x"]),  # as many as the client may have
-        ("/channel/pause?topic=t&channel=c", []),
-        (b"RDY 2\n", []),
-        (b"RDY 0\n", []),
-        (b"CLS\n", [b"CLOSE_WAIT"]),
-        (b"FIN 0123456789abcdef\n", [b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"]),
-        (b"NONSENSE\n", [b"E_INVALID invalid command NONSENSE"]),
-    ],
-)
-def test_messages_wait_for_others_until(server: Any, cause: str | bytes, behind: list[bytes]) -> None:
-    client = subscribed(server, 3, **WAITS_FOR_EVER)
-    publish(server, b"1", b"2")
-    until(lambda: in_flight(server) == 2)
-    assert not has_come(client)
-    if isinstance(cause, bytes):
-        client.send(cause)
-    else:
-        ask(server.http_address, "POST", cause, b"x")
-    frames = [client.frame() for _ in range(2 + len(behind))]
-    assert [frame.body if frame.type == MESSAGE else frame.data for frame in frames] == [b"1", b"2", *behind]
+LETS_OUT: dict[str | bytes, list[bytes]] = {
+    "/pub?topic=t": [b"x"],  # as many as the client may have
+    "/channel/pause?topic=t&channel=c": [],
+    b"RDY 2\n": [],
+    b"RDY 0\n": [],
+    b"CLS\n": [b"CLOSE_WAIT"],
+    b"FIN 0123456789abcdef\n": [b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"],
+    b"NONSENSE\n": [b"E_INVALID invalid command NONSENSE"],
+}
+"""What a request, or a command, sends behind the messages that it lets out."""
 
 
-@pytest.mark.parametrize(
-    ("identify", "bodies", "count"),
-    [
-        ({"output_buffer_size": 1000, **WAITS_FOR_EVER}, [b"x" * 300] * 10, 3),  # it is full
-        ({"output_buffer_size": -1}, [b"1"], 1),
-    ],
-    ids=["full", "none"],
-)
-def test_what_lets_a_buffer_out(server: Any, identify: dict[str, int], bodies: list[bytes], count: int) -> None:
-    client = subscribed(server, 100, **identify)
-    publish(server, *bodies)
-    assert [client.frame().body for _ in range(count)] == bodies[:count]
+def test_messages_wait_for_others_until(server: Any, publisher: WireClient) -> None:
+    for cause, behind in LETS_OUT.items():
+        client = subscribed(server, 3, **WAITS_FOR_EVER)
+        publisher.publish("t", b"1")
+        publisher.publish("t", b"2")
+        until(lambda: channel_figures(server)["in_flight_count"] == 2)
+        assert not has_come(client), cause
+        if isinstance(cause, bytes):
+            client.send(cause)
+        else:
+            post(server, cause, b"x")
+        frames = [client.frame() for _ in range(2 + len(behind))]
+        assert [frame.body if frame.type == MESSAGE else frame.data for frame in frames] == [b"1", b"2", *behind]
+        client.close()
+        post(server, "/topic/delete?topic=t")
 
 
-def test_after_the_timeout_messages_go_out(server: Any) -> None:
+def test_what_lets_a_buffer_out(server: Any, publisher: WireClient) -> None:
+    full = subscribed(server, 100, output_buffer_size=1000, **WAITS_FOR_EVER)
+    for _ in range(10):
+        publisher.publish("t", b"x" * 300)
+    assert [full.frame().body for _ in range(3)] == [b"x" * 300] * 3
+    full.close()
+    post(server, "/topic/delete?topic=t")
+    none = subscribed(server, 100, output_buffer_size=-1)
+    publisher.publish("t", b"1")
+    assert none.frame().body == b"1"
+    none.close()
     client = subscribed(server, 100, output_buffer_timeout=25)
     for body in (b"1", b"2", b"3"):
-        publish(server, body)
+        publisher.publish("t", body)
         with promptly():  # a heartbeat, in 30 s, would take them along
             assert client.frame().body == body
 
 
 def test_a_broker_may_have_nothing_wait(embedded: Callable[..., Any]) -> None:
     server = embedded(output_buffer_timeout=0.0)
-    client = subscribed(server, 100)
-    publish(server, b"1", b"2")
-    assert [client.frame().body for _ in range(2)] == [b"1", b"2"]
+    client, publisher = subscribed(server, 100), WireClient(server.tcp_address)
+    for body in (b"1", b"2"):
+        publisher.publish("t", body)
+        assert client.frame().body == body

@@ -5,7 +5,7 @@ that mark what they finish, and what is looked at while they work. ``Scene``: wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -13,12 +13,12 @@ from gevent import Greenlet, sleep, spawn
 
 from nsq_fast import Message
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import NsqError, RequeueMessage
 from nsq_fast.names import Address
 from nsq_fast.producer import Producer
 
 from .faults import Fault, Kind, Links
-from .invariants import Accounts, Bound, ConnectionSample, Ledger, decode_body
+from .invariants import Accounts, Bound, ConnectionSample, Ledger, Outcome, decode_body
 
 PUBLISH_TIMEOUT = 10.0
 PUBLISH_GRACE = 3.0
@@ -63,22 +63,18 @@ class Publishers:
 
     def record(self, numbers: Sequence[int], began: float, wait: Callable[[], object]) -> bool:
         """Wait for the outcome of a publish of these messages, and mark it; whether it was answered OK."""
-        outcome = "answered OK"
+        text, outcome = "answered OK", Outcome.STORED
         try:
             wait()
         except NsqError as error:
-            outcome = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
+            outcome = Outcome.UNKNOWN if getattr(error, "possibly_stored", False) else Outcome.REFUSED
             if not hasattr(error, "possibly_stored") and type(error).__name__ not in ("NoNsqd", "NoLeader"):
-                self.surprises.append(f"a publish raised {outcome}")
-            is_unknown = getattr(error, "possibly_stored", False)
-            (self._ledger.mark_unknown if is_unknown else self._ledger.mark_refused)(numbers)
-            is_stored = False
-        else:
-            self._ledger.mark_stored(numbers)
-            is_stored = True
+                self.surprises.append(f"a publish raised {text}")
+        self._ledger.mark(numbers, outcome)
         if (seconds := monotonic() - began) > PUBLISH_TIMEOUT + PUBLISH_GRACE:
-            self.slow.append(f"a publish took {seconds:.1f} s, its limit is {PUBLISH_TIMEOUT:.0f} s; {outcome}")
-        return is_stored
+            self.slow.append(f"a publish took {seconds:.1f} s, its limit is {PUBLISH_TIMEOUT:.0f} s; {text}")
+        return outcome == Outcome.STORED
 
     def stop(self) -> None:
         self.is_publishing = False
@@ -118,6 +114,44 @@ CONSUMER_OPTIONS: dict[str, Any] = {
     "lookupd_timeout": 1.0,
 }
 """Of every consumer: quick to notice what is wrong, so that a run of minutes sees it often."""
+
+
+class Deeds:
+    """What a handler does with some messages in place of returning at once: by their number, the first time that they
+    come on a channel.
+
+    Args:
+        every: of so many messages those in ``deeds`` get one.
+    """
+
+    def __init__(self, every: int, deeds: Mapping[int, Callable[[Message], object]]) -> None:
+        self._every, self._deeds = every, deeds
+        self._done: set[tuple[str, int]] = set()
+
+    def do(self, channel: str, number: int | None, message: Message) -> None:
+        if number is not None and (channel, number) not in self._done:
+            deed = self._deeds.get(number % self._every)
+            if deed is not None:
+                self._done.add((channel, number))
+                deed(message)
+
+    @staticmethod
+    def fail(_message: Message) -> None:
+        raise ValueError("a handler that fails, the first time")
+
+    @staticmethod
+    def requeue(_message: Message) -> None:
+        raise RequeueMessage(0.2, backoff=False)
+
+    @staticmethod
+    def touch(message: Message) -> None:
+        sleep(MSG_TIMEOUT * 0.6)
+        message.touch()
+        sleep(MSG_TIMEOUT * 0.6)
+
+    @staticmethod
+    def take_a_while(_message: Message) -> None:
+        sleep(0.4)
 
 
 class Garbled(Exception):
@@ -181,7 +215,7 @@ class Consumers:
         except Garbled:
             message.requeue(100)
         else:
-            self.finish(consumer, number)
+            self.finish(consumer.channel, number)
 
     def number(self, message: Message) -> int | None:
         """The number of a message; None for one that is to be finished and forgotten. Raises Garbled."""
@@ -193,10 +227,7 @@ class Consumers:
             self.given_up += 1
         return number
 
-    def finish(self, consumer: Consumer, number: int | None) -> None:
-        self.mark_finished(consumer.channel, number)
-
-    def mark_finished(self, channel: str, number: int | None) -> None:
+    def finish(self, channel: str, number: int | None) -> None:
         if number is not None:
             self._ledger.mark_finished(channel, number)
 
@@ -235,12 +266,7 @@ class Consumers:
 
     @property
     def violations(self) -> list[str]:
-        return list(self._violations())
-
-    def _violations(self) -> Iterator[str]:
-        for bound in self._bounds.values():
-            yield from bound.violations
-        yield from self.slow_to_close
+        return [*(each for bound in self._bounds.values() for each in bound.violations), *self.slow_to_close]
 
 
 FRONT = "127.0.0.2"

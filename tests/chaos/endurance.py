@@ -1,6 +1,6 @@
 """Very many messages through one producer and one consumer: nothing is lost, and memory and files stay level.
 
-    python tests/chaos/endurance.py [--servers DIR] [--messages N] [--chunk N] [--state FILE]
+    PYTHONPATH=tests python -m chaos.endurance [--servers DIR] [--messages N] [--chunk N] [--state FILE]
 
 A run may end at any moment and go on later: what it has done stands in the state file, a line for each chunk of
 messages. Each program that adds to the file is a segment of its own, since another process begins with other memory.
@@ -10,11 +10,9 @@ The exit code is 1 when something grew.
 from __future__ import annotations
 
 import argparse
-import gc
-import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
@@ -22,7 +20,6 @@ from time import monotonic
 import msgspec
 from gevent import spawn
 from gevent.event import Event
-from greenlet import greenlet
 
 from nsq_fast._codec import Message
 from nsq_fast.bench.results import Settings
@@ -32,32 +29,31 @@ from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
 from nsq_fast.producer import Producer
 
+from .invariants import Resources, growth
+
 TOPIC, CHANNEL = "endurance", "all"
 BATCH = 200
 CHUNK_TIMEOUT = 600.0
 FILLING = 2
 """Chunks at the start of a segment that fill what is kept for reuse."""
 
-_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _NUMBER_BYTES = 8
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process holds after a chunk.
+    """A chunk that is done.
 
     Attributes:
         segment: number of the process, from 0; total: messages of all segments so far, each handled at least once.
         again: deliveries beyond the first, of this chunk.
+        held: what the process has behind it.
     """
 
     segment: int
     total: int
     again: int
     seconds: float
-    resident_kib: int
-    files: int
-    greenlets: int
-    objects: int
+    held: Resources
 
 
 LEVEL = {"resident_kib": 8192, "files": 4, "greenlets": 8, "objects": 2000}
@@ -94,7 +90,8 @@ def endure(nsqd: Address, messages: int, chunk: int, path: Path) -> Iterator[Sam
             count = min(chunk, messages - total)
             again = flow.take(total, count)
             total += count
-            sample = _sample(segment, total, again, monotonic() - began)
+            taken = monotonic() - began
+            sample = Sample(segment=segment, total=total, again=again, seconds=taken, held=Resources.now())
             file.write(msgspec.json.encode(sample) + b"\n")
             file.flush()
             yield sample
@@ -147,34 +144,12 @@ class _Flow:
             self._done.set()
 
 
-def _sample(segment: int, total: int, again: int, seconds: float) -> Sample:
-    gc.collect()
-    objects = gc.get_objects()
-    return Sample(
-        segment=segment,
-        total=total,
-        again=again,
-        seconds=seconds,
-        resident_kib=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_KIB,
-        files=len(os.listdir("/proc/self/fd")),
-        greenlets=sum(isinstance(each, greenlet) for each in objects),
-        objects=len(objects),
-    )
-
-
-def growth(samples: Iterable[Sample]) -> Iterator[str]:
+def grown(samples: Iterable[Sample]) -> Iterator[str]:
     for segment, found in groupby(samples, key=lambda sample: sample.segment):
-        kept = list(found)[FILLING:]
+        kept = [sample.held for sample in found][FILLING:]
         half = len(kept) // 2
         if half:
-            yield from _growth(segment, kept[:half], kept[half:])
-
-
-def _growth(segment: int, early: Sequence[Sample], late: Sequence[Sample]) -> Iterator[str]:
-    for name, allowed in LEVEL.items():
-        before, after = (max(getattr(sample, name) for sample in half) for half in (early, late))
-        if after - before > allowed:
-            yield f"segment {segment}: {name} grew from {before:,} to {after:,}, by more than {allowed:,}"
+            yield from (f"segment {segment}: {text}" for text in growth(kept[:half], kept[half:], LEVEL))
 
 
 def main() -> int:
@@ -197,16 +172,13 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(_summary(samples) + "\n")
-    problems = list(growth(samples))
+    problems = list(grown(samples))
     sys.stdout.write("\n".join(problems or ["nothing grew"]) + "\n")
     return 1 if problems else 0
 
 
 def _line(sample: Sample) -> str:
-    return (
-        f"{sample.total:,} messages, {sample.resident_kib / 1024:.1f} MiB, {sample.files} files, "
-        f"{sample.greenlets} greenlets, {sample.objects:,} objects"
-    )
+    return f"{sample.total:,} messages, {sample.held}, {sample.held.objects:,} objects"
 
 
 def _summary(samples: list[Sample]) -> str:

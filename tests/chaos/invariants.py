@@ -1,5 +1,5 @@
-"""What must be true of a run, without clock and sockets: bodies, the ledger of messages, their order, and whether the
-clients are well: connections that get messages, bounds that hold, resources that stay level.
+"""What must be true of a run: bodies, the ledger of messages, their order, and whether the clients are well:
+connections that get messages, bounds that hold, resources that stay level.
 
 Every message has a number. A message that was answered OK must be finished at least once on each channel, unless the
 only nsqd that had it was killed (an original nsqd keeps what is in flight, and a part of what waits, in memory only).
@@ -8,11 +8,19 @@ One whose publish failed without ``possibly_stored`` must never come.
 
 from __future__ import annotations
 
+import gc
+import os
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
+
+import msgspec
+from greenlet import greenlet
 
 _NUMBER = struct.Struct(">Q")
 _CHECK = struct.Struct(">I")
@@ -35,111 +43,94 @@ def decode_body(body: bytes) -> int | None:
 ANYWHERE = 255
 """The place of a message of which it is not known which nsqd took it."""
 
-_PENDING, _STORED, _UNKNOWN, _REFUSED = range(4)
-_MOST = 255
+
+class Outcome(IntEnum):
+    """What became of a publish."""
+
+    PENDING = 0
+    STORED = 1
+    """Answered OK."""
+
+    UNKNOWN = 2
+    """Failed, and possibly stored."""
+
+    REFUSED = 3
+    """Failed, and not stored."""
 
 
 class Ledger:
-    """Marks for messages, numbered from 0.
+    """Marks for messages, numbered from 0. What it keeps of one that is over is two bytes.
 
     Attributes:
-        stored, unknown, refused: publishes by outcome: answered OK; failed, possibly stored; failed, not stored.
-        settled: messages finished at least once, added up over the channels.
-        forgiven: on each channel, how many messages a killed nsqd may have taken with it.
+        strangers: messages that came and that nobody published.
+        duplicated: on each channel, how often a message was finished that had been before.
+        forgiven: on each channel, messages that a killed nsqd may have taken with it.
     """
 
     def __init__(self, channels: Sequence[str]) -> None:
         self.channels = tuple(channels)
-        self.stored = self.unknown = self.refused = 0
         self.strangers = 0
-        self.settled = 0
-        self.forgiven = dict.fromkeys(self.channels, 0)
+        self.duplicated: Counter[str] = Counter()
+        self.forgiven: dict[str, set[int]] = {channel: set() for channel in self.channels}
         self._place = bytearray()
         self._outcome = bytearray()
-        self._finished = {channel: bytearray() for channel in self.channels}
         self._missing: dict[str, set[int]] = {channel: set() for channel in self.channels}
-        self._forgiven: dict[str, set[int]] = {channel: set() for channel in self.channels}
         self._ghosts: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._outcome)
 
     def begin(self, place: int = ANYWHERE, count: int = 1) -> range:
         """The numbers of messages that are about to be published to the nsqd ``place``."""
         first = len(self._outcome)
         numbers = range(first, first + count)
         self._place.extend([place] * count)
-        self._outcome.extend([_PENDING] * count)
-        for channel in self.channels:
-            self._finished[channel].extend(bytes(count))
-            self._missing[channel].update(numbers)
+        self._outcome.extend([Outcome.PENDING] * count)
+        for missing in self._missing.values():
+            missing.update(numbers)
         return numbers
 
-    def mark_stored(self, numbers: Sequence[int]) -> None:
-        self._settle(numbers, _STORED)
-        self.stored += len(numbers)
-
-    def mark_unknown(self, numbers: Sequence[int]) -> None:
-        """Their publish failed, and the error says ``possibly_stored``."""
-        self._settle(numbers, _UNKNOWN)
-        self.unknown += len(numbers)
-
-    def mark_refused(self, numbers: Sequence[int]) -> None:
-        """Their publish failed, and the error says that they were not stored."""
-        self._settle(numbers, _REFUSED)
-        self.refused += len(numbers)
-        for number in numbers:
-            if any(self._finished[channel][number] for channel in self.channels):
-                self._ghosts.add(number)
-
-    def _settle(self, numbers: Sequence[int], outcome: int) -> None:
+    def mark(self, numbers: Sequence[int], outcome: Outcome) -> None:
         for number in numbers:
             self._outcome[number] = outcome
+            if outcome == Outcome.REFUSED and self._has_come(number):
+                self._ghosts.add(number)
 
     def mark_finished(self, channel: str, number: int) -> None:
         """A handler of ``channel`` decided on FIN."""
         if number >= len(self._outcome):
             self.strangers += 1
             return
-        finished = self._finished[channel]
-        self.settled += not finished[number]
-        finished[number] = min(_MOST, finished[number] + 1)
+        self.duplicated[channel] += number not in self._missing[channel]
         self._missing[channel].discard(number)
-        if self._outcome[number] == _REFUSED:
+        if self._outcome[number] == Outcome.REFUSED:
             self._ghosts.add(number)
 
     def mark_killed(self, place: int) -> None:
         """The nsqd ``place`` was killed just now: what it alone had and nobody had finished may be gone."""
-        for channel in self.channels:
-            gone = [number for number in self._missing[channel] if self._place[number] in (place, ANYWHERE)]
-            self._forgiven[channel].update(gone)
-            self.forgiven[channel] = len(self._forgiven[channel])
+        for channel, missing in self._missing.items():
+            self.forgiven[channel].update(each for each in missing if self._place[each] in (place, ANYWHERE))
 
-    def lost(self, channel: str) -> list[int]:
-        forgiven = self._forgiven[channel]
-        return sorted(n for n in self._missing[channel] if self._outcome[n] == _STORED and n not in forgiven)
-
-    def _places(self, numbers: Sequence[int]) -> str:
-        places = sorted({self._place[number] for number in numbers})
-        return f" (nsqd {', '.join('unknown' if place == ANYWHERE else str(place) for place in places)})"
+    def count(self, outcome: Outcome) -> int:
+        return self._outcome.count(outcome)
 
     def finished(self, channel: str) -> int:
-        return len(self._outcome) - self._finished[channel].count(0)
+        return len(self._outcome) - len(self._missing[channel])
 
-    def duplicated(self, channel: str) -> int:
-        marks = self._finished[channel]
-        return len(marks) - marks.count(0) - marks.count(1)
+    @property
+    def settled(self) -> int:
+        """Messages finished at least once, added up over the channels."""
+        return sum(map(self.finished, self.channels))
+
+    def lost(self, channel: str) -> list[int]:
+        missing = self._missing[channel] - self.forgiven[channel]
+        return sorted(number for number in missing if self._outcome[number] == Outcome.STORED)
 
     def came_though_unknown(self) -> int:
         """Messages whose publish had an unknown outcome and that were stored."""
-        return sum(
-            outcome == _UNKNOWN and any(self._finished[channel][number] for channel in self.channels)
-            for number, outcome in enumerate(self._outcome)
-        )
+        outcomes = enumerate(self._outcome)
+        return sum(outcome == Outcome.UNKNOWN and self._has_come(number) for number, outcome in outcomes)
 
     def is_done(self) -> bool:
         """Whether there is nothing to wait for: no publish is under way and nothing that was stored is missing."""
-        return _PENDING not in self._outcome and not any(self.lost(channel) for channel in self.channels)
+        return not self.count(Outcome.PENDING) and not any(map(self.lost, self.channels))
 
     def violations(self) -> list[str]:
         found = [
@@ -151,9 +142,16 @@ class Ledger:
             found.append(f"{len(self._ghosts):,} messages came whose publish said not stored: {_some(self._ghosts)}")
         if self.strangers:
             found.append(f"{self.strangers:,} messages came that nobody published")
-        if pending := self._outcome.count(_PENDING):
+        if pending := self.count(Outcome.PENDING):
             found.append(f"{pending:,} publishes never came to an end")
         return found
+
+    def _has_come(self, number: int) -> bool:
+        return any(number not in missing for missing in self._missing.values())
+
+    def _places(self, numbers: Sequence[int]) -> str:
+        places = sorted({self._place[number] for number in numbers})
+        return f" (nsqd {', '.join('unknown' if place == ANYWHERE else str(place) for place in places)})"
 
 
 def _some(numbers: Sequence[int] | set[int]) -> str:
@@ -167,7 +165,7 @@ class KeyOrder:
     def __init__(self) -> None:
         self._late: dict[tuple[int, int], int] = {}
         self._highest: dict[int, int] = {}
-        self._seen: dict[int, set[int]] = {}
+        self._skipped: set[tuple[int, int]] = set()
         self._loose: set[tuple[int, int]] = set()
 
     def mark_loose(self, key: int, sequence: int) -> None:
@@ -175,14 +173,13 @@ class KeyOrder:
         self._loose.add((key, sequence))
 
     def delivered(self, key: int, sequence: int) -> None:
-        seen = self._seen.setdefault(key, set())
-        if sequence in seen:
-            return
-        seen.add(sequence)
         highest = self._highest.get(key, -1)
-        if sequence < highest:
+        if sequence > highest:
+            self._skipped.update((key, skipped) for skipped in range(highest + 1, sequence))
+            self._highest[key] = sequence
+        elif (key, sequence) in self._skipped:
+            self._skipped.discard((key, sequence))
             self._late[key, sequence] = highest
-        self._highest[key] = max(highest, sequence)
 
     @property
     def violations(self) -> list[str]:
@@ -194,31 +191,8 @@ class KeyOrder:
         ]
 
 
-class Turns:
-    """How many handlers run at once, of each partition or over all.
-
-    Attributes:
-        most: the highest number seen for any one name.
-    """
-
-    def __init__(self) -> None:
-        self.most = 0
-        self._running: Counter[object] = Counter()
-
-    def enter(self, name: object) -> None:
-        self._running[name] += 1
-        self.most = max(self.most, self._running[name])
-
-    def leave(self, name: object) -> None:
-        self._running[name] -= 1
-
-
 PATIENCE = 6.0
 """Seconds in a calm after which a connection that asks for nothing is stuck."""
-
-MAX_MORE_RSS = 64 << 20
-MAX_MORE_FDS = 12
-MAX_MORE_GREENLETS = 24
 
 
 class ConnectionSample(NamedTuple):
@@ -283,34 +257,60 @@ class Bound:
         self.name = name
         self.limit = limit
         self.most = 0
+        self._running: Counter[object] = Counter()
 
     def sample(self, value: int) -> None:
         self.most = max(self.most, value)
+
+    @contextmanager
+    def turn(self, where: object) -> Iterator[None]:
+        """The number is how many of these run at once there."""
+        self._running[where] += 1
+        self.sample(self._running[where])
+        try:
+            yield
+        finally:
+            self._running[where] -= 1
 
     @property
     def violations(self) -> list[str]:
         return [f"{self.name}: {self.most:,}, at most {self.limit:,} allowed"] if self.most > self.limit else []
 
 
-class Resources(NamedTuple):
-    """What this process has."""
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process has, once garbage is collected."""
 
-    rss: int
-    fds: int
+    resident_kib: int
+    files: int
     greenlets: int
+    objects: int
+
+    @classmethod
+    def now(cls) -> Resources:
+        gc.collect()
+        objects = gc.get_objects()
+        return cls(
+            resident_kib=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_KIB,
+            files=len(os.listdir("/proc/self/fd")),
+            greenlets=sum(isinstance(each, greenlet) and not each.dead for each in objects),
+            objects=len(objects),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.resident_kib / 1024:.1f} MiB, {self.files} files, {self.greenlets} greenlets"
 
 
-def growth(first: Resources, last: Resources) -> list[str]:
-    """What is not flat between two samples of the same state, such as two calms."""
-    found = []
-    for name, more, limit in (
-        ("bytes of memory", last.rss - first.rss, MAX_MORE_RSS),
-        ("file descriptors", last.fds - first.fds, MAX_MORE_FDS),
-        ("greenlets", last.greenlets - first.greenlets, MAX_MORE_GREENLETS),
-    ):
-        if more > limit:
-            found.append(f"{more:,} {name} more than at the first calm, at most {limit:,} allowed")
-    return found
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def growth(before: Sequence[Resources], after: Sequence[Resources], allowed: Mapping[str, int]) -> list[str]:
+    """Of what there was more than allowed at the most of the later moments, compared with the earlier ones."""
+    most = {name: [max(getattr(each, name) for each in found) for found in (before, after)] for name in allowed}
+    return [
+        f"{name} grew from {early:,} to {late:,}, by more than {allowed[name]:,}"
+        for name, (early, late) in most.items()
+        if late - early > allowed[name]
+    ]
 
 
 class Accounts(NamedTuple):

@@ -21,11 +21,11 @@ from support.waiting import until
 from nsq_fast import Message
 from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import NsqError, RequeueMessage
+from nsq_fast.errors import NsqError
 
-from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Consumers, Scene
+from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Consumers, Deeds, Scene
 from .faults import Fault, Kind
-from .invariants import ANYWHERE, encode_body
+from .invariants import ANYWHERE, Outcome, encode_body
 
 SHORTEST_LIFE = 1.0
 """Seconds that a server runs before it is killed. An nsqd that is killed a second time before it has synced opens a
@@ -73,19 +73,23 @@ def _aside(work: Callable[[], None]) -> None:
     get_hub().threadpool.apply(work)
 
 
-_ROUND = 2000
-"""Of so many messages, those in ``_ACTIONS`` get something else than a handler that returns at once."""
-
-
 class OriginalHandlers:
     """The handlers, which keep account with ``consumers``."""
 
     def __init__(self, consumers: Consumers) -> None:
         self._consumers = consumers
-        self._done_once: set[int | None] = set()
+        self._deeds = Deeds(2000, {
+            3: Deeds.fail,
+            **dict.fromkeys((33, 533, 1033, 1533), Deeds.requeue),
+            **dict.fromkeys((43, 1043), Deeds.touch),
+            **dict.fromkeys(range(63, 2000, 100), self._finish_later),
+            **dict.fromkeys((83, 583, 1083, 1583), Message.enable_async),  # and nobody answers
+            **dict.fromkeys((103, 1103), lambda _: sleep(MSG_TIMEOUT * 1.2)),  # too late
+            **dict.fromkeys(range(123, 2000, 100), Deeds.take_a_while),
+        })  # fmt: skip
 
     def handle_plainly(self, consumer: Consumer, message: Message) -> None:
-        self._consumers.finish(consumer, self._consumers.number(message))
+        self._consumers.finish(consumer.channel, self._consumers.number(message))
 
     def handle_batch(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         """Finish each message of a batch, but those that the link has changed."""
@@ -95,24 +99,9 @@ class OriginalHandlers:
     def handle(self, consumer: Consumer, message: Message) -> None:
         """Do with a message what its number says, the first time; finish it otherwise."""
         number = self._consumers.number(message)
-        special = None if number is None else _ACTIONS.get(number % _ROUND)
-        if special is not None and number not in self._done_once:
-            self._done_once.add(number)
-            special(self, message)
-            if message.is_async():
-                return
-        self._consumers.finish(consumer, number)
-
-    def _fail(self, _message: Message) -> None:
-        raise ValueError("a handler that fails, the first time")
-
-    def _requeue(self, _message: Message) -> None:
-        raise RequeueMessage(0.2, backoff=False)
-
-    def _touch(self, message: Message) -> None:
-        sleep(MSG_TIMEOUT * 0.6)
-        message.touch()
-        sleep(MSG_TIMEOUT * 0.6)
+        self._deeds.do(consumer.channel, number, message)
+        if not message.is_async():
+            self._consumers.finish(consumer.channel, number)
 
     def _finish_later(self, message: Message) -> None:
         message.enable_async()
@@ -120,30 +109,10 @@ class OriginalHandlers:
 
         def finish() -> None:
             if message.responder is not None and message.responder.is_open and not message.has_responded():
-                self._consumers.mark_finished("handlers", number)
+                self._consumers.finish("handlers", number)
                 message.finish()
 
         spawn_later(0.3, finish)
-
-    def _never_answer(self, message: Message) -> None:
-        message.enable_async()
-
-    def _take_too_long(self, _message: Message) -> None:
-        sleep(MSG_TIMEOUT * 1.2)
-
-    def _sleep(self, _message: Message) -> None:
-        sleep(0.4)
-
-
-_ACTIONS = {
-    3: OriginalHandlers._fail,
-    **dict.fromkeys((33, 533, 1033, 1533), OriginalHandlers._requeue),
-    **dict.fromkeys((43, 1043), OriginalHandlers._touch),
-    **dict.fromkeys(range(63, 2000, 100), OriginalHandlers._finish_later),
-    **dict.fromkeys((83, 583, 1083, 1583), OriginalHandlers._never_answer),
-    **dict.fromkeys((103, 1103), OriginalHandlers._take_too_long),
-    **dict.fromkeys(range(123, 2000, 100), OriginalHandlers._sleep),
-}
 
 
 TOPIC = "soak"
@@ -250,7 +219,7 @@ class Original(Scene):
         for _ in range(count):
             numbers = self.ledger.begin()
             producer.publish(TOPIC, encode_body(numbers[0]))
-            self.ledger.mark_stored(numbers)
+            self.ledger.mark(numbers, Outcome.STORED)
 
     def _publish(self, producer: Any, place: int, defer: int | None = None) -> None:
         numbers, began = self.ledger.begin(place), monotonic()

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import signal
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from os import kill
 from time import monotonic
 from typing import Any
 
-from gevent import sleep
 from gevent.lock import Semaphore
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.consumer import Consumer
-from nsq_fast.errors import NsqError, RequeueMessage
+from nsq_fast.errors import NsqError
 
-from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Scene
+from .clients import FRONT, LINK_FAULTS, LOOKUPDS, MSG_TIMEOUT, NSQDS, Deeds, Scene
 from .faults import Fault, Kind
-from .invariants import KeyOrder, Turns, encode_body
+from .invariants import Bound, KeyOrder, encode_body
 
 TOPIC = "soak-ordered"
 KEYS = 12
@@ -33,7 +31,6 @@ PARTITIONS = 3
 _CHANNELS = ("billing", "shipping")
 _LEADERS = tuple(f"partition{number}" for number in range(PARTITIONS))
 _PIPELINE = 5
-_SPECIAL = 1000
 
 MENU = (
     (Kind("kill", 0.5, 6.0, 3), NSQDS),
@@ -60,11 +57,11 @@ class Redesigned(Scene):
             http_address="127.0.0.1:0",
         )
         self._orders = {channel: KeyOrder() for channel in _CHANNELS}
-        self._turns = {channel: Turns() for channel in _CHANNELS}
+        self._turns = {channel: Bound(f"{channel}: handlers of one partition", 1) for channel in _CHANNELS}
+        self._deeds = Deeds(1000, {0: Deeds.fail, 1: Deeds.requeue, 2: Deeds.touch, 3: Deeds.take_a_while})
         self._key_of = array("H")
         self._sequence_of = array("Q")
         self._next = [0] * KEYS
-        self._done_once: set[tuple[str, int]] = set()
         self._commands = Semaphore()  # one command at a time; a freeze is one that lasts
 
     def start_servers(self) -> None:
@@ -131,47 +128,17 @@ class Redesigned(Scene):
 
     def _handle(self, consumer: Consumer, message: Message) -> None:
         channel = consumer.channel
-        with self._turn(channel, message.partition):
+        with self._turns[channel].turn(message.partition):
             number = self.consumers.number(message)
             if number is not None and number < len(self._key_of):
                 self._orders[channel].delivered(self._key_of[number], self._sequence_of[number])
-                self._act(channel, number, message)
-            self.consumers.finish(consumer, number)
-
-    @contextmanager
-    def _turn(self, channel: str, partition: int | None) -> Iterator[None]:
-        turns = self._turns[channel]
-        turns.enter(partition)
-        try:
-            yield
-        finally:
-            turns.leave(partition)
-
-    def _act(self, channel: str, number: int, message: Message) -> None:
-        """What some messages get in place of a handler that just returns, the first time they come."""
-        kind = number % _SPECIAL
-        if kind > 4 or (channel, number) in self._done_once:
-            return
-        self._done_once.add((channel, number))
-        if kind == 0:
-            raise ValueError("a handler that fails, the first time")
-        if kind == 1:
-            raise RequeueMessage(0.1, backoff=False)
-        if kind == 2:
-            sleep(MSG_TIMEOUT * 0.6)
-            message.touch()
-            sleep(MSG_TIMEOUT * 0.6)
-        if kind == 3:
-            sleep(0.3)
+                self._deeds.do(channel, number, message)
+            self.consumers.finish(channel, number)
 
     @property
     def violations(self) -> list[str]:
         late = [f"{channel}: {text}" for channel, order in self._orders.items() for text in order.violations]
-        side_by_side = [
-            f"{channel}: {turns.most} handlers of one partition at once"
-            for channel, turns in self._turns.items()
-            if turns.most > 1
-        ]
+        side_by_side = [text for turns in self._turns.values() for text in turns.violations]
         return [*late[:5], *([f"... {len(late):,} messages out of order"] if len(late) > 5 else []), *side_by_side]
 
     def channels(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,7 @@ from nsq_fast.broker import LookupdServer, NsqdServer
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.gevent_loop import GeventLoop, run
-from nsq_fast.names import parse_address
 from nsq_fast.protocol.topology import Topology
-
-
-class Restartable:
-    """An embedded server, with the calls of a server process."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        server.start()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._server, name)
-
-    def restart(self) -> None:
-        self._server.kill()
-        self._server.start()
 
 
 @pytest.fixture(params=["embedded", "original"])
@@ -49,25 +34,21 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_nsqd(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """A factory of nsqds that take the original's flags."""
-    if family == "original":
-        yield request.getfixturevalue("real_nsqd")
-        return
+    """A factory of nsqds: ``make_nsqd(lookupd, **options)``, with options that both families have."""
     servers: list[NsqdServer] = []
 
-    def make(*flags: str) -> Restartable:
-        given = dict(flag.lstrip("-").replace("-", "_", flag.count("-")).split("=", 1) for flag in flags)
-        options: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in given.items()}
-        lookupds = options.pop("lookupd_tcp_address", None)
-        if auth := options.pop("auth_http_address", None):
-            options["auth_http_addresses"] = (auth,)
+    def make(lookupd: Any = None, **options: Any) -> Any:
+        if family == "original":
+            flags = [f"-{name.replace('_', '-')}={value}" for name, value in options.items()]
+            flags += [] if lookupd is None else [f"-lookupd-tcp-address={lookupd.tcp_address}"]
+            return request.getfixturevalue("real_nsqd")(*flags)
         path = tmp_path / f"embedded{len(servers)}"
         path.mkdir()
-        server = NsqdServer(NsqdOptions(data_path=str(path), **options))
-        if lookupds is not None:
-            server.register_at(parse_address(lookupds, 4160))
-        servers.append(server)
-        return Restartable(server)
+        servers.append(NsqdServer(NsqdOptions(data_path=str(path), **options)))
+        if lookupd is not None:
+            servers[-1].register_at(lookupd.tcp_address)
+        servers[-1].start()
+        return servers[-1]
 
     yield make
     for server in servers:
@@ -80,15 +61,8 @@ def make_lookupd(family: str, request: pytest.FixtureRequest) -> Iterator[Callab
     if family == "original":
         yield request.getfixturevalue("real_lookupd")
         return
-    servers: list[LookupdServer] = []
-
-    def make() -> Restartable:
-        servers.append(LookupdServer())
-        return Restartable(servers[-1])
-
-    yield make
-    for server in servers:
-        server.kill()
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(LookupdServer())
 
 
 @pytest.fixture

@@ -27,12 +27,13 @@ from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, Ns
 
 @pytest.fixture
 def recorder():
-    """An HTTP server that notes questions, and answers ``reply``."""
-    noted = SimpleNamespace(questions=[], reply=reply(b"OK"))
+    """An HTTP server that notes questions, and answers ``reply``, or what ``reply_of(path)`` gives as JSON."""
+    noted = SimpleNamespace(questions=[], reply=reply(b"OK"), reply_of=None)
 
     def script(question):
         noted.questions.append(question)
-        question.send(noted.reply)
+        path = question.target.partition("?")[0]
+        question.send(reply(json.dumps(noted.reply_of(path)).encode()) if noted.reply_of else noted.reply)
 
     with scripted_http(script) as [server]:
         noted.port = server.address.port
@@ -54,7 +55,7 @@ def lookupd(recorder):
 
 # What goes out, where real servers do not show it below
 
-NSQD_ROUTES = [
+REQUESTS = [
     (lambda c: c.publish("t#ephemeral", memoryview(b"x")), "POST /pub?topic=t%23ephemeral", b"x"),
     (lambda c: c.publish("t", b"x", partition=2), "POST /pub?topic=t&partition=2", b"x"),
     (lambda c: c.multipublish("t", iter([b"x", b"y"])), "POST /mpub?topic=t", b"x\ny"),
@@ -66,24 +67,20 @@ NSQD_ROUTES = [
     ),
     (lambda c: c.call("POST", "/channel/skip", topic="t", channel="c"), "POST /channel/skip?topic=t&channel=c", b""),
 ]
-
-LOOKUPD_ROUTES = [
+OF_LOOKUPD = [
     (
         lambda c: c.create_topic("t", partition_num=2, replicator=1, orderedmulti=True),
-        "/topic/create?topic=t&partition_num=2&replicator=1&orderedmulti=true",
+        "POST /topic/create?topic=t&partition_num=2&replicator=1&orderedmulti=true",
     ),
-    (lambda c: c.delete_topic("t", partition="**"), "/topic/delete?topic=t&partition=%2A%2A"),
-    (lambda c: c.tombstone_topic("t", ("::1", 1)), "/topic/tombstone?topic=t&node=%5B%3A%3A1%5D%3A1"),
-]
-
-LOOKUPD_QUERIES = [
-    (lambda c: c.lookup("t", access="w", metainfo=True), "/lookup?topic=t&access=w&metainfo=true"),
-    (lambda c: c.list_lookupds(), "/listlookup"),
+    (lambda c: c.delete_topic("t", partition="**"), "POST /topic/delete?topic=t&partition=%2A%2A"),
+    (lambda c: c.tombstone_topic("t", ("::1", 1)), "POST /topic/tombstone?topic=t&node=%5B%3A%3A1%5D%3A1"),
+    (lambda c: c.lookup("t", access="w", metainfo=True), "GET /lookup?topic=t&access=w&metainfo=true"),
+    (lambda c: c.list_lookupds(), "GET /listlookup"),
 ]
 
 
-@pytest.mark.parametrize(("use", "target", "body"), NSQD_ROUTES, ids=[target for _, target, _ in NSQD_ROUTES])
-def test_nsqd_requests(nsqd_client, recorder, use, target, body):
+@pytest.mark.parametrize(("use", "target", "body"), REQUESTS, ids=[target for _, target, _ in REQUESTS])
+def test_requests_to_nsqd(nsqd_client, recorder, use, target, body):
     use(nsqd_client)
     assert recorder.asked() == [(*target.split(" "), body)]
     for line in (
@@ -94,21 +91,14 @@ def test_nsqd_requests(nsqd_client, recorder, use, target, body):
         assert f"\r\n{line}" in recorder.questions[0].head
 
 
-@pytest.mark.parametrize(("use", "target"), LOOKUPD_ROUTES, ids=[target for _, target in LOOKUPD_ROUTES])
-def test_lookupd_requests(lookupd, recorder, use, target):
-    recorder.reply = reply(b"")
-    assert use(lookupd) is None
-    assert recorder.asked() == [("POST", target, b"")]
-
-
-@pytest.mark.parametrize(("use", "target"), LOOKUPD_QUERIES, ids=[target for _, target in LOOKUPD_QUERIES])
-@pytest.mark.parametrize("wrap", [False, True])
-def test_lookupd_queries(lookupd, recorder, use, target, wrap):
+@pytest.mark.parametrize(("use", "target"), OF_LOOKUPD, ids=[target for _, target in OF_LOOKUPD])
+def test_requests_to_nsqlookupd(lookupd, recorder, use, target):
+    """What there is comes bare, or wrapped, as old versions do."""
     data = {"topics": ["t"], "version": "1.3.0"}
-    wrapped = {"status_code": 200, "status_txt": "OK", "data": data}
-    recorder.reply = reply(json.dumps(wrapped if wrap else data).encode())
-    assert use(lookupd) == data
-    assert recorder.asked() == [("GET", target, b"")]
+    for answer in (data, {"status_code": 200, "status_txt": "OK", "data": data}):
+        recorder.reply = reply(b"" if target.startswith("POST") else json.dumps(answer).encode())
+        assert use(lookupd) == (None if target.startswith("POST") else data)
+    assert recorder.asked() == [(*target.split(" "), b"")] * 2
 
 
 # What comes back
@@ -134,21 +124,14 @@ def test_replies_of_both_formats_and_none(nsqd_client, recorder):
     ("use", "error", "match"),
     [
         (lambda c: c.publish("bad topic!", b"x"), NameInvalid, "topic"),
-        (lambda c: c.publish("", b"x"), NameInvalid, "topic"),
-        (lambda c: c.publish(None, b"x"), NameInvalid, "topic"),
         (lambda c: c.publish("t", "text"), TypeError, "data must be bytes, not str"),
         (lambda c: c.publish("t", b""), BodyInvalid, "data must not be empty"),
-        (lambda c: c.publish("t", b"x", -1), ConfigError, "defer"),
         (lambda c: c.publish("t", b"x", 1.5), ConfigError, "defer"),
         (lambda c: c.publish("t", b"x", True), ConfigError, "defer"),
         (lambda c: c.multipublish("t", []), BodyInvalid, "no messages"),
         (lambda c: c.multipublish("t", [b"a\nb"]), BodyInvalid, "binary=True"),
         (lambda c: c.multipublish("t", [b"a", b""]), BodyInvalid, "empty"),
         (lambda c: c.multipublish("t", ["a"]), TypeError, "bytes"),
-        (lambda c: c.multipublish("t", b"abc"), TypeError, "bytes"),
-        (lambda c: c.create_channel("t", "a b"), NameInvalid, "channel"),
-        (lambda c: c.create_channel("t", ""), NameInvalid, "channel"),
-        (lambda c: c.pause_topic("x" * 65), NameInvalid, "topic"),
         (lambda c: c.stats(topic="a/b"), NameInvalid, "topic"),
         (lambda c: c.get_config("../ping"), ConfigError, "option"),
         (lambda c: c.set_config("a?b", 1), ConfigError, "option"),
@@ -162,23 +145,12 @@ def test_bad_arguments_never_reach_the_wire(nsqd_client, lookupd, recorder, use,
     assert recorder.questions == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"host": "http://h"},
-        {"host": ""},
-        {"port": 70000},
-        {"scheme": "ftp"},
-        {"timeout": "5"},
-        {"authorization": "a\r\nX: y"},
-        {"scheme": "https", "tls_options": {"ca": "x"}},
-        {"scheme": "https", "tls_options": {"cafile": "/does/not/exist"}},
-        {"scheme": "https", "tls_options": 5},
-    ],
-)
-def test_options_that_cannot_be_used_are_refused(options):
-    with pytest.raises(ConfigError):
-        NsqdHTTPClient(**options)
+def test_options_that_cannot_be_used_are_refused():
+    https = [{"scheme": "https", "tls_options": each} for each in ({"ca": "x"}, {"cafile": "/does/not/exist"}, 5)]
+    hosts = [{"host": "http://h"}, {"host": ""}, {"port": 70000}, {"scheme": "ftp"}]
+    for options in (*hosts, {"timeout": "5"}, {"authorization": "a\r\nX: y"}, *https):
+        with pytest.raises(ConfigError):
+            NsqdHTTPClient(**options)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +202,22 @@ def test_https_with_a_client_certificate(authority, tls_files, tmp_path):
 # Real servers
 
 
-def test_a_real_nsqd(real_nsqd):
+def test_real_servers(real_nsqd, real_lookupd):
     def channel():
         return client.stats("t", "c")["topics"][0]["channels"][0]
 
-    with NsqdHTTPClient(*real_nsqd().http_address) as client:
-        assert client.ping() == b"OK"
-        assert client.info()["version"].startswith("1.")
+    def refusal(call, *arguments):
+        with pytest.raises(HttpError) as error:
+            call(*arguments)
+        return error.value.status, error.value.text
+
+    server = real_lookupd()
+    nsqd = real_nsqd(f"-lookupd-tcp-address={server.tcp_address}")
+    with NsqdHTTPClient(*nsqd.http_address) as client, LookupdHTTPClient(*server.http_address) as lookupd:
+        for each in (client, lookupd):
+            assert each.ping() == b"OK"
+            assert each.info()["version"].startswith("1.")
+        assert refusal(lookupd.lookup, "t") == (404, "TOPIC_NOT_FOUND")
         client.create_topic("t")
         client.create_channel("t", "c")
         assert client.publish("t", b"one") == b"OK"
@@ -255,43 +236,26 @@ def test_a_real_nsqd(real_nsqd):
         assert client.stats("t")["topics"][0]["paused"]
         client.unpause_topic("t")
         client.empty_topic("t")
+        until(lambda: lookupd.topics()["topics"] == ["t"] and lookupd.channels("t")["channels"] == ["c"])
+        assert lookupd.lookup("t")["producers"][0]["tcp_port"] == nsqd.tcp_address.port
+        lookupd.tombstone_topic("t", nsqd.http_address)
+        assert lookupd.lookup("t")["producers"] == []
+        assert lookupd.nodes()["producers"][0]["tombstones"] == [True]
         client.delete_channel("t", "c")
         client.delete_topic("t")
         assert client.stats()["topics"] == []
-        with pytest.raises(HttpError) as error:
-            client.empty_topic("t")
-        assert (error.value.status, error.value.text) == (404, "TOPIC_NOT_FOUND")
+        assert refusal(client.empty_topic, "t") == (404, "TOPIC_NOT_FOUND")
         for addresses in ([], ["127.0.0.1:1"], []):
             client.set_config("nsqlookupd_tcp_addresses", addresses)
             assert client.get_config("nsqlookupd_tcp_addresses") == addresses
         client.set_config("log_level", "warn")
-
-
-def test_a_real_lookupd(real_lookupd, real_nsqd):
-    server = real_lookupd()
-    nsqd = real_nsqd(f"-lookupd-tcp-address={server.tcp_address}")
-    with LookupdHTTPClient(*server.http_address) as client, NsqdHTTPClient(*nsqd.http_address) as nsqd_client:
-        assert client.ping() == b"OK"
-        assert client.info()["version"].startswith("1.")
-        with pytest.raises(HttpError) as error:
-            client.lookup("t")
-        assert (error.value.status, error.value.text) == (404, "TOPIC_NOT_FOUND")
-        nsqd_client.create_topic("t")
-        nsqd_client.create_channel("t", "c")
-        until(lambda: client.topics()["topics"] == ["t"] and client.channels("t")["channels"] == ["c"])
-        assert client.lookup("t")["producers"][0]["tcp_port"] == nsqd.tcp_address.port
-        client.tombstone_topic("t", nsqd.http_address)
-        assert client.lookup("t")["producers"] == []
-        assert client.nodes()["producers"][0]["tombstones"] == [True]
-        client.create_topic("new")
-        client.create_channel("new", "channel")
-        assert "new" in client.topics()["topics"]
-        client.delete_channel("new", "channel")
-        client.delete_topic("new")
-        assert "new" not in client.topics()["topics"]
-        with pytest.raises(HttpError) as error:
-            client.list_lookupds()
-        assert error.value.status == 404
+        lookupd.create_topic("new")
+        lookupd.create_channel("new", "channel")
+        assert "new" in lookupd.topics()["topics"]
+        lookupd.delete_channel("new", "channel")
+        lookupd.delete_topic("new")
+        assert "new" not in lookupd.topics()["topics"]
+        assert refusal(lookupd.list_lookupds)[0] == 404
 
 
 # By name: on every partition, with a result for each
@@ -398,49 +362,50 @@ def test_what_cannot_be_is_said_before_anything_is_sent(admin):
         ClusterAdmin([])
 
 
-def test_each_partition_has_a_result(cluster, admin):
+def test_each_partition_has_a_result_whatever_its_stats_say(cluster, admin, monkeypatch):
+    async def ask_for_garbage(self, loop, method, path, *arguments, **options):
+        found = await real_ask(self, loop, method, path, *arguments, **options)
+        return msgspec.structs.replace(found, body=said[-1]) if path == "/stats" else found
+
+    said, real_ask = [], HttpClient.ask
+    monkeypatch.setattr(HttpClient, "ask", ask_for_garbage)
     for number in range(2):
         publish(cluster, "t", b"x", partition=number)
+    of_topics = (b"[]", b"null", b"[1]", b'[{"message_count": "x"}]')
+    for stats in (b"null", *(b'{"topics": %b}' % topics for topics in of_topics)):
+        said.append(stats)
+        done = admin.set_offset("t", "c", "count:1")
+        assert [(each.partition, each.error) for each in done] == [(0, ""), (1, "")]
+    monkeypatch.undo()
     cluster.partition("t", 1).delete_channel("c")
     done, failed = admin.set_offset("t", "c", "end")
     assert (done.partition, done.is_done, failed.partition, failed.is_done) == (0, True, 1, False)
     assert cluster.partition("t", 0).channel("c").depth == 0
 
 
-@pytest.mark.parametrize(
-    "stats",
-    [b'{"topics": []}', b'{"topics": null}', b"null", b'{"topics": [1]}', b'{"topics": [{"message_count": "x"}]}'],
-)
-def test_a_position_is_set_on_each_partition_whatever_its_stats_say(cluster, admin, monkeypatch, stats):
-    async def ask_for_garbage(self, loop, method, path, *arguments, **options):
-        found = await real_ask(self, loop, method, path, *arguments, **options)
-        return msgspec.structs.replace(found, body=stats) if path == "/stats" else found
-
-    real_ask = HttpClient.ask
-    monkeypatch.setattr(HttpClient, "ask", ask_for_garbage)
-    for number in range(2):
-        publish(cluster, "t", b"x", partition=number)
-    done = admin.set_offset("t", "c", "count:1")
-    assert [(each.partition, each.error) for each in done] == [(0, ""), (1, "")]
+LEADERS = [{"NodeIP": "127.0.0.1", "HttpPort": "http"}, {"NodeIP": "127.0.0.1", "HttpPort": [1]}, [5], "127.0.0.1"]
+STATES = [[1], {"node_stat_list": [1]}, {"node_stat_list": [{"node_load_factor": "much"}]}]
 
 
-@pytest.mark.parametrize("said", [[1], {"node_stat_list": [1]}, {"node_stat_list": [{"node_load_factor": "much"}]}])
-def test_a_state_of_the_cluster_that_is_none_is_a_mistake_of_the_server(admin, monkeypatch, said):
-    monkeypatch.setattr(LookupdHTTPClient, "call_json", lookupd_that_says(said, LookupdHTTPClient.call_json))
-    with pytest.raises(RemoteProtocolError, match="not the state of a cluster"):
-        admin.stats()
+def test_nonsense_of_a_lookupd_is_a_mistake_of_the_server(recorder):
+    def say(what):
+        recorder.reply = reply(json.dumps(what).encode())
 
-
-def lookupd_that_says(said, real):
-    return lambda self, method, path, **query: said if path == "/cluster/stats" else real(self, method, path, **query)
-
-
-@pytest.mark.parametrize("leader", [None, 1, {"broadcast_address": 5}])
-def test_a_leader_that_is_none_is_a_mistake_of_the_server(admin, monkeypatch, leader):
-    answer = json.dumps({"channels": [], "producers": [], "partitions": {"0": leader}}).encode()
-    monkeypatch.setattr(LookupdHTTPClient, "call", lambda *_, **__: answer)
-    with pytest.raises(RemoteProtocolError):
-        admin.leader_id("t", 0)
+    admin = ClusterAdmin(f"127.0.0.1:{recorder.port}")
+    for leader in LEADERS:
+        say({"lookupdnodes": [], "lookupdleader": leader})
+        with pytest.raises(RemoteProtocolError, match="names no leader that can be asked"):
+            admin.stats()
+    leads = {"NodeIP": "127.0.0.1", "HttpPort": str(recorder.port)}
+    for state in STATES:
+        recorder.reply_of = lambda path, state=state: state if path == "/cluster/stats" else {"lookupdleader": leads}
+        with pytest.raises(RemoteProtocolError, match="not the state of a cluster"):
+            admin.stats()
+    recorder.reply_of = None
+    for leader in (None, 1, {"broadcast_address": 5}):
+        say({"channels": [], "producers": [], "partitions": {"0": leader}})
+        with pytest.raises(RemoteProtocolError):
+            admin.leader_id("t", 0)
 
 
 def test_the_leading_lookupd_moves_and_expands(cluster, admin):
@@ -484,17 +449,6 @@ def test_channels_of_the_original_are_paused_and_have_no_leading_lookupd():
         until(lambda: [result.partition for result in admin.pause("t", "c") if result.is_done] == [None, None])
         with pytest.raises(NsqError):
             admin.stats()
-
-
-@pytest.mark.parametrize(
-    "leader",
-    [{"NodeIP": "127.0.0.1", "HttpPort": "http"}, {"NodeIP": "127.0.0.1", "HttpPort": [1]}, [5], "127.0.0.1"],
-    ids=str,
-)
-def test_a_leading_lookupd_without_an_address_is_told(recorder, leader):
-    recorder.reply = reply(json.dumps({"lookupdnodes": [], "lookupdleader": leader}).encode())
-    with pytest.raises(RemoteProtocolError, match="names no leader that can be asked"):
-        ClusterAdmin(f"127.0.0.1:{recorder.port}").stats()
 
 
 def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorder, cluster):

@@ -29,12 +29,13 @@ from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.http_server import Question, scripted_http
 from support.peers import Peer, PeerServer, message_frame
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
+from support.scripted_nsqd import heard
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until
 
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
-from nsq_fast.errors import ConnectionLost, HttpError, NoNsqd, NsqError, PublishRefused, RemoteProtocolError
+from nsq_fast.errors import ConnectionLost, HttpError, NoNsqd, PublishRefused, RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
@@ -53,28 +54,19 @@ class DamagingLink(FaultyLink):
         super()._pass_on(data, sink)
 
 
-@pytest.fixture
-def with_tls(tls_files: dict[str, str]) -> NsqdOptions:
-    """Those of an nsqd with a certificate for 127.0.0.1."""
-    return NsqdOptions(tls_cert=tls_files["cert"], tls_key=tls_files["key"])
-
-
 @pytest.mark.parametrize("layers", ["plain", "tls", "snappy", "deflate", "tls snappy", "tls deflate"])
-def test_a_damaged_stream_is_left_and_nothing_is_lost(
-    layers: str, with_tls: NsqdOptions, tls_files: dict[str, str]
-) -> None:
+def test_a_damaged_stream_is_left_and_nothing_is_lost(layers: str, tls_files: dict[str, str]) -> None:
     options: dict[str, Any] = {"snappy": "snappy" in layers, "deflate": "deflate" in layers}
     if "tls" in layers:
         options |= {"tls_v1": True, "tls_options": {"cafile": tls_files["ca"]}}
     seen: set[bytes] = set()
-    errors: list[Exception] = []
-    with NsqdServer(with_tls) as nsqd:
+    with NsqdServer(NsqdOptions(tls_cert=tls_files["cert"], tls_key=tls_files["key"])) as nsqd:
         link = DamagingLink(nsqd.tcp_address)
         consumer = Consumer(
             "t", "c", [link.address], message_handler=lambda c, m: seen.add(m.body), max_in_flight=5,
             max_reconnect_delay=0.02, msg_timeout=1.0, max_tries=0, **options,
         )  # fmt: skip
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        errors = heard(consumer)
         with consumer, Producer([nsqd.tcp_address]) as producer:
             producer.publish("t", b"before" * 20)
             until(lambda: seen == {b"before" * 20})
@@ -87,23 +79,6 @@ def test_a_damaged_stream_is_left_and_nothing_is_lost(
                 assert isinstance(errors[0], (RemoteProtocolError, ConnectionLost))
                 assert len(seen) == 2
         link.close()
-
-
-def test_certificates_that_do_not_match_are_told_and_nothing_is_sent(with_tls: NsqdOptions, tmp_path: Path) -> None:
-    other = trustme.CA()
-    other.cert_pem.write_to_path(str(tmp_path / "other.pem"))
-    options: dict[str, Any] = {"tls_v1": True, "tls_options": {"cafile": str(tmp_path / "other.pem")}}
-    errors: list[Exception] = []
-    with NsqdServer(with_tls) as nsqd:
-        address = [nsqd.tcp_address]
-        consumer = Consumer("t", "c", address, message_handler=print, max_reconnect_delay=0.05, **options)
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
-        with consumer, Producer(address, **options) as producer:
-            until(lambda: len(errors) >= 2)
-            assert all("CERTIFICATE_VERIFY_FAILED" in str(error) for error in errors)
-            with pytest.raises(NoNsqd, match="CERTIFICATE_VERIFY_FAILED"):
-                producer.publish("t", b"secret", timeout=0.3)
-        assert not nsqd.nsqd.topics
 
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -152,6 +127,7 @@ def test_an_error_of_tls_says_whose_certificate_it_means_and_what_to_do(
         assert reason in text
         assert advice in text
         assert str(nsqd.tcp_address) in text
+        assert not nsqd.nsqd.topics, "nothing was sent"
 
 
 def test_a_refusal_says_which_nsqd_it_comes_from_and_what_to_do(tls_files: dict[str, str]) -> None:
@@ -179,7 +155,6 @@ def test_a_topic_whose_nsqds_are_all_out_of_reach_goes_to_another(nsq_broker: Br
 
 def test_a_lookupd_that_names_something_else_as_nsqd(nsq_broker: Broker) -> None:
     assert nsq_broker.lookupd is not None
-    errors: list[Exception] = []
     seen: list[bytes] = []
     with Producer([nsq_broker.nsqd.tcp_address]) as producer:
         producer.publish("t", b"x")
@@ -187,7 +162,7 @@ def test_a_lookupd_that_names_something_else_as_nsqd(nsq_broker: Broker) -> None
         lookupds = [str(liar.address), str(nsq_broker.lookupd.http_address)]
         handle = lambda _, message: seen.append(message.body)  # noqa: E731
         consumer = Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=handle, max_in_flight=4)
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        errors = heard(consumer)
         with consumer:
             until(lambda: seen and errors)
     assert isinstance(errors[0], RemoteProtocolError)
@@ -283,8 +258,12 @@ class LayeredNsqd:
                 self.peer.send(b"".join(frames[at : at + 4]))
                 gevent.sleep(0)
 
-    def is_ready(self) -> bool:
-        return any(command.startswith(b"RDY ") and command != b"RDY 0" for command in self.commands)
+    def consume(self, handler: Any, share: float) -> tuple[Consumer, gevent.Greenlet]:
+        """A consumer that is ready, and who sends it the burst."""
+        consumer = Consumer("t", "c", message_handler=handler, **self.options)
+        consumer.start(block=False)
+        until(lambda: any(command.startswith(b"RDY ") and command != b"RDY 0" for command in self.commands))
+        return consumer, gevent.spawn(self.burst, share)
 
     def heartbeat(self) -> None:
         assert self.peer is not None
@@ -322,10 +301,7 @@ def layered(request: pytest.FixtureRequest, tls_files: dict[str, str]) -> Iterat
 def test_close_without_drain_ends_in_any_turn_of_a_read(layered: Callable[..., LayeredNsqd]) -> None:
     for turns, share in product(TURNS, SHARES):
         server, seen = layered(MANY), []
-        consumer = Consumer("t", "c", message_handler=lambda _, m, seen=seen: seen.append(m.body), **server.options)
-        consumer.start(block=False)
-        until(server.is_ready)
-        sender = gevent.spawn(server.burst, share)
+        consumer, sender = server.consume(lambda _, m, seen=seen: seen.append(m.body), share)
         while not seen:
             gevent.sleep(0)
         for _ in range(turns):
@@ -345,10 +321,7 @@ def test_a_connection_is_heard_while_a_handler_waits_after_any_read(layered: Cal
                 waits.set()
                 release.wait()
 
-        consumer = Consumer("t", "c", message_handler=handle, **server.options)
-        consumer.start(block=False)
-        until(server.is_ready)
-        sender = gevent.spawn(server.burst, share)
+        consumer, sender = server.consume(handle, share)
         assert waits.wait(WAIT)
         sender.join(WAIT)
         server.heartbeat()
@@ -369,10 +342,7 @@ def test_a_timeout_that_a_handler_has_left_running_loses_nothing(
             if got.body.startswith(b"%05d" % number):
                 gevent.Timeout(0).start()  # whatever the worker does in the next turn is interrupted
 
-        consumer = Consumer("t", "c", message_handler=handle, **server.options)
-        consumer.start(block=False)
-        until(server.is_ready)
-        sender = gevent.spawn(server.burst, share)
+        consumer, sender = server.consume(handle, share)
         until(lambda seen=seen: len(seen) >= COUNT, about=lambda seen=seen: f"{len(seen)} of {COUNT}")
         assert (seen, server.count) == (server.bodies, 1)
         sender.join(WAIT)
@@ -494,6 +464,7 @@ def test_what_nobody_acknowledges_for_write_timeout_ends_the_connection(
 
 FORGED = b"\n2026-01-01 00:00:00 CRITICAL all is lost\x1b[2J\r"
 HUGE = FORGED + b"\x1b" * 1_000_000
+LONG = FORGED + b"\x1b" * 9_000  # in a frame that is no longer than one may be
 LONGEST = 6000
 """Characters of a record: a few texts of 500, each of which may be escaped to four times that."""
 
@@ -521,6 +492,7 @@ SAID: list[tuple[Callable[[Peer], object], int, bytes]] = [
     (Peer.read_identify, 1, b"E_INVALID" + HUGE),
     (Peer.read_identify, 0, HUGE),
     (Peer.read_identify, 0, json.dumps({"version": HUGE.decode()}).encode()),
+    (lambda peer: (peer.handshake(version=LONG.decode()), peer.read_line()), 1, b"E_BAD_TOPIC" + LONG),
     (asks_for_auth, 1, b"E_UNAUTHORIZED" + HUGE),
     (asks_for_auth, 0, HUGE),
     (is_asked_to_subscribe, 1, b"E_BAD_TOPIC" + HUGE),
@@ -531,51 +503,44 @@ SAID: list[tuple[Callable[[Peer], object], int, bytes]] = [
 
 
 @pytest.mark.parametrize(("step", "kind", "data"), SAID, ids=range(len(SAID)))
-def test_what_an_nsqd_says_to_a_consumer(step: Any, kind: int, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_nsqd_says_to_a_consumer(
+    step: Any, kind: int, data: bytes, servers: Any, start_consumer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    server = PeerServer(lambda peer: (step(peer), peer.frame(kind, data)))
-    errors: list[Any] = []
+    server = servers(lambda peer: (step(peer), peer.frame(kind, data)), kind=PeerServer)
     options: dict[str, Any] = {"message_handler": lambda *_: None, "auth_secret": "s", "max_reconnect_delay": 0.05}
-    consumer = Consumer("topic", "channel", str(server.address), **options)
-    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
-    consumer.start(block=False)
+    errors = heard(start_consumer("topic", "channel", str(server.address), **options))
     until(lambda: errors)
-    consumer.close(drain=False)
-    server.stop()
     assert server.count >= 1
     check(caplog, errors)
 
 
-def test_what_an_nsqd_says_to_a_producer(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_nsqd_says_to_a_producer(servers: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     def script(peer: Peer) -> None:
-        peer.handshake(version=HUGE.decode())
+        peer.handshake(version=LONG.decode())
         peer.read_line()
         peer.read_body()
-        peer.frame(1, b"E_BAD_TOPIC" + HUGE)
+        peer.frame(1, b"E_BAD_TOPIC" + LONG)
 
-    server = PeerServer(script)
-    with Producer(str(server.address)) as producer, pytest.raises(NsqError) as caught:
-        producer.publish("topic", b"x", timeout=5)
-    server.stop()
+    address = servers(script, kind=PeerServer).address
+    with Producer(str(address)) as producer, pytest.raises(PublishRefused) as caught:
+        producer.publish("topic", b"x", timeout=WAIT)
     check(caplog, [caught.value])
 
 
-def test_what_an_http_server_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_http_server_says(servers: Any, start_consumer: Any, caplog: pytest.LogCaptureFixture) -> None:
     body = json.dumps({"message": FORGED.decode() * 3}).encode()
 
     def script(peer: Peer) -> None:
         peer.recv()
         peer.send(b"HTTP/1.1 500 E\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
-    server = PeerServer(script)
+    server = servers(script, kind=PeerServer)
     with pytest.raises(HttpError) as caught:
         NsqdHTTPClient(*server.address).ping()
     assert caught.value.text.startswith("\n2026")
-    consumer = Consumer("topic", "channel", lookupd_http_addresses=str(server.address), message_handler=lambda *_: None)
-    consumer.start(block=False)
+    start_consumer("topic", "channel", lookupd_http_addresses=str(server.address), message_handler=lambda *_: None)
     until(lambda: "fails" in caplog.text)
-    consumer.close()
-    server.stop()
     check(caplog, [caught.value])

@@ -8,16 +8,12 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.processes import run_quietly
-from support.scripted_nsqd import frame
+from support.scripted_nsqd import frame, heard, ignore
 from support.waiting import holds, promptly, until
 
 from nsq_fast import Consumer, Producer, threads
 from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred, NsqError
-
-
-def ignore(consumer, message):
-    pass
 
 
 @pytest.mark.parametrize("result", [True, 0, "x", [1], lambda: None, Event()], ids=lambda each: type(each).__name__)
@@ -118,20 +114,9 @@ def test_signals_reach_their_receivers_and_a_failing_one_loses_nothing(nsqd, con
     }
 
 
-def test_auth_is_told(servers):
-    auth = frame(0, b'{"identity": "me", "identity_url": "", "permission_count": 1}')
-    server = servers({"auth_required": True}, {b"AUTH": auth})
-    told = []
-    consumer = Consumer("t", "c", str(server.address), message_handler=ignore, auth_secret="secret")
-    consumer.on_auth.connect(lambda c, conn, response: told.append((conn.address, response["identity"])), weak=False)
-    with consumer:
-        server.connection()
-    assert told == [(server.address, "me")]
-
-
 def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, tmp_path, caplog):
     """As those that expire, or are changed every month: nothing is restarted, and half a file is waited out."""
-    secrets = []
+    secrets, told = [], []
 
     def take(connection, command):
         secrets.append(connection.secret)
@@ -141,7 +126,9 @@ def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, t
     file = tmp_path / "secret"
     file.write_text("old\n")
     options = {"auth_secret_file": str(file), "max_reconnect_delay": 0.02}
-    with Consumer("t", "c", str(server.address), message_handler=ignore, **options):
+    consumer = Consumer("t", "c", str(server.address), message_handler=ignore, **options)
+    consumer.on_auth.connect(lambda c, conn, response: told.append((conn.address, response["identity"])), weak=False)
+    with consumer:
         server.connection()
         file.write_text("")
         server.connections[0].close()
@@ -149,6 +136,7 @@ def test_a_secret_that_is_renewed_is_used_from_the_next_connection_on(servers, t
         file.write_text("new\r\n")
         until(lambda: len(secrets) == 2)
     assert secrets == [b"old", b"new"]
+    assert told[0] == (server.address, "me")
     assert "old" not in caplog.text
 
 
@@ -183,15 +171,9 @@ class Called:
 
 
 DEFERRED = [
-    asynchronous,
-    generator,
-    asynchronous_generator,
-    Called(),
-    Called().method,
-    functools.partial(asynchronous),
-    functools.partial(functools.partial(generator), message=1),
-    functools.partial(Called()),
-]
+    asynchronous, generator, asynchronous_generator, Called(), Called().method, functools.partial(asynchronous),
+    functools.partial(functools.partial(generator), message=1), functools.partial(Called()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("handler", DEFERRED, ids=range(len(DEFERRED)))
@@ -207,8 +189,16 @@ def test_functions_whose_call_runs_nothing_are_refused(handler):
     assert not consumer.is_running
 
 
-@pytest.mark.parametrize("deferred", [asynchronous, generator, asynchronous_generator])
-@pytest.mark.parametrize("kind", ["message", "batch", "receiver", "concurrency"])
+@pytest.mark.parametrize(
+    ("kind", "deferred"),
+    [
+        ("message", asynchronous),
+        ("message", generator),
+        ("batch", asynchronous_generator),
+        ("receiver", generator),
+        ("concurrency", asynchronous),
+    ],
+)
 def test_a_message_whose_handler_returns_such_work_is_requeued(nsqd, deferred, kind, caplog):
     options = {"max_in_flight": 10, "max_backoff_duration": 0}
     if kind != "receiver":
@@ -219,8 +209,7 @@ def test_a_message_whose_handler_returns_such_work_is_requeued(nsqd, deferred, k
     if kind == "receiver":
         consumer.on_message.connect(lambda c, message: deferred(c, message), weak=False)
         consumer.on_message.connect(lambda c, message: None, weak=False, sender=consumer)
-    failures = []
-    consumer.on_exception.connect(lambda c, message, error: failures.append(error), weak=False)
+    failures = heard(consumer, "on_exception")
     with consumer:
         conn = nsqd.connection()
         for number in (1, 2):
@@ -272,85 +261,51 @@ for name in names:
 # Messages whose time is over: no consumer waits for them, none counts for ever
 
 
-QUICK = {"msg_timeout": 300}
-"""What these servers say in reply to IDENTIFY. Nothing here depends on how late a timer fires."""
-
-expired_of = {}
-"""Numbers of the messages that each consumer has said were expired."""
-
-
-class Keep:
-    """A handler that keeps its messages, which are answered later."""
-
-    def __init__(self):
-        self.held = []
-
-    def __call__(self, consumer, message):
-        message.enable_async()
-        self.held.append(message)
-
-
-@pytest.fixture
-def watched(consume):
-    """As ``consume``; notes what the consumer says was expired."""
-
-    def start(handler, *nsqds, **options):
-        consumer = consume(handler, *nsqds, **options)
-        expired_of[consumer] = []
-        consumer.on_expired.connect(lambda c, message: expired_of[c].append(int(message.id, 16)), weak=False)
-        return consumer
-
-    return start
-
-
-def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, watched, monkeypatch, caplog):
+def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, consume, monkeypatch, caplog):
     monkeypatch.setattr("nsq_fast.client.acknowledger.LOG_PAUSE", 600.0)
-    server, keep = servers(QUICK), Keep()
-    consumer = watched(keep, server)
+
+    def keep(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    held, expired = [], []
+    server = servers({"msg_timeout": 300})
+    consumer = consume(keep, server)
+    consumer.on_expired.connect(lambda _, message: expired.append(int(message.id, 16)), weak=False)
     conn = server.connection()
     conn.push(*range(10))
-    conn.wait_for(lambda: len(keep.held) == 10)
+    conn.wait_for(lambda: len(held) == 10)
     assert consumer.total_in_flight == 10
     conn.wait_for(lambda: consumer.total_in_flight == 0)
-    assert expired_of[consumer] == list(range(10))
+    assert expired == list(range(10))
     stats = consumer.stats()
     assert (stats.totals.expired, stats.in_flight, stats.totals.finished) == (10, 0, 0)
-    assert all(message.has_expired() for message in keep.held)
+    assert all(message.has_expired() for message in held)
     conn.push(10)
-    conn.wait_for(lambda: len(keep.held) == 11)
-    keep.held[0].finish()  # a late answer is sent, and counted once
+    conn.wait_for(lambda: len(held) == 11)
+    held[0].finish()  # a late answer is sent, and counted once
     conn.wait_for(lambda: conn.answered(b"FIN") == [0])
     assert consumer.total_in_flight == 1
+    conn.close()  # that of a lost connection counts until it expires
+    again = server.connection(1)
+    server.wait_for(lambda: expired == list(range(11)))
+    server.wait_for(lambda: consumer.stats().orphaned == 0)
+    again.wait_rdy(10)
+    again.push(11)
+    again.wait_for(lambda: len(held) == 12)
     with promptly():
         consumer.close(timeout=30)  # it waits for nothing that has expired
-    assert expired_of[consumer] == list(range(11))
+    assert expired == list(range(12))
     assert caplog.text.count("were not answered before their msg_timeout was over") == 1, "however many follow soon"
 
 
-def test_asynchronous_messages_of_lost_connections_count_until_they_expire(servers, watched):
-    server, keep = servers(QUICK), Keep()
-    consumer = watched(keep, server)
-    conn = server.connection()
-    conn.push(*range(10))
-    conn.wait_for(lambda: len(keep.held) == 10)
-    conn.close()
-    server.wait_for(lambda: consumer.stats().orphaned == 10)
-    assert server.connection(1).rdy == 10
-    assert expired_of[consumer] == list(range(10))
-    assert consumer.stats().totals.expired == 10
-    assert consumer.stats().orphaned == 0
-
-
-# Handlers that are too slow
-
-
-def test_a_handler_that_does_not_end_is_sent_nothing_more_until_it_does(servers, watched):
-    server, gate = servers(QUICK), Event()
-    consumer = watched(lambda c, m: gate.wait(), server)
+def test_a_handler_that_does_not_end_is_sent_nothing_more_until_it_does(servers, consume):
+    server, gate = servers({"msg_timeout": 300}), Event()
+    consumer = consume(lambda c, m: gate.wait(), server)
     conn = server.connection()
     conn.push(1)
     conn.wait_rdy(0)
-    conn.wait_for(lambda: expired_of[consumer] == [1])
+    conn.wait_for(lambda: consumer.stats().totals.expired == 1)
     assert conn.rdy == 0
     gate.set()
     conn.wait_for(lambda: conn.rdy)
@@ -381,24 +336,21 @@ def test_no_more_is_asked_for_than_handlers_begin_with_in_time_and_one_warning_s
 
 def test_by_default_each_connection_has_one(servers):
     nsqds = [servers() for _ in range(3)]
-    with Consumer("t", "c", [str(each.address) for each in nsqds], message_handler=lambda c, m: None) as consumer:
+    with Consumer("t", "c", [str(each.address) for each in nsqds], message_handler=ignore) as consumer:
         for each in nsqds:
             each.connection().wait_rdy(1)
         assert consumer.max_in_flight == consumer.stats().max_in_flight == 3
-
-
-@pytest.mark.parametrize("options", [{"concurrency": 4}, {"handler_threads": 4}])
-def test_by_default_there_is_a_message_for_each_handler(servers, options):
-    nsqd = servers()
-    with Consumer("t", "c", str(nsqd.address), message_handler=lambda c, m: None, **options) as consumer:
-        nsqd.connection().wait_rdy(4)
-        assert consumer.max_in_flight == 4
+    for options in ({"concurrency": 4}, {"handler_threads": 4}):  # and there is one for each handler
+        nsqd = servers()
+        with Consumer("t", "c", str(nsqd.address), message_handler=ignore, **options) as consumer:
+            nsqd.connection().wait_rdy(4)
+            assert consumer.max_in_flight == 4
 
 
 def test_a_number_below_that_of_the_connections_is_obeyed_and_one_warning_says_so(servers, caplog):
     nsqds = [servers() for _ in range(3)]
     addresses = [str(each.address) for each in nsqds]
-    with Consumer("t", "c", addresses, message_handler=lambda c, m: None, max_in_flight=2) as consumer:
+    with Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=2) as consumer:
         nsqds[0].wait_for(lambda: sum(each.is_connected for each in consumer.stats().connections) == 3)
         nsqds[0].wait_for(lambda: consumer.total_ready_count == 2)
         assert consumer.max_in_flight == 2

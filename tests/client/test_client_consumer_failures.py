@@ -11,7 +11,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.scripted_nsqd import ScriptedNsqd, message_frame
+from support.scripted_nsqd import heard, ignore, message_frame
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import ColumnSubscription, Consumer, ExponentialBackoff, RequeueMessage
@@ -27,10 +27,6 @@ def raising(error):
             raise error
 
     return handler
-
-
-def ignore(consumer, message):
-    pass
 
 
 def requeues(conn):
@@ -67,9 +63,7 @@ def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume, delay, m
         if message.body == b"bad":
             raise RequeueMessage(delay)
 
-    told = []
-    consumer = consume(handler, requeue_delay=OWN)
-    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
+    told = heard(consume(handler, requeue_delay=OWN), "on_exception")
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
@@ -92,9 +86,7 @@ class Odd(BaseException):
 )
 @pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=str)
 def test_no_base_exception_loses_a_message_or_a_worker(nsqd, consume, error, options, caplog):
-    consumer = consume(raising(error), requeue_delay=7, **options)
-    told = []
-    consumer.on_exception.connect(lambda c, message, error: told.append(error), weak=False)
+    told = heard(consume(raising(error), requeue_delay=7, **options), "on_exception")
     conn = nsqd.connection()
     conn.push(1, body=b"bad")
     conn.push(2)
@@ -269,13 +261,24 @@ class Steps:
         return self._pauses[min(level, len(self._pauses)) - 1]
 
 
+@pytest.fixture
+def by_connection(servers, consume):
+    """Two nsqds and a consumer of both, which tries again with one message after so many seconds."""
+
+    def make(pause, scope="connection", **options):
+        both = servers(), servers()
+        steps = {"backoff_strategy": Steps(pause), "max_backoff_duration": 600, "requeue_delay": 0, **options}
+        consumer = consume(raising(ValueError()), *both, backoff_scope=scope, **steps)
+        for each in both:
+            each.connection().wait_rdy(5)
+        return consumer, *both
+
+    return make
+
+
 @pytest.mark.parametrize("scope", ["connection", "consumer"])
-def test_failures_pause_their_own_connection_or_all(servers, consume, scope, caplog):
-    bad, good = servers(), servers()
-    steps = {"backoff_strategy": Steps(600.0), "max_backoff_duration": 600, "requeue_delay": 0}
-    consumer = consume(raising(ValueError()), bad, good, backoff_scope=scope, **steps)
-    bad.connection().wait_rdy(5)
-    good.connection().wait_rdy(5)
+def test_failures_pause_their_own_connection_or_all(by_connection, scope, caplog):
+    consumer, bad, good = by_connection(600.0, scope=scope)
     bad.connection().push(1, body=b"bad")
     bad.connection().wait_rdy(0)
     good.connection().wait_rdy(10 if scope == "connection" else 0)  # what one may not have is not left over
@@ -287,11 +290,8 @@ def test_failures_pause_their_own_connection_or_all(servers, consume, scope, cap
     assert told.startswith(f"backoff level 1: pausing{f' of {bad.address}' if scope == 'connection' else ''} for ")
 
 
-def test_after_the_pause_one_message_shows_whether_things_are_better(servers, consume):
-    bad, good = servers(), servers()
-    steps = {"backoff_strategy": Steps(0.1), "max_backoff_duration": 60, "requeue_delay": 0}
-    consumer = consume(raising(ValueError()), bad, good, backoff_scope="connection", **steps)
-    bad.connection().wait_rdy(5)
+def test_after_the_pause_one_message_shows_whether_things_are_better(by_connection):
+    consumer, bad, good = by_connection(0.1)
     bad.connection().push(1, body=b"bad")
     bad.connection().wait_rdy(1)
     good.connection().wait_rdy(9)
@@ -301,53 +301,43 @@ def test_after_the_pause_one_message_shows_whether_things_are_better(servers, co
     assert all(each.backoff_level == 0 for each in consumer.stats().connections)
 
 
-def test_a_connection_that_was_lost_is_tried_with_one_message_first(servers, consume):
-    lost, good = servers(), servers()
-    steps = {"backoff_strategy": Steps(0.1), "max_backoff_duration": 60, "max_reconnect_delay": 0.01}
-    consumer = consume(ignore, lost, good, backoff_scope="connection", **steps)
-    lost.connection().wait_rdy(5)
+def test_a_connection_that_was_lost_is_tried_with_one_message_first(by_connection):
+    consumer, lost, good = by_connection(0.1, max_reconnect_delay=0.01)
     lost.connection().close()
     again = lost.connection(1)
     again.wait_rdy(1)
-    assert {each.address: each.backoff_level for each in consumer.stats().connections} == {
-        lost.address: 1, good.address: 0,
-    }  # fmt: skip
+    levels = {each.address: each.backoff_level for each in consumer.stats().connections}
+    assert levels == {lost.address: 1, good.address: 0}
     again.push(1)
     again.wait_rdy(5)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_what_is_no_strategy_is_refused():
+    for options, text in (
         ({"backoff_scope": "node"}, "backoff_scope='node': must be one of consumer, connection"),
         ({"backoff_strategy": 5}, "backoff_strategy=5: must have duration"),
         ({"backoff_strategy": Steps(-1.0)}, "must have duration"),
         ({"backoff_strategy": ExponentialBackoff(jitter=2.0)}, "jitter, 0 to 1"),
-    ],
-    ids=["scope", "number", "negative", "jitter"],
-)
-def test_what_is_no_strategy_is_refused(options, text):
-    with pytest.raises(ConfigError, match=text):
-        Consumer("t", "c", "127.0.0.1", **options)
+    ):
+        with pytest.raises(ConfigError, match=text):
+            Consumer("t", "c", "127.0.0.1", **options)
 
 
 # Deadlines
 
 
-def test_auto_touch_ends_at_max_msg_timeout_and_the_log_warns(caplog):
-    server = ScriptedNsqd({"msg_timeout": 1000, "max_msg_timeout": 2000})
-
+def test_auto_touch_ends_at_max_msg_timeout_and_the_log_warns(servers, consume, caplog):
     def handler(consumer, message):
         until(lambda: "is still being handled" in caplog.text)
         gevent.sleep(1.0)  # sleep: two times in which it could be touched
 
-    with Consumer("t", "c", str(server.address), auto_touch=True, message_handler=handler):
-        conn = server.connection()
-        conn.push(1)
-        conn.wait_for(lambda: conn.answered(b"FIN"))
-        assert 1 <= len(conn.answered(b"TOUCH")) <= 6
+    server = servers({"msg_timeout": 1000, "max_msg_timeout": 2000})
+    consume(handler, server, auto_touch=True)
+    conn = server.connection()
+    conn.push(1)
+    conn.wait_for(lambda: conn.answered(b"FIN"))
+    assert 1 <= len(conn.answered(b"TOUCH")) <= 6
     assert caplog.text.count("is still being handled") == 1
-    server.stop()
 
 
 LIMIT = 4096
@@ -357,7 +347,7 @@ LARGE = b"x" * 3_000_000
 @pytest.fixture
 def served(make_nsqd):
     """An nsqd whose messages may be larger than the client's limit."""
-    return make_nsqd("-max-msg-size=10000000", "-max-body-size=20000000")
+    return make_nsqd(max_msg_size=10_000_000, max_body_size=20_000_000)
 
 
 def publish(server, *bodies):
@@ -374,30 +364,24 @@ def large_comes_back(server):
 
 
 @pytest.mark.slow
-def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, caplog):
+def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, start_consumer, caplog):
     publish(served, b"one", LARGE, b"two")
     handled, given_up, errors = [], [], []
-
-    def give_up(consumer, message):
-        given_up.append(message)
-
-    consumer = Consumer(
-        "t", "c", str(served.tcp_address), message_handler=lambda c, m: handled.append(m.body), give_up=give_up,
-        max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
+    consumer = start_consumer(
+        "t", "c", [served.tcp_address], message_handler=lambda c, m: handled.append(m.body),
+        give_up=lambda c, m: given_up.append(m), max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
     )  # fmt: skip
     consumer.on_exception.connect(lambda _, message, error: errors.append((message.attempts, error)), weak=False)
-    with consumer:
-        until(lambda: given_up)
-        publish(served, b"three")
-        until(lambda: len(handled) == 3)
-        stats = consumer.stats()
+    until(lambda: given_up)
+    publish(served, b"three")
+    until(lambda: len(handled) == 3)
     assert set(handled) == {b"one", b"two", b"three"}
     (message,) = given_up
     assert (message.attempts, message.body, message.is_truncated, message.body_size) == (3, b"", True, len(LARGE))
     assert [attempts for attempts, _ in errors] == [1, 2]
     assert all(isinstance(error, MessageTooLarge) and f"max_frame_size={LIMIT}" in str(error) for _, error in errors)
     assert f"max_frame_size={LIMIT}" in caplog.text
-    assert [connection.counters.received for connection in stats.connections] == [6]
+    assert [connection.counters.received for connection in consumer.stats().connections] == [6]
     assert "disconnected" not in "".join(record.getMessage() for record in caplog.records if record.levelno > 20)
 
 
@@ -418,27 +402,22 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_batches_and_iteration_never_see_it(served):
+def test_batches_and_iteration_never_see_it(served, start_consumer):
     publish(served, LARGE, *(b"%d" % number for number in range(20)))
-    seen, given_up = [], []
+    seen, given_up, bodies = [], [], []
     options = {"max_frame_size": LIMIT, "max_tries": 1, "requeue_delay": 0, "max_in_flight": 50}
-    with Consumer(
-        "t", "c", str(served.tcp_address), batch_handler=lambda c, messages: seen.extend(messages),
-        give_up=lambda c, message: given_up.append(message), **options,
-    ):  # fmt: skip
-        until(lambda: given_up and len(seen) == 20)
+    options["give_up"] = lambda c, message: given_up.append(message)
+    where = ("t", "c", [served.tcp_address])
+    first = start_consumer(*where, batch_handler=lambda c, messages: seen.extend(messages), **options)
+    until(lambda: given_up and len(seen) == 20)
+    first.close()
     assert not any(message.is_truncated for message in seen)
     publish(served, LARGE, b"last")
-    consumer = Consumer(
-        "t", "c", str(served.tcp_address), give_up=lambda c, message: given_up.append(message), **options
-    )
-    bodies = []
-    for message in consumer:
+    for message in start_consumer(*where, **options):
         bodies.append(message.body)
         if len(given_up) == 2:
             break
         publish(served, b"more")
-    consumer.close()
     assert set(bodies) <= {b"last", b"more"}
 
 
@@ -460,13 +439,11 @@ def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeyp
 
 
 @pytest.mark.slow
-def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
-    server = ScriptedNsqd()
-    errors, release = [], Event()
-    consumer = Consumer("t", "c", str(server.address), message_handler=lambda c, m: release.wait(), max_in_flight=10)
-    consumer.on_error.connect(lambda _, error: errors.append(error), weak=False)
-    consumer.start(block=False)
-    conn = server.connection()
+def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory(nsqd, consume):
+    release = Event()
+    consumer = consume(lambda c, m: release.wait())
+    errors = heard(consumer)
+    conn = nsqd.connection()
     conn.wait_rdy(10)
     flood = b"".join(message_frame(number, b"x" * 100_000) for number in range(100))
 
@@ -483,5 +460,3 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     assert held <= 250
     sender.kill()
     release.set()
-    consumer.close(drain=False)
-    server.stop()

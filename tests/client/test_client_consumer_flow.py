@@ -15,26 +15,12 @@ import pytest
 from gevent.event import Event
 from support.http import ask
 from support.partitions import lookup_of, topology
-from support.scripted_nsqd import frame, message_frame
+from support.scripted_nsqd import frame, heard, ignore, message_frame
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed, WrongThread
 from nsq_fast.names import Address
-
-
-def ignore(consumer, message):
-    pass
-
-
-def publish(server, topic, bodies):
-    answer = ask(server.http_address, "POST", f"/mpub?topic={topic}", b"\n".join(bodies))
-    assert answer.status == 200, answer.body
-
-
-def addresses(servers):
-    return [str(server.tcp_address) for server in servers]
-
 
 # RDY
 
@@ -73,19 +59,19 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
         assert ask(nsqd.http_address, "POST", f"/{what}/create?topic=t&channel=c").status == 200
     nsqd.stop()
     nsqd.start()  # nsqd looks at timeouts of a new channel only after 5 s, of one it starts with at once
-    publish(nsqd, "t", [b"slow"])
-    attempts, errors = [], []
+    assert ask(nsqd.http_address, "POST", "/pub?topic=t", b"slow").status == 200
+    attempts = []
 
     def handler(consumer, message):
         attempts.append(message.attempts)
         gevent.sleep(1.6 if message.attempts == 1 else 0)  # sleep: longer than the timeout of the message
 
     options = {"msg_timeout": 1.0, "concurrency": 2, "max_in_flight": 2}
-    consumer = Consumer("t", "c", addresses([nsqd]), message_handler=handler, **options)
-    consumer.on_error.connect(lambda c, error: errors.append(error.code), weak=False)
+    consumer = Consumer("t", "c", [nsqd.tcp_address], message_handler=handler, **options)
+    errors = heard(consumer)
     with consumer:
         until(lambda: errors)
-        assert errors == ["E_FIN_FAILED"]
+        assert [error.code for error in errors] == ["E_FIN_FAILED"]
         assert attempts == [1, 2]
         assert consumer.stats().totals.answers_failed == 1
         assert consumer.stats().backoff_level == 0
@@ -110,9 +96,7 @@ def test_a_server_that_accepts_and_closes_is_not_hammered(servers, consume):
 
 def test_a_refused_subscription_is_told_and_tried_again(servers, consume):
     server = servers(replies={b"SUB": frame(1, b"E_SUB_FAILED too many consumers")})
-    errors = []
-    consumer = consume(ignore, server, max_reconnect_delay=0.05)
-    consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+    errors = heard(consume(ignore, server, max_reconnect_delay=0.05))
     server.wait_for(lambda: len(errors) >= 2)
     assert isinstance(errors[0], SubFailed)
     del server.replies[b"SUB"]
@@ -120,12 +104,12 @@ def test_a_refused_subscription_is_told_and_tried_again(servers, consume):
 
 
 def test_nsqds_that_are_not_there_or_say_nothing_hold_up_no_other(servers, consume, closed_port):
-    here, errors = servers(), []
+    here = servers()
     gone = SimpleNamespace(address=Address("127.0.0.1", closed_port))
     with socket.create_server(("127.0.0.1", 0)) as mute, promptly():  # the system accepts; nobody says a word
         silent = SimpleNamespace(address=Address(*mute.getsockname()))
         consumer = consume(ignore, gone, silent, here, max_reconnect_delay=0.05, connect_timeout=60.0)
-        consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+        errors = heard(consumer)
         here.connection().push(1)
         here.connection().wait_for(lambda: here.connection().answered(b"FIN") == [1])
         with Producer([silent.address, here.address], connect_timeout=60.0) as producer:
@@ -136,32 +120,37 @@ def test_nsqds_that_are_not_there_or_say_nothing_hold_up_no_other(servers, consu
     assert not any(error.__cause__ for error in refused), "the reason itself is told"
 
 
-def test_unstarted_messages_of_a_lost_connection_are_not_handled(servers, consume):
-    server, release, handled = servers(), Event(), []
-    consumer = consume(lambda c, m: (handled.append(int(m.id, 16)), release.wait()), server)
-    conn = server.connection()
-    conn.push(1, 2, 3)
-    conn.wait_for(lambda: handled)
-    conn.close()
-    server.connection(1)
+def test_what_a_lost_connection_had_is_not_handled_and_its_answers_are_counted_as_lost(servers, consume):
+    """Also those that were queued when it ended."""
+    server, release, handled, taken = servers(), Event(), [], []
+
+    def handle(_, message):
+        handled.append(int(message.id, 16))
+        if message.body == b"later":
+            message.enable_async()
+            taken.append(message)
+        else:
+            release.wait()
+
+    consumer = consume(handle, server, max_reconnect_delay=0.05)
+    first = server.connection()
+    first.push(1, 2, 3)
+    first.wait_for(lambda: handled)
+    first.close()
+    second = server.connection(1)
     release.set()
     holds(lambda: handled == [1])
     assert consumer.stats().totals.answers_lost == 1
-
-
-def test_answers_that_were_queued_when_their_connection_ended_are_counted_as_lost(servers, consume):
-    server, taken = servers(), []
-    consumer = consume(lambda c, m: (m.enable_async(), taken.append(m)), server, max_reconnect_delay=0.05)
-    server.connection().push(1, 2, 3)
+    second.push(4, 5, 6, body=b"later")
     until(lambda: len(taken) == 3)
     taken[0].finish()
     for message in taken[1:]:
         message.requeue(0)
     taken[0].responder.close(ConnectionLost("before they were sent, in the same turn of the loop"))
     totals = consumer.stats().totals
-    assert (totals.answers_lost, totals.finished, totals.requeued) == (3, 0, 0)
-    server.connection(1).wait_rdy(10)
-    assert not {b"FIN", b"REQ"}.intersection(server.connections[0].words())
+    assert (totals.answers_lost, totals.finished, totals.requeued) == (4, 0, 0)
+    server.connection(2).wait_rdy(10)
+    assert not {b"FIN", b"REQ"}.intersection(second.words())
 
 
 # Lookup
@@ -195,7 +184,7 @@ def test_found_nsqds_are_connected_once_and_kept_while_they_live(servers, consum
 def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_lookupd, caplog):
     """With default options: lookup is polled once a minute when the topic is known, not while it is not."""
     lookupd = make_lookupd()
-    nsqd = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
+    nsqd = make_nsqd(lookupd)
     seen = []
     lookups = str(lookupd.http_address)
     with Consumer("young", "c", lookupd_http_addresses=lookups, message_handler=lambda _, m: seen.append(m.body)):
@@ -210,7 +199,7 @@ def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_l
 def test_an_nsqd_that_restarts_is_consumed_again_without_waiting_for_a_poll(make_nsqd, make_lookupd, caplog):
     """Its lookupd forgets an nsqd that is away, and another nsqd has the topic: so nothing is sought."""
     lookupd = make_lookupd()
-    nsqds = [make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}") for _ in range(2)]
+    nsqds = [make_nsqd(lookupd) for _ in range(2)]
     for nsqd in nsqds:
         with Producer(str(nsqd.tcp_address)) as producer:
             producer.publish("restarted", b"before")
@@ -284,33 +273,24 @@ def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog
         kept[0].finish()
 
 
-@pytest.mark.parametrize("drain", [True, False])
-@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=["greenlet", "thread"])
-def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, consume, drain, options, caplog):
+@pytest.mark.parametrize(
+    ("drain", "is_wished", "options"),
+    [(True, True, {}), (True, True, {"handler_threads": 1}), (False, True, {"handler_threads": 1}), (False, False, {})],
+    ids=str,
+)
+def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, consume, drain, is_wished, options, caplog):
+    """And without ``drain`` nobody waits for handlers."""
     held = Held(threading.Event() if options else Event())
-    consumer = consume(held, requeue_unfinished=True, **options)
+    consumer = consume(held, requeue_unfinished=is_wished, **options)
     conn = nsqd.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: held.running)
     with promptly():
-        consumer.close(drain=drain, timeout=0.1)
-    conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == [1, 2])
+        consumer.close(drain=drain, timeout=0.1 if drain else None)
+    conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == ([1, 2] if is_wished else [2]))
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ"), "else it may come again"
     assert {command[2] for command in conn.commands if command[0] == b"REQ"} == {b"0"}
-    assert "requeued 1 messages that handlers have not finished" in caplog.text
-    assert conn.answered(b"FIN") == []
-    held.released.set()
-
-
-def test_without_drain_nobody_waits_for_handlers(nsqd, consume):
-    held = Held()
-    consumer = consume(held)
-    conn = nsqd.connection()
-    conn.push(1, 2)
-    conn.wait_for(lambda: held.running)
-    with promptly():
-        consumer.close(drain=False, timeout=None)
-    assert conn.answered(b"REQ") == [2]
+    assert ("requeued 1 messages that handlers have not finished" in caplog.text) is is_wished
     held.released.set()
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
@@ -446,16 +426,20 @@ def test_a_consumer_closes(nsqd, consume, call):
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_producer_closes(publish_nsqd, new_producer, call):
+    """And publishes there, where it need not wait."""
     answer = Event()
     producer = new_producer(publish_nsqd(lambda peer, command: answer.wait() and peer.ok()))
     publishing = gevent.spawn(producer.publish, "t", b"x")
     until(lambda: producer.stats()["pending"] == 1)
+    given = []
+    call(lambda: given.append(producer.publish_nowait("t", b"x")))
+    until(lambda: given)
     call(producer.close)
     until(lambda: not producer.is_running)
-    assert not producer.join(0.01)  # the publish is pending
+    assert not producer.join(0.01)  # the publishes are pending
     answer.set()
     assert producer.join(WAIT)
-    assert publishing.get(timeout=WAIT) == b"OK"
+    assert [each.get(timeout=WAIT) for each in (publishing, *given)] == [b"OK"] * 2
 
 
 WAITS = {
@@ -472,8 +456,9 @@ WAITS = {
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("call", CALLS[2:])
+@pytest.mark.parametrize(
+    ("call", "wait"), [*((CALLS[3], wait) for wait in WAITS), *((call, "publish") for call in (CALLS[2], CALLS[4]))]
+)
 def test_what_has_to_wait_is_refused_in_the_hub(publish_nsqd, new_producer, consume, call, wait):
     answer = Event()
     server = publish_nsqd(lambda peer, command: (command.bodies == [b"first"] or answer.wait()) and peer.ok())
@@ -500,17 +485,6 @@ def test_what_has_to_wait_is_refused_in_the_hub(publish_nsqd, new_producer, cons
     assert pending.get(timeout=WAIT) == b"OK"
     assert producer.publish("t", b"last") == b"OK"
     assert server.bodies == [b"first", b"pending", b"last"]
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("call", CALLS)
-def test_what_waits_for_nothing_may_be_called_there(publish_nsqd, new_producer, call):
-    producer = new_producer(publish_nsqd())
-    assert producer.publish("t", b"first") == b"OK"
-    given = []
-    call(lambda: given.append(producer.publish_nowait("t", b"x")))
-    until(lambda: given)
-    assert given[0].get(timeout=WAIT) == b"OK"
 
 
 def test_a_consumer_of_frozen_servers(real_nsqd):

@@ -12,7 +12,7 @@ import lz4.block
 import pytest
 import snappy
 from support.partitions import OK, PartitionNsqd, answers, lookup_of, push_record, subscription, topology
-from support.scripted_nsqd import ScriptedNsqd, frame
+from support.scripted_nsqd import ScriptedNsqd, frame, heard, ignore
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Message
@@ -34,10 +34,6 @@ pytestmark = pytest.mark.usefixtures("scripted_lookup")
 CONSUME = {"topic": "t", "channel": "c", "lookupd_http_addresses": "lookup:4161", "requeue_delay": 1}
 NSQD = PartitionNsqd
 NOT_LEADER = frame(1, b"E_FAILED_ON_NOT_LEADER ")
-
-
-def ignore(consumer, message):
-    pass
 
 
 def told(consumer, *answer, **meta):
@@ -71,17 +67,20 @@ def test_one_connection_for_each_partition(nsqds, consume):
 
 
 def test_chosen_partitions_only(nsqds, consume, caplog):
+    """What is said of partitions that a topic lacks is told once."""
     first, second, old = nsqds(), nsqds(), nsqds(kind=ScriptedNsqd)
-    consumer = consume(ignore, partitions=[0, 2, 7])
-    errors = []
-    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
+    consumer = consume(ignore, partitions=[0, 2, 7], start_position={5: "end"})
+    errors = heard(consumer)
     for _ in range(3):
         lookup = told(consumer, {0: first, 1: second, 2: first}, old)
     first.subscriber(0)
-    first.subscriber(2)
+    finishes(first.subscriber(2), 1)
     assert not second.connections
     assert not old.connections
-    assert errors == ["partitions: topic t has partitions 0 to 2; nothing comes of 7 until it has more"]
+    assert [*map(str, errors)] == [
+        "partitions: topic t has partitions 0 to 2; nothing comes of 7 until it has more",
+        "start_position: topic t has partitions 0 to 2; nothing is set for 5 until it has more",
+    ]
     assert sum("nothing comes of 7" in each.getMessage() for each in caplog.records) == 1
     lookup.tell(topology(dict.fromkeys(range(8), first)))
     first.subscriber(7)
@@ -96,17 +95,6 @@ def test_chosen_partitions_only(nsqds, consume, caplog):
     later = consume(ignore, partitions=[2, 4])
     told(later, {0: second}, partition_num=3)
     assert later.is_running, "partition 2 may get a leader"
-
-
-def test_a_position_for_a_partition_that_the_topic_lacks_is_told_once(nsqds, consume):
-    nsqd = nsqds()
-    consumer = consume(ignore, start_position={5: "end"})
-    errors = []
-    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
-    for _ in range(3):
-        told(consumer, {0: nsqd})
-    finishes(nsqd.subscriber(0), 1)
-    assert errors == ["start_position: topic t has partitions 0 to 0; nothing is set for 5 until it has more"]
 
 
 def test_old_nsqds_beside_partitions(nsqds, consume):
@@ -157,18 +145,22 @@ def test_a_configured_nsqd_is_subscribed_to_without_lookup_and_not_twice(nsqds, 
 # Leaders that move
 
 
-def test_a_lost_leader_is_looked_up_at_once_and_followed(nsqds, consume):
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "late heartbeat"])
+def test_a_leader_in_trouble_is_looked_up_at_once_and_another_followed(nsqds, consume, monkeypatch, is_lost):
+    monkeypatch.setattr("nsq_fast.client.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
     before, after = nsqds(), nsqds()
-    consumer = consume(ignore)
-    lookup = told(consumer, {0: before, 1: before})
+    consumer = consume(ignore, heartbeat_interval=30.0 if is_lost else 1.0)
+    others = {1: before} if is_lost else {}
+    lookup = told(consumer, {0: before, **others})
     connection = before.subscriber(0)
-    lookup.answer = topology({0: after, 1: before})
+    lookup.answer = topology({0: after, **others})
     asked = lookup.refreshed
-    connection.close()
+    if is_lost:
+        connection.close()
     finishes(after.subscriber(0), 3)
     assert lookup.refreshed > asked
-    assert before.live(1), "the other partition stays where it is"
-    until(lambda: len(consumer.stats().connections) == 2)
+    assert not is_lost or before.live(1), "the other partition stays where it is"
+    until(lambda: len(consumer.stats().connections) == 1 + is_lost)
 
 
 def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume, monkeypatch):
@@ -176,7 +168,7 @@ def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume
     monkeypatch.setattr("nsq_fast.client.subscriptions.LONGEST_LEADER_DELAY", 0.02)
     nsqd = nsqds()
     told(consume(ignore, max_reconnect_delay=600), {0: nsqd})
-    for _ in range(50):
+    for _ in range(12):
         connection = nsqd.subscriber(0)
         refused = len(nsqd.connections)
         nsqd.replies[b"SUB"] = NOT_LEADER
@@ -184,17 +176,6 @@ def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume
         until(lambda refused=refused: len(nsqd.connections) >= refused + 10)
         nsqd.replies[b"SUB"] = OK
     nsqd.subscriber(0)
-
-
-def test_a_leader_whose_heartbeat_is_late_is_left_when_lookup_knows_another(nsqds, consume, monkeypatch):
-    monkeypatch.setattr("nsq_fast.client.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
-    silent, after = nsqds(), nsqds()
-    lookup = told(consume(ignore, heartbeat_interval=1.0), {0: silent})
-    silent.subscriber(0)
-    asked = lookup.refreshed
-    lookup.answer = topology({0: after})
-    after.subscriber(0)
-    assert lookup.refreshed > asked
 
 
 @pytest.mark.parametrize(("wanted", "asked"), [(30.0, 14_000), (1.0, 1_000)])
@@ -301,9 +282,8 @@ def test_what_lookup_names_no_more_is_not_subscribed_to_while_it_is_being_connec
 
 def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
     nsqd = nsqds(replies={b"SUB": frame(1, b"E_SUB_ORDER_IS_MUST ")})
-    errors = []
     consumer = consume(ignore, nsqd_tcp_addresses=str(nsqd.address))
-    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    errors = heard(consumer)
     nsqd.wait_for(lambda: lookup_of(consumer).refreshed)
     assert len(nsqd.connections) == 1, "a refusal is not repeated"
     told(consumer, {0: nsqd}, ordered=True)
@@ -313,15 +293,14 @@ def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "option"),
+    ("code", "error", "option", "has_lookup"),
     [
-        (b"E_SUB_ORDER_IS_MUST ", OrderedSubRequired, "ordered=True"),
-        (b"E_SUB_EXTEND_NEED ", ExtendSubRequired, "extend_support=True"),
-        (b"E_SUB_EXTEND_FORBIDDON ", ExtendSubForbidden, "extend_support=False"),
-        (b"E_SUB_CHANNEL_NOT_REGISTERED ", ChannelNotRegistered, "channel/create"),
+        (b"E_SUB_ORDER_IS_MUST ", OrderedSubRequired, "ordered=True", True),
+        (b"E_SUB_EXTEND_NEED ", ExtendSubRequired, "extend_support=True", False),
+        (b"E_SUB_EXTEND_FORBIDDON ", ExtendSubForbidden, "extend_support=False", True),
+        (b"E_SUB_CHANNEL_NOT_REGISTERED ", ChannelNotRegistered, "channel/create", False),
     ],
 )
-@pytest.mark.parametrize("has_lookup", [True, False])
 def test_a_mode_that_is_wrong_everywhere_ends_the_consumer(nsqds, consume, code, error, option, has_lookup):
     nsqd = nsqds(replies={b"SUB": frame(1, code)})
     if has_lookup:
@@ -341,8 +320,8 @@ def test_a_mode_that_is_wrong_everywhere_ends_the_consumer(nsqds, consume, code,
 
 def test_one_refusal_among_others_is_told_and_ends_nothing(nsqds, consume):
     good, bad = nsqds(), nsqds(replies={b"SUB": frame(1, b"E_SUB_EXTEND_NEED ")})
-    consumer, errors = consume(ignore), []
-    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    consumer = consume(ignore)
+    errors = heard(consumer)
     told(consumer, {0: good, 1: bad})
     connection = good.subscriber(0)
     until(lambda: errors)
@@ -354,20 +333,19 @@ def test_one_refusal_among_others_is_told_and_ends_nothing(nsqds, consume):
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("option", "values"),
     [
-        ({"start_position": "end"}, "start_position"),
-        ({"partitions": []}, "partitions"),
-        ({"partitions": "0,x"}, "partitions"),
-        ({"partitions": [1024]}, "partitions"),
-        ({"ordered": "perhaps"}, "ordered"),
-        ({"blocked_policy": "skip"}, "blocked_policy"),
-        ({"trace": "yes"}, "trace"),
+        ("start_position", ["end"]),
+        ("partitions", [[], "0,x", [1024]]),
+        ("ordered", ["perhaps"]),
+        ("blocked_policy", ["skip"]),
+        ("trace", ["yes"]),
     ],
 )
-def test_a_wrong_option_is_named(options, named):
-    with pytest.raises(ConfigError, match=named):
-        Consumer("t", "c", "localhost:1", **options)
+def test_a_wrong_option_is_named(option, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=option):
+            Consumer("t", "c", "localhost:1", **{option: value})
 
 
 # Bodies that are compressed, messages that are skipped or suppressed, and the trace log of what is consumed
@@ -456,10 +434,6 @@ def consumed(nsqd, consume):
     return run
 
 
-def test_a_handler_gets_the_body_as_it_came_where_that_is_wished(consumed):
-    assert consumed([(b"\x00", header("1"))], decompress=False)[0] == [b"\x00"]
-
-
 @either_order
 @pytest.mark.parametrize(("decompress", "name"), [(False, "test"), (True, "t\u00e9st")])
 def test_messages_with_a_header_are_skipped(consumed, ordered, decompress, name):
@@ -469,6 +443,8 @@ def test_messages_with_a_header_are_skipped(consumed, ordered, decompress, name)
     seen, totals = consumed(messages, ordered, skip_header=name, decompress=decompress)
     assert seen == [b"2", b"3", b"4"]
     assert totals.skipped == 2
+    if not decompress:  # then a handler gets the body as it came
+        assert consumed([(b"\x00", header("1"))], partition=1, decompress=False)[0] == [b"\x00"]
 
 
 @either_order
@@ -544,17 +520,19 @@ def test_a_message_that_is_put_to_the_end_of_its_topic_is_no_copy_of_itself(nsqd
     published = []
 
     give_up = PublishTo(producer=Published())
-    consume(lambda _, m: None, found=topology({0: nsqd}, extend_support=True), give_up=give_up, max_tries=1)
+    consume(ignore, found=topology({0: nsqd}, extend_support=True), give_up=give_up, max_tries=1)
     connection = nsqd.subscriber(0)
     push_record(connection, 1, attempts=2, ext=keyed("a"))
     connection.wait_for(lambda: answers(connection, b"FIN") == [1])
     assert published == [{"n": 1}]
 
 
-@pytest.mark.parametrize("has_headers", [False, True])
-@pytest.mark.parametrize("option", [{"suppress_retried": 10}, {"skip_header": "test"}])
+@pytest.mark.parametrize(
+    ("option", "has_headers"),
+    [({"suppress_retried": 10}, False), ({"skip_header": "test"}, False), ({"skip_header": "test"}, True)],
+)
 def test_a_topic_whose_messages_have_no_headers_is_told_of_once(nsqd, consume, option, has_headers, caplog):
-    consume(lambda _, m: None, found=topology({0: nsqd, 1: nsqd}, extend_support=has_headers), **option)
+    consume(ignore, found=topology({0: nsqd, 1: nsqd}, extend_support=has_headers), **option)
     for partition in (0, 1):
         connection = nsqd.subscriber(partition)
         push_record(connection, 1, ext=b"" if has_headers else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from time import monotonic, time_ns
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, lookup_of, push_record, topology
+from support.scripted_nsqd import heard
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, Producer, RequeueMessage
@@ -18,13 +20,6 @@ from nsq_fast.errors import InternalError, OrderViolated, PartitionBlocked
 
 CONSUME = {"topic": "t", "channel": "c", "ordered": True, "requeue_delay": 20}
 NSQD = PartitionNsqd
-
-
-def hear(consumer, name):
-    """What a signal tells, as a list that grows."""
-    heard = []
-    getattr(consumer, name).connect(lambda sender, **values: heard.append(values), weak=False)
-    return heard
 
 
 class Recorder:
@@ -63,32 +58,27 @@ def test_messages_have_their_place_and_rdy_is_one(nsqd, consume):
 
 def test_a_violation_is_told_and_delivered_by_default_and_a_redelivery_is_none(nsqd, consume, caplog):
     consumer = consume(Recorder(), found=topology({0: nsqd}))
-    violations = hear(consumer, "on_order_violation")
+    violations = heard(consumer, "on_order_violation")
+    messages = heard(consumer, "on_order_violation", "message")
     connection = nsqd.subscriber(0)
     push(connection, 5, 5, 3, 4, 6)
     wait_answers(connection, b"FIN", [5, 5, 3, 4, 6])
     stats = consumer.stats()
     assert (stats.repeated, stats.order_violations) == (1, 1), "4 is in order after 3"
-    (told,) = violations
-    assert (told["error"].partition, told["error"].last, told["error"].seen) == (0, (5, 200), (3, 120))
-    assert told["message"].offset == 120
+    (error,) = violations
+    assert (error.partition, error.last, error.seen) == (0, (5, 200), (3, 120))
+    assert messages[0].offset == 120
     assert "partition 0 went backwards" in caplog.text
-
-
-def test_a_partition_that_goes_back_to_its_first_message_is_a_violation_as_long_as_its_topic_is_there(nsqd, consume):
-    consumer = consume(Recorder(), found=topology({0: nsqd}), order_policy="deliver")
-    violations = hear(consumer, "on_order_violation")
-    connection = nsqd.subscriber(0)
-    push(connection, 5, 0, 1)
-    wait_answers(connection, b"FIN", [5, 0, 1])
-    assert [each["error"].seen for each in violations] == [(0, 0)]
+    push(connection, 0, 1)  # back to its first message, as its topic is there still
+    wait_answers(connection, b"FIN", [5, 5, 3, 4, 6, 0, 1])
+    assert [error.seen for error in violations] == [(3, 120), (0, 0)]
 
 
 def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
     """It restarts as the leader without its last records, and stores new ones in their places."""
     handler = Recorder()
     consumer = consume(handler, found=topology({0: nsqd}))
-    violations = hear(consumer, "on_order_violation")
+    violations = heard(consumer, "on_order_violation")
     connection = nsqd.subscriber(0)
     push(connection, *range(1, 9))
     wait_answers(connection, b"FIN", [*range(1, 9)])
@@ -99,8 +89,7 @@ def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
     push(again, 9)
     wait_answers(again, b"FIN", [6, 7, 8, 9])
     assert handler.seen == [*range(1, 9), 6, 7, 8, 9], "new messages are handled"
-    (told,) = violations
-    assert (told["error"].last, told["error"].seen) == ((8, 320), (6, 240))
+    assert [(error.last, error.seen) for error in violations] == [((8, 320), (6, 240))]
 
 
 def test_a_violation_may_be_dropped_or_stop_the_consumer(nsqd, consume):
@@ -153,17 +142,8 @@ def test_a_message_is_held_no_longer_than_the_server_waits(nsqds, consume):
     assert b"TOUCH" not in connection.words()
 
 
-def test_closing_gives_held_messages_back(nsqd, consume):
-    consumer = consume(Recorder(1), found=topology({0: nsqd}), requeue_delay=60_000)
-    connection = nsqd.subscriber(0)
-    push(connection, 1)
-    until(lambda: consumer.stats().in_flight == 1 and consumer.stats().unstarted == 0)
-    with promptly():
-        consumer.close(timeout=None)
-    assert answers(connection, b"REQ") == [1]
-
-
 def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsqd, nsqds, consume):
+    """And a close those that are left."""
     after, handler = nsqds(), Recorder(1)
     consumer = consume(handler, found=topology({0: nsqd, 1: nsqd}), requeue_delay=60_000)
     moving, staying = nsqd.subscriber(0), nsqd.subscriber(1)
@@ -174,6 +154,9 @@ def test_a_partition_that_moves_gives_back_its_own_held_message_and_no_other(nsq
     wait_answers(moving, b"REQ", [1])
     after.subscriber(0)
     holds(lambda: not answers(staying, b"REQ"))
+    with promptly():
+        consumer.close(timeout=None)
+    assert answers(staying, b"REQ") == [1]
 
 
 def test_max_tries_skips_nothing(nsqd, consume):
@@ -191,12 +174,12 @@ def test_max_tries_skips_nothing(nsqd, consume):
 def test_a_blocked_message_is_told_and_goes_on_being_tried(nsqd, consume, caplog):
     handler = Recorder(1)
     consumer = consume(handler, found=topology({0: nsqd}), attempts_threshold=3)
-    blocked = hear(consumer, "on_blocked")
+    blocked = heard(consumer, "on_blocked", "message")
     connection = nsqd.subscriber(0)
     for attempts in (3, 4, 5, 6, 7, 8):
         push(connection, 1, attempts=attempts)
     wait_answers(connection, b"REQ", [1] * 6)
-    assert [each["message"].attempts for each in blocked] == [4, 5, 6, 7, 8]
+    assert [message.attempts for message in blocked] == [4, 5, 6, 7, 8]
     assert consumer.stats().blocked == 5
     assert caplog.text.count("partition 0 is blocked") == 3, "for the 4th, 5th and 7th attempt"
     assert handler.seen == [1] * 6
@@ -337,54 +320,21 @@ def test_iterating_over_an_ordered_topic(nsqd, consume):
     assert seen == [80, 120, 160, 200]
 
 
-@pytest.fixture
-def taking(lookups, start_consumer):
-    """``taking(partitions, handler, **options)``: a consumer that is connected to all partitions of the topic t."""
+def test_a_start_position_on_the_leader_of_each_partition(cluster, lookups, start_consumer):
+    def consume(**options):
+        seen = {0: [], 1: []}
+        handler = lambda _, message: seen[message.partition].append(message.offset)  # noqa: E731
+        return start_consumer("t", "ch", message_handler=handler, **lookups, **options), seen
 
-    def start(partitions, handler, **options):
-        options = {"max_in_flight": 20, **lookups, **options}
-        consumer = start_consumer("t", "ch", message_handler=handler, **options)
-        until(lambda: sum(each.is_connected for each in consumer.stats().connections) == partitions)
-        return consumer
-
-    return start
-
-
-@pytest.fixture
-def publish(lookups):
-    """``publish(partition, *bodies)`` to the topic t."""
-    with Producer(lookupd_refresh_interval=0.05, **lookups) as producer:
-        yield lambda partition, *bodies: producer.multipublish("t", list(bodies), partition=partition)
-
-
-def test_a_blocked_partition_blocks_no_other(cluster, taking, publish):
     cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
-    seen = []
-
-    def handler(_, message):
-        if message.body == b"bad":
-            raise ValueError("no")
-        seen.append(message.body)
-
-    consumer = taking(2, handler, requeue_delay=5, attempts_threshold=2)
-    publish(0, b"bad", b"behind")
-    publish(1, b"a", b"b", b"c")
-    until(lambda: consumer.stats().blocked >= 3)
-    assert seen == [b"a", b"b", b"c"]
-
-
-def test_a_start_position_on_the_leader_of_each_partition(cluster, taking, publish):
-    cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
-    seen = {0: [], 1: []}
-    handler = lambda _, message: seen[message.partition].append(message.offset)  # noqa: E731
-    first = taking(2, handler)
-    for partition in (0, 1):
-        publish(partition, b"a", b"b", b"c")
-    until(lambda: len(seen[0]) == len(seen[1]) == 3)
+    first, offsets = consume()
+    with Producer(**lookups) as producer:
+        for partition in (0, 1):
+            producer.multipublish("t", [b"a", b"b", b"c"], partition=partition)
+    until(lambda: len(offsets[0]) == len(offsets[1]) == 3)
     first.close()
-    offsets, seen = seen, {0: [], 1: []}
     position = {0: f"offset:{offsets[0][1]}", 1: f"offset:{offsets[1][0]}"}
-    taking(2, handler, start_position=position, start_position_policy="each_start")
+    _, seen = consume(start_position=position, start_position_policy="each_start")
     until(lambda: list(dict.fromkeys(seen[1])) == offsets[1] and offsets[0][-1] in seen[0])
     assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
 
@@ -445,7 +395,7 @@ def test_the_order_of_a_topic_that_is_made_anew_begins_anew(cluster, start_consu
     consumer = start_consumer(
         "t", "c", (), lookups, order_policy=policy, message_handler=lambda _, m: seen.append(m.body), **polls
     )
-    violations = hear(consumer, "on_order_violation")
+    violations = heard(consumer, "on_order_violation")
     until(lambda: consumer.total_ready_count > 0)
     with Producer((), lookups) as producer, LookupdHTTPClient.from_url(lookups[0]) as client:
         for body in (b"1", b"2", b"3"):
@@ -553,60 +503,52 @@ def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, beg
     assert seen == [b"1"]
 
 
-@pytest.mark.parametrize("garbage", [b'{"topics": [{"channels": "\xff"}]}', b'{"topics": 1}', b"{"])
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)
-def test_stats_that_cannot_be_read_are_a_mistake_of_the_server(place, start_consumer, monkeypatch, garbage):
-    ask, asked = HttpClient.ask, []
+def test_stats_that_cannot_be_read_are_a_mistake_of_the_server(place, start_consumer, monkeypatch):
+    ask, garbage = HttpClient.ask, [b'{"topics": [{"channels": "\xff"}]}', b'{"topics": 1}', b"{"]
 
     async def ask_for_garbage(self, loop, method, path, *arguments, **options):
         reply = await ask(self, loop, method, path, *arguments, **options)
-        if path == "/stats" and not asked:
-            asked.append(path)
-            return msgspec.structs.replace(reply, body=garbage)
-        return reply
+        return msgspec.structs.replace(reply, body=garbage.pop()) if path == "/stats" and garbage else reply
 
     monkeypatch.setattr(HttpClient, "ask", ask_for_garbage)
     consumer = start_consumer(
         "t", "new", (), place[1], message_handler=lambda *_: None, start_position="end", max_reconnect_delay=0.1
     )
-    errors = hear(consumer, "on_error")
+    errors = heard(consumer)
     until(lambda: consumer.total_ready_count > 0)
-    assert asked
-    assert errors
-    assert not [each for each in errors if isinstance(each["error"], InternalError)]
+    assert not garbage
+    assert len(errors) >= 3
+    assert not [error for error in errors if isinstance(error, InternalError)]
 
 
-@pytest.mark.parametrize(
-    ("position", "told"),
-    [("offset:{end}", None), ("offset:{beyond}", "offset:{beyond}"), ("count:4", None), ("count:5", "count:5")],
-)
 @pytest.mark.parametrize("way", ["consumer", "admin"])
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)  # a real one takes positions in a cluster only
-def test_a_position_beyond_the_end_is_told_and_is_the_end(place, begin, caplog, position, told, way):
+def test_a_position_beyond_the_end_is_told_and_is_the_end(place, begin, caplog, way):
+    def end_of_log():
+        (row,) = client.stats("t")["topics"]
+        return row["message_count"] == stored and row["backend_depth"]
+
+    def told():
+        return [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "start_position_beyond"]
+
     producer, lookups, leader = place
-    end = {}
+    producer.multipublish("t", [b"before"] * 3)
+    positions = [("offset:{end}", False), ("offset:{beyond}", True), ("count:6", False), ("count:8", True)]
     with NsqdHTTPClient(*leader) as client:
-
-        def is_known():
-            (row,) = client.stats("t")["topics"]
-            end.update(end=row["backend_depth"], beyond=row["backend_depth"] + 1)
-            return row["message_count"] == 3
-
-        producer.multipublish("t", [b"before"] * 3)
-        until(is_known)
-    if way == "consumer":
-        consumer, seen = begin("new", position.format(**end))
-    else:
-        consumer, seen = begin("new", "end")
-        assert all(result.is_done for result in ClusterAdmin(lookups).set_offset("t", "new", position.format(**end)))
-    producer.publish("t", b"1")
-    finished(consumer, 1)
-    assert seen == [b"1"]
-    said = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "start_position_beyond"]
-    assert len(said) == (told is not None)
-    if told:
-        assert f"was to begin at {told.format(**end)}, beyond the end of the log" in said[0]
-        assert "new" in said[0]
+        for stored, (position, is_beyond) in enumerate(positions, 3):
+            end = until(end_of_log)
+            channel, position = f"new{stored}", position.format(end=end, beyond=end + 1)
+            consumer, seen = begin(channel, position if way == "consumer" else "end")
+            if way == "admin":
+                assert all(result.is_done for result in ClusterAdmin(lookups).set_offset("t", channel, position))
+            producer.publish("t", b"1")
+            finished(consumer, 1)
+            consumer.close()
+            assert seen == [b"1"]
+            said = f"{channel}.*was to begin at {position}, beyond the end of the log"
+            assert [bool(re.search(said, text)) for text in told()] == [True] * is_beyond
+            caplog.clear()
 
 
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)

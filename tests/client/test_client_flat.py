@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -211,81 +210,37 @@ BATCH = 10
 BODY = b"x" * 200
 
 
-class Count:
-    """Messages that were handled; one of each consumer."""
+async def run(address: str, messages: int) -> None:
+    """Do all of it."""
+    steps = max(1, messages // 2 // BATCH // ROUNDS // 20)  # of each publisher, in one round; there are 20 of each kind
+    options: dict[str, Any] = {"max_in_flight": 500}
 
-    def __init__(self) -> None:
-        self.handled = 0
-        self.due = 0
-        self.is_reached = threading.Event()
-
-    def expect(self, count: int) -> None:
-        """So many more are to come."""
-        self.due += count
-        self.is_reached.clear()
-
-    def add(self) -> None:
-        """One was handled. In one thread, or one loop."""
-        self.handled += 1
-        if self.handled == self.due:
-            self.is_reached.set()
-
-
-def publish_in_threads(producer: threads.Producer, steps: int) -> None:
-    """Publish ``steps`` batches from several threads, and wait for the results."""
-
-    def publish(share: int) -> None:
-        for _ in range(share):
+    def publish_in_thread() -> None:
+        for _ in range(steps * TASKS // THREADS):
             producer.publish("threads", BODY)
             producer.multipublish("threads", [BODY] * (BATCH - 1))
 
-    workers = [threading.Thread(target=publish, args=(steps // THREADS,)) for _ in range(THREADS)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    async def publish_in_task() -> None:
+        for _ in range(steps):
+            await aio_producer.publish("tasks", BODY)
+            await aio_producer.multipublish("tasks", [BODY] * (BATCH - 1))
 
-
-async def publish_in_tasks(producer: aio.Producer, steps: int) -> None:
-    """As ``publish_in_threads``, from several tasks."""
-
-    async def publish(share: int) -> None:
-        for _ in range(share):
-            await producer.publish("tasks", BODY)
-            await producer.multipublish("tasks", [BODY] * (BATCH - 1))
-
-    await asyncio.gather(*[publish(steps // TASKS) for _ in range(TASKS)])
-
-
-async def run(address: str, messages: int) -> None:
-    """Do all of it."""
-    in_threads, in_tasks = Count(), Count()
-    steps = max(1, messages // 2 // BATCH // ROUNDS // 20) * 20  # of each kind of publisher, in one round
-    options: dict[str, Any] = {"max_in_flight": 500}
-
-    async def handle(consumer: aio.Consumer, message: Message) -> None:
-        in_tasks.add()
+    async def handle(consumer: aio.Consumer, message: Message) -> None: ...
 
     with (
         threads.Producer(address) as producer,
-        threads.Consumer(
-            "threads", "c", address, message_handler=lambda consumer, message: in_threads.add(), **options
-        ) as consumer,
+        threads.Consumer("threads", "c", address, message_handler=lambda consumer, message: None, **options) as first,
     ):
-        consumer.stats()
         async with (
             aio.Producer(address) as aio_producer,
-            aio.Consumer("tasks", "c", address, message_handler=handle, **options),
+            aio.Consumer("tasks", "c", address, message_handler=handle, **options) as second,
         ):
-            for number in range(1, ROUNDS + 1):
-                for count in (in_threads, in_tasks):
-                    count.expect(steps * BATCH)
-                others = asyncio.create_task(asyncio.to_thread(publish_in_threads, producer, steps))
-                await publish_in_tasks(aio_producer, steps)
-                await others
-                for count in (in_threads, in_tasks):
-                    assert await asyncio.to_thread(count.is_reached.wait, 300.0), (count.handled, count.due)
-                say(2 * number * steps * BATCH)
+            for due in range(steps * TASKS * BATCH, (ROUNDS + 1) * steps * TASKS * BATCH, steps * TASKS * BATCH):
+                others = [asyncio.to_thread(publish_in_thread) for _ in range(THREADS)]
+                await asyncio.gather(*(publish_in_task() for _ in range(TASKS)), *others)
+                while min(each.stats().totals.finished for each in (first, second)) < due:
+                    await asyncio.sleep(0.002)  # sleep: looks again and again
+                say(2 * due)
 
 
 def say(messages: int) -> None:

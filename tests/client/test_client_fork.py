@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
 
 import pytest
 from support.processes import run_quietly
 
-from nsq_fast import NsqdHTTPClient
+from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess
 
 PLAIN = "from os import fork, waitpid\n"
@@ -33,7 +33,7 @@ WAYS = [pytest.param(PLAIN, id="os.fork"), pytest.param(GEVENT, id="gevent.fork"
 
 
 COMMON = """
-import logging, os, sys
+import logging, os, re, sys
 import gevent
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
 from nsq_fast.errors import ConnectionLost
@@ -42,7 +42,7 @@ from nsq_fast.client.greenlets import loop_turns
 logging.basicConfig(level=logging.WARNING)
 TCP, HTTP, LOOKUPD = sys.argv[1:]
 
-def in_child(work):
+def in_child(work, *arguments):
     '''Fork; do the work in the child only. Returns what waits for the child.'''
     pid = fork()
     if pid:
@@ -50,7 +50,7 @@ def in_child(work):
     status = 1
     try:
         with gevent.Timeout(100):
-            work()
+            work(*arguments)
         status = 0
     except BaseException:
         logging.exception("the child failed")
@@ -60,12 +60,7 @@ def in_child(work):
 
 
 PUBLISH = """
-producer = Producer(TCP, connections_per_nsqd=1, **OPTIONS)
-producer.start()
-producer.publish("t", b"before")
-results = [producer.publish_nowait("t", b"pending %d" % n) for n in range(50)]
-
-def work():
+def work(producer):
     assert producer.is_running and not producer.is_connected
     assert producer.stats()["pending"] == 0
     producer.publish("t", b"child")
@@ -74,34 +69,43 @@ def work():
     producer.close()
     assert not producer.is_running
 
-wait = in_child(work)
-producer.publish("t", b"parent")
-assert wait() == 0
-gevent.joinall([gevent.spawn(producer.publish, "t", b"parent after") for _ in range(3)], raise_error=True)
-assert {result.get(timeout=5) for result in results} == {b"OK"}
-producer.close()
+for options in ({}, {"linger": 0.05}, {"coalesce": True}):
+    producer = Producer(TCP, connections_per_nsqd=1, **options)
+    producer.start()
+    producer.publish("t", b"before")
+    results = [producer.publish_nowait("t", b"pending %d" % n) for n in range(50)]
+    wait = in_child(work, producer)
+    producer.publish("t", b"parent")
+    assert wait() == 0
+    gevent.joinall([gevent.spawn(producer.publish, "t", b"parent after") for _ in range(3)], raise_error=True)
+    assert {result.get(timeout=5) for result in results} == {b"OK"}
+    producer.close()
 """
 
 
 START_IN_CHILD = """
-seen = []
-
 def handle(consumer, message):
     seen.append(message.body)
     if len(seen) == 20:
         consumer.close()
 
-consumer = Consumer(**{"topic": "t", "channel": "c", **ADDRESS}, message_handler=handle, max_in_flight=5)
-with Producer(TCP) as producer:
-    for first, topic in enumerate(consumer.topics or ("t",)):
-        producer.multipublish(topic, [b"%d" % n for n in range(first, 20, max(1, len(consumer.topics)))])
-
-def work():
+def work(consumer):
     consumer.start()
     assert sorted(seen) == sorted(b"%d" % n for n in range(20))
 
-assert in_child(work)() == 0
-assert seen == [] and not consumer.is_running
+for address in (
+    {"nsqd_tcp_addresses": TCP},
+    {"lookupd_http_addresses": LOOKUPD},
+    {"topic": ["t", "u"], "nsqd_tcp_addresses": TCP},
+    {"topic": re.compile("t"), "lookupd_http_addresses": LOOKUPD},
+):
+    seen = []
+    consumer = Consumer(**{"topic": "t", "channel": "c", **address}, message_handler=handle, max_in_flight=5)
+    with Producer(TCP) as producer:
+        for first, topic in enumerate(consumer.topics or ("t",)):
+            producer.multipublish(topic, [b"%d" % n for n in range(first, 20, max(1, len(consumer.topics)))])
+    assert in_child(work, consumer)() == 0
+    assert seen == [] and not consumer.is_running
 """
 
 
@@ -170,7 +174,15 @@ client = NsqdHTTPClient.from_url(HTTP)
 client.create_topic("t")
 consumer = Consumer("t", "c", lookupd_http_addresses=LOOKUPD, message_handler=lambda consumer, message: None,
                     lookupd_poll_interval=0.1)
+by_lookup, producer = Producer(lookupd_http_addresses=LOOKUPD), Producer(TCP)
 consumer.start(block=False)
+by_lookup.start()
+producer.start()
+result = producer.publish_nowait("t", b"x")
+for _ in range(30):  # at any moment of a start
+    assert in_child(gevent.sleep, 0.02)() == 0  # sleep: what has survived the fork would run
+    loop_turns().wait()
+assert result.get() == b"OK"
 while not any(subscriber.is_connected for subscriber in consumer.subscribers):
     gevent.sleep(0.01)  # sleep: looks again and again
 
@@ -185,7 +197,8 @@ for _ in range(20):
     gevent.sleep(0.02)  # sleep: requests that are spread over the time of the child
 assert wait() == 0
 assert [subscriber.is_connected for subscriber in consumer.subscribers] == [True]
-consumer.close()
+for each in (consumer, by_lookup, producer):
+    each.close()
 """
 
 
@@ -265,34 +278,20 @@ thread.join()
 """
 
 
-AT_ANY_MOMENT = """
-client = NsqdHTTPClient.from_url(HTTP)
-client.create_topic("t")
-consumer = Consumer("t", "c", lookupd_http_addresses=LOOKUPD, message_handler=lambda consumer, message: None,
-                    lookupd_poll_interval=0.1)
-by_lookup = Producer(lookupd_http_addresses=LOOKUPD)
-for client in (consumer, by_lookup):
-    client.start(**({"block": False} if client is consumer else {}))
-producer = Producer(TCP)
-producer.start()
-result = producer.publish_nowait("t", b"x")
-
-def work():
-    gevent.sleep(0.02)  # sleep: what has survived the fork would run
-
-for _ in range(30):
-    assert in_child(work)() == 0
-    loop_turns().wait()
-assert result.get() == b"OK"
-for client in (consumer, by_lookup, producer):
-    client.close()
-"""
+@pytest.fixture(scope="module")
+def running() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process:
+        yield process
 
 
 @pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+def broker(running: BrokerProcess) -> Iterator[BrokerProcess]:
+    """It has no topics, and forgets those of the test."""
+    yield running
+    with NsqdHTTPClient(*running.nsqd.http) as nsqd, LookupdHTTPClient(*running.lookupd.http) as lookupd:
+        for topic in nsqd.stats()["topics"]:
+            nsqd.delete_topic(topic["topic_name"])
+            lookupd.delete_topic(topic["topic_name"])
 
 
 def run(broker: BrokerProcess, *parts: str) -> None:
@@ -303,51 +302,23 @@ def run(broker: BrokerProcess, *parts: str) -> None:
 
 def stored(broker: BrokerProcess, topic: str) -> Counter[bytes]:
     """What was published to a topic that nobody has consumed."""
-    from nsq_fast import Consumer
-
     with NsqdHTTPClient(*broker.nsqd.http) as client:
         (found,) = client.stats(topic=topic)["topics"]
-    bodies: Counter[bytes] = Counter()
     with Consumer(topic, "all", [broker.nsqd.tcp], max_in_flight=100) as consumer:
-        for count, message in enumerate(consumer, 1):
-            bodies[message.body] += 1
-            if count == found["depth"]:
-                break
-    return bodies
+        return Counter(message.body for message in islice(consumer, found["depth"]))
 
 
-def ways_with(first: str, *others: str) -> Any:
-    """Each way with the first, and ``os.fork`` with each of the others: what is made does not know who forks."""
-    pairs = [pytest.param(*way.values, first, id=f"{way.id}-{first}") for way in WAYS]  # type: ignore[attr-defined]
-    return [*pairs, *(pytest.param(PLAIN, other, id=f"os.fork-{other}") for other in others)]
+@pytest.mark.parametrize("way", WAYS)
+def test_a_producer_publishes_on_both_sides(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, PUBLISH)
+    once = {b"before": 1, b"child": 1, b"child many": 3, b"parent": 1, b"parent after": 3}
+    once |= {b"pending %d" % number: 1 for number in range(50)}
+    assert stored(broker, "t") == {body: 3 * count for body, count in once.items()}
 
 
-@pytest.mark.parametrize(("way", "options"), ways_with("{}", "{'linger': 0.05}", "{'coalesce': True}"))
-def test_a_producer_publishes_on_both_sides(broker: BrokerProcess, way: str, options: str) -> None:
-    run(broker, way, f"OPTIONS = {options}\n", PUBLISH)
-    assert stored(broker, "t") == Counter(
-        {
-            b"before": 1,
-            b"child": 1,
-            b"child many": 3,
-            b"parent": 1,
-            b"parent after": 3,
-            **{b"pending %d" % number: 1 for number in range(50)},
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("way", "address"),
-    ways_with(
-        "nsqd_tcp_addresses=TCP",
-        "lookupd_http_addresses=LOOKUPD",
-        "topic=['t', 'u'], nsqd_tcp_addresses=TCP",
-        "topic=__import__('re').compile('t'), lookupd_http_addresses=LOOKUPD",
-    ),
-)
-def test_a_consumer_made_before_the_fork_starts_in_the_child(broker: BrokerProcess, way: str, address: str) -> None:
-    run(broker, way, f"ADDRESS = dict({address})\n", START_IN_CHILD)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_consumer_made_before_the_fork_starts_in_the_child(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, START_IN_CHILD)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -360,12 +331,7 @@ def test_a_consumer_started_before_the_fork_is_the_parents(broker: BrokerProcess
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fork_at_any_moment_of_a_start_leaves_the_child_silent(broker: BrokerProcess, way: str) -> None:
-    run(broker, way, AT_ANY_MOMENT)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_lookup_and_http_clients_do_not_share_their_connections(broker: BrokerProcess, way: str) -> None:
+def test_a_child_is_silent_and_shares_no_connection_of_lookup_or_http(broker: BrokerProcess, way: str) -> None:
     run(broker, way, BYSTANDERS)
 
 

@@ -19,42 +19,60 @@ import gevent
 import gevent.event
 import pytest
 import trustme
-from support.contract import FACES, Face
 from support.http_server import Question, ScriptedHttp, reply, scripted_http
 from support.servers import free_address
-from support.waiting import TURNS, WAIT, promptly
+from support.waiting import TURNS, WAIT, promptly, until_on
 
 from nsq_fast import FileConfigSource, Producer
-from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.dynamic import NOTHING, ConfigDocument, ConfigKeeper, DynamicConfig, changes, parse
 from nsq_fast.client.http import Endpoint, HttpClient
 from nsq_fast.client.lookup import SIDE_BY_SIDE, LookupPoller, TopicWatch
 from nsq_fast.client.loop import Event
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning
+from nsq_fast.names import Address
 from nsq_fast.protocol.topology import TopicChoice, Topology
 
 log = logging.getLogger("nsq_fast.test")
 
 PATIENT = LookupConfig(lookupd_poll_interval=600.0, lookupd_timeout=10 * WAIT, lookupd_refresh_interval=0.01)
+FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=1.0)
+BOUNDED = FAST.replace(lookupd_max_producers=100)
 
 
 def peer(port: int) -> dict[str, Any]:
     return {"broadcast_address": "10.0.0.1", "tcp_port": port, "http_port": port + 1, "version": "1.3.0"}
 
 
-def knows(*ports: int) -> Any:
-    """The script of a lookupd that knows these nsqds of each topic, and no lookupds."""
+NOT_FOUND = reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found")
+
+
+def knows(*ports: int, lookupds: Any = NOT_FOUND, topics: Any = ("known",)) -> Any:
+    """The script of a lookupd that knows these nsqds of each topic, these topics, and answers so for its lookupds."""
 
     def script(question: Question) -> None:
         if question.target.startswith("/listlookup"):
-            question.answer({"message": "NOT_FOUND"}, "404 Not Found")
+            answer(question, lookupds)
         elif ports:
-            question.answer({"channels": [], "producers": [peer(port) for port in ports], "topics": ["known"]})
+            question.answer({"channels": [], "producers": [peer(port) for port in ports], "topics": list(topics)})
         else:
-            question.answer({"message": "TOPIC_NOT_FOUND"}, "404 Not Found")
+            question.send(NOT_FOUND)
 
     return script
+
+
+def answer(question: Question, what: Any) -> None:
+    """An object as JSON, bytes as they are, or what a function of the question does."""
+    if callable(what):
+        what(question)
+    elif isinstance(what, bytes):
+        question.send(what)
+    else:
+        question.answer(what)
+
+
+def fails(question: Question) -> None:
+    question.answer(b"", "500 Internal Server Error")
 
 
 def hang(question: Question) -> None:
@@ -74,13 +92,6 @@ class Told:
         return [{nsqd.tcp.port for nsqd in topology.producers} for name, topology in self.all if name == topic]
 
 
-async def until(loop: Any, probe: Any) -> None:
-    deadline = time.monotonic() + WAIT
-    while not probe():
-        assert time.monotonic() < deadline
-        await loop.sleep(0.002)  # sleep: looks again and again
-
-
 @contextlib.contextmanager
 def polling(
     loop: Any, servers: list[ScriptedHttp], config: LookupConfig = PATIENT, access: Any = "r", told: Any = None
@@ -93,6 +104,30 @@ def polling(
         poller.stop()
 
 
+def ports(topology: Topology | None) -> set[int] | None:
+    return None if topology is None else {nsqd.tcp.port for nsqd in topology.producers}
+
+
+async def test_the_role_metadata_and_headers_are_always_sent(loop: Any) -> None:
+    questions: list[Question] = []
+
+    def script(question: Question) -> None:
+        questions.append(question)
+        knows(1)(question)
+
+    config = PATIENT.replace(lookupd_authorization="Bearer s3cret")
+    assert "s3cret" not in repr(config)
+    with scripted_http(script) as servers:
+        for access in "rw":
+            questions.clear()
+            with polling(loop, servers, config, access) as poller:
+                await poller.wait_topology("t#ephemeral", WAIT)
+            asked = next(each for each in questions if each.target.startswith("/lookup"))
+            assert asked.target == f"/lookup?topic=t%23ephemeral&access={access}&metainfo=true"
+            assert "Accept: application/vnd.nsq; version=1.0\r\n" in asked.head
+            assert "Authorization: Bearer s3cret\r\n" in asked.head
+
+
 async def test_a_hung_lookupd_delays_nothing_that_another_knows(loop: Any) -> None:
     """Two hundred topics, each used as soon as it is known; the hung one gets its share of questions and no more."""
     with scripted_http(hang, knows(1)) as servers:
@@ -101,12 +136,12 @@ async def test_a_hung_lookupd_delays_nothing_that_another_knows(loop: Any) -> No
         with polling(loop, servers, told=told) as poller:
             for name in names:
                 poller.add_topic(name)
-            await until(loop, lambda: {topic for topic, _ in told.all} == set(names))
+            await until_on(loop, lambda: {topic for topic, _ in told.all} == set(names))
             assert all(ports == {1} for name in names for ports in told.ports(name))
             assert servers[0].most <= SIDE_BY_SIDE
             # And what is known of one may be asked anew.
             servers[1].script = knows(2)
-            await until(loop, lambda: poller.refresh("t7") or told.ports("t7")[-1] == {2})
+            await until_on(loop, lambda: poller.refresh("t7") or told.ports("t7")[-1] == {2})
 
 
 async def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(loop: Any) -> None:
@@ -123,7 +158,7 @@ async def test_a_slow_lookupd_is_asked_about_several_topics_at_a_time(loop: Any)
         with polling(loop, servers, told=told) as poller:
             for number in range(40):
                 poller.add_topic(f"t{number}")
-            await until(loop, lambda: len({topic for topic, _ in told.all}) == 40)
+            await until_on(loop, lambda: len({topic for topic, _ in told.all}) == 40)
             assert servers[0].most <= SIDE_BY_SIDE
 
 
@@ -155,25 +190,168 @@ async def test_what_a_lookupd_said_holds_until_it_answers_again(loop: Any) -> No
         with polling(loop, servers, told=told) as poller:
             await poller.wait_topology("t", WAIT)
             servers[0].script, servers[1].script = knows(4), later
-            await until(loop, lambda: poller.refresh("t") or {2, 4} in told.ports())
+            await until_on(loop, lambda: poller.refresh("t") or {2, 4} in told.ports())
             go_on.set()
-            await until(loop, lambda: told.ports()[-1] == {3, 4})
+            await until_on(loop, lambda: told.ports()[-1] == {3, 4})
             assert all(each in ({1}, {2}, {1, 2}, {2, 4}, {3, 4}) for each in told.ports())
 
 
 async def test_a_lookupd_that_fails_plays_no_part_any_longer(loop: Any) -> None:
-    def fail(question: Question) -> None:
-        question.answer(b"", "500 Internal Server Error")
-
     with scripted_http(knows(1), knows(2)) as servers:
         servers[1].script = knows(2)
         told = Told()
         with polling(loop, servers, told=told) as poller:
             await poller.wait_topology("t", WAIT)
-            servers[1].script = fail
-            await until(loop, lambda: poller.refresh("t") or told.ports()[-1] == {1})
-            await until(loop, lambda: "500" in poller.failure())
+            servers[1].script = fails
+            await until_on(loop, lambda: poller.refresh("t") or told.ports()[-1] == {1})
+            await until_on(loop, lambda: "500" in poller.failure())
             assert poller.answering() == [f"http://{servers[0].address}"]
+
+
+async def test_a_removed_topic_is_asked_for_no_more(loop: Any) -> None:
+    with scripted_http(knows(1)) as [server], polling(loop, [server], FAST) as poller:
+        poller.add_topic("a")
+        poller.add_topic("b")
+        await until_on(loop, lambda: poller.topology("a") and poller.topology("b"))
+        poller.remove_topic("a")
+        assert poller.topology("a") is None
+        asked = of_topic(server, "b")
+        await until_on(loop, lambda: of_topic(server, "b") >= asked + 1)  # what was on its way has come
+        of_a = of_topic(server, "a")
+        await until_on(loop, lambda: of_topic(server, "b") >= asked + 4)
+        assert of_topic(server, "a") == of_a
+
+
+def of_topic(server: ScriptedHttp, topic: str) -> int:
+    return sum(f"topic={topic}&" in target for target in server.targets)
+
+
+def cut(data: bytes) -> Any:
+    """Send this, and end the connection."""
+    return lambda question: (question.send(data), question.end())
+
+
+LIES: dict[str, Any] = {
+    "html": reply(b"<html>It works!</html>"),
+    "status 500": reply(b"{}", "500 Internal Server Error"),
+    "status 302": reply(b"", "302 Found", "Location: http://127.0.0.1:1/lookup\r\n"),
+    "no such route": reply(b'{"message":"NOT_FOUND"}', "404 Not Found"),
+    "closes at once": cut(b""),
+    "closes within the body": cut(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
+    "hangs": hang,
+    "huge": reply(b'{"channels":[' + b'"c",' * 500_000 + b'"c"],"producers":[]}'),
+    "too many": {"channels": [], "producers": [peer(port) for port in range(1, 500)]},
+}
+SAID = {"too many": "names 499 nsqds, more than lookupd_max_producers=100 allows", "huge": "a reply of more than"}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("loop", ["gevent"], indirect=True)
+async def test_a_lying_lookupd_is_ignored_and_logged_once_and_if_all_do_what_was_known_stays(
+    loop: Any, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lies(question: Question) -> None:
+        answer(question, LIES[lie])
+
+    def asked(server: ScriptedHttp, more: int) -> Any:
+        count = server.count("/lookup") + more
+        return lambda: server.count("/lookup") >= count
+
+    told = Told()
+    with scripted_http(knows(1), lies) as (good, bad), polling(loop, [good, bad], BOUNDED, told=told) as poller:
+        assert ports(await poller.wait_topology("t", WAIT)) == {1}
+        await until_on(loop, asked(bad, 1))
+        await until_on(loop, asked(good, 4))
+        assert ports(poller.topology("t")) == {1}
+        good.script = lies
+        await until_on(loop, asked(good, 2))
+        before = len(told.all)
+        await until_on(loop, asked(good, 1))
+        assert len(told.all) == before
+        assert ports(poller.topology("t")) == {1}
+        good.script = knows(2)
+        await until_on(loop, lambda: ports(poller.topology("t")) == {2})
+    failures = [record for record in caplog.records if str(bad.address) in record.getMessage()]
+    assert [record.levelno for record in failures] == [logging.WARNING]
+    assert SAID.get(lie, "") in failures[0].getMessage()
+
+
+async def test_a_failing_lookupd_is_asked_less_often_and_promoted_when_it_answers(
+    loop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nsq_fast.lookup")
+    with scripted_http(knows(1), fails) as (good, bad), polling(loop, [good, bad], FAST) as poller:
+        poller.add_topic("t")
+        await until_on(loop, lambda: good.count("/lookup") >= 24)
+        assert 2 <= bad.count("/lookup") <= 8
+        bad.script = knows(2)
+        await until_on(loop, lambda: ports(poller.topology("t")) == {1, 2})
+        asked, others = bad.count("/lookup"), good.count("/lookup")
+        await until_on(loop, lambda: good.count("/lookup") >= others + 8)
+        assert bad.count("/lookup") - asked >= 6
+    fails_then, again = [text for text in caplog.messages if str(bad.address) in text]
+    assert "fails" in fails_then
+    assert "answers again" in again
+
+
+async def test_refreshes_without_end_are_a_poll_each_interval(loop: Any) -> None:
+    config = PATIENT.replace(lookupd_refresh_interval=0.2)
+    with scripted_http(knows(1)) as [server], polling(loop, [server], config) as poller:
+        await poller.wait_topology("t", WAIT)
+        before, began = server.count("/lookup"), time.monotonic()
+        await until_on(loop, lambda: poller.refresh("t") or server.count("/lookup") >= before + 4)
+        assert time.monotonic() - began > 2 * config.lookupd_refresh_interval
+
+
+def listing(*addresses: Address) -> dict[str, Any]:
+    return {"lookupdnodes": [{"NodeIP": each.host, "HttpPort": str(each.port)} for each in addresses]}
+
+
+async def test_the_lookupds_of_a_cluster_are_learnt_from_a_seed_and_forgotten_when_they_are_listed_no_more(
+    loop: Any,
+) -> None:
+    with scripted_http(knows(1), knows(2)) as (seed, other), polling(loop, [seed], FAST) as poller:
+        seed.script = knows(1, lookupds=listing(seed.address, other.address))
+        poller.add_topic("t")
+        await until_on(loop, lambda: ports(poller.topology("t")) == {1, 2})
+        assert poller.lookupds == (f"http://{seed.address}", f"http://{other.address}")
+        seed.script = knows(1, lookupds=listing())
+        await until_on(loop, lambda: poller.lookupds == (f"http://{seed.address}",))  # never the configured ones
+        seed.script = knows(1, lookupds=listing(*(Address("127.0.0.1", port) for port in range(1, 1000))))
+        await until_on(loop, lambda: len(poller.lookupds) > 1)
+        assert len(poller.lookupds) <= 64
+        for nothing in (reply(b""), reply(b"<html>"), hang):
+            seed.script = knows(1, lookupds=nothing)
+            asked = seed.count("/listlookup")
+            await until_on(loop, lambda asked=asked: seed.count("/listlookup") >= asked + 2)
+            assert f"http://{seed.address}" in poller.lookupds
+            assert 1 in ports(poller.topology("t"))
+
+
+async def test_nodes_of_lookupds_that_fail_are_an_error(loop: Any) -> None:
+    with scripted_http(lambda question: question.answer(b"<html>")) as [server], polling(loop, [server]) as poller:
+        with pytest.raises(LookupFailed, match="malformed"):
+            await poller.nodes(WAIT)
+        server.script = lambda question: question.answer({"producers": []})
+        assert await poller.nodes(WAIT) == ()
+        server.script = hang
+
+        async def is_too_old() -> bool:
+            with contextlib.suppress(LookupFailed):
+                return await poller.nodes(0.05) is None
+            return True
+
+        while not await is_too_old():
+            await loop.sleep(0.002)  # sleep: looks again and again
+
+
+def test_addresses_that_cannot_be_used_are_refused() -> None:
+    for given in ("h:1", "http://h:1", "http://h:1/", " h:1 ,", ("h", 1)):
+        assert LookupPoller(given).lookupds == ("http://h:1",)
+    for bad in ("", [], "ftp://h:1", "http://h:1/path", "http://user:secret@h:1", "http://:1"):
+        with pytest.raises(ConfigError) as error:
+            LookupPoller(bad)
+        assert "secret" not in str(error.value)
 
 
 async def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_may(loop: Any) -> None:
@@ -193,7 +371,7 @@ async def test_that_nobody_knows_a_topic_is_not_concluded_while_another_lookupd_
         told = Told()
         with polling(loop, servers, access="w", told=told) as poller:
             poller.add_topic("t")
-            await until(loop, lambda: told.all)
+            await until_on(loop, lambda: told.all)
             assert told.ports() == [{2}]
 
 
@@ -220,11 +398,11 @@ async def test_an_answer_that_names_no_nsqd_that_can_be_used_is_a_bad_one(
     with scripted_http(lambda question: question.answer(answer), knows(1)) as servers:
         with polling(loop, servers) as poller:
             assert [nsqd.tcp.port for nsqd in (await poller.wait_topology("t", WAIT)).producers] == [1]
-            await until(loop, poller.failure)
+            await until_on(loop, poller.failure)
             assert "none with an address that can be used" in poller.failure()
         with polling(loop, servers[:1]) as poller:
             poller.add_topic("t")
-            await until(loop, poller.failure)
+            await until_on(loop, poller.failure)
             with pytest.raises(LookupFailed, match="none with an address"):
                 await poller.wait_topology("t", 0.01)
     assert "none with an address that can be used" in caplog.text
@@ -247,7 +425,7 @@ async def test_the_listener_may_fail_and_may_stop_the_poller(loop: Any, no_unsee
         for topic in ("bad", "good"):
             poller.add_topic(topic)
         poller.start(loop, loop.supervisor(log, faults.append))
-        await until(loop, lambda: len(calls) > 10)
+        await until_on(loop, lambda: len(calls) > 10)
         assert calls.count("good") >= 4
         assert {str(fault.__cause__) for fault in faults} == {"listener"}
     no_unseen_errors.clear()
@@ -275,21 +453,21 @@ async def test_stop_ends_all_that_runs_and_who_waits_and_it_may_begin_again(loop
             supervisor.job("wait", wait, sequence)
             for sequence in (poller.wait_topology("t"), poller.nodes(), poller.topics())
         ]
-        await until(loop, lambda: all(server.open == 3 for server in servers))
+        await until_on(loop, lambda: all(server.open == 3 for server in servers))
         poller.stop()
         poller.stop()
         for task in tasks:
             assert await task.join(WAIT)
         assert len(failures) == 3
-        await until(loop, lambda: not any(server.open for server in servers))
+        await until_on(loop, lambda: not any(server.open for server in servers))
         servers[0].script = knows(1)
         poller.start(loop, supervisor)
         assert (await poller.wait_topology("t", WAIT)).producers
         poller.stop()
         if not hasattr(loop, "is_of"):  # asyncio
-            await until(loop, lambda: len(asyncio.all_tasks()) <= 2)
+            await until_on(loop, lambda: len(asyncio.all_tasks()) <= 2)
         else:
-            await until(loop, lambda: gc.collect() is not None and not of_lookup() - before)
+            await until_on(loop, lambda: gc.collect() is not None and not of_lookup() - before)
 
 
 def of_lookup() -> set[Any]:
@@ -309,89 +487,29 @@ async def test_nodes_are_those_of_all_who_answer_soon(loop: Any) -> None:
 
 
 def lists(*topics: str) -> Any:
-    return lambda question: question.answer({"topics": list(topics), "producers": [peer(1)], "channels": []})
-
-
-class Followed:
-    """The topics that a watch has a consumer at."""
-
-    def __init__(self) -> None:
-        self.topics: set[str] = set()
-
-    def __call__(self, found: Any, gone: Any) -> None:
-        self.topics.update(found)
-        self.topics.difference_update(gone)
-
-
-@contextlib.contextmanager
-def watching(loop: Any, servers: list[ScriptedHttp], config: LookupConfig) -> Iterator[Followed]:
-    followed = Followed()
-    choice = TopicChoice(re.compile("orders.*"))
-    with polling(loop, servers, config) as poller:
-        watch = TopicWatch(poller, choice, config, followed, log)
-        watch.start(loop, loop.supervisor(log), "topics")
-        try:
-            yield followed
-        finally:
-            watch.stop()
-
-
-async def test_topics_of_a_pattern_are_followed_although_a_lookupd_hangs(loop: Any) -> None:
-    """At once, and those that come later as well, as long as there are none."""
-    with scripted_http(hang, lists("orders1", "other")) as servers:
-        servers[1].script = lists("orders1", "other")
-        with watching(loop, servers, PATIENT) as followed:
-            await until(loop, lambda: followed.topics == {"orders1"})
-        servers[1].script = lists("other")
-        with watching(loop, servers, PATIENT) as followed:
-            await until(loop, lambda: servers[1].count("/topics") >= 3)
-            servers[1].script = lists("orders2")
-            await until(loop, lambda: followed.topics == {"orders2"})
+    return knows(1, topics=topics)
 
 
 async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(loop: Any) -> None:
-    with scripted_http(lists(), lists()) as servers:
+    def follow(found: Any, gone: Any) -> None:
+        followed.update(found)
+        followed.difference_update(gone)
+
+    followed: set[str] = set()
+    config = PATIENT.replace(lookupd_poll_interval=0.01)
+    with scripted_http(lists(), lists()) as servers, polling(loop, servers, config) as poller:
         first, second = servers
-        first.script, second.script = lists("orders1", "orders2"), lists("orders3")
-        with watching(loop, servers, PATIENT.replace(lookupd_poll_interval=0.01)) as followed:
-            await until(loop, lambda: followed.topics == {"orders1", "orders2", "orders3"})
-            first.script = lists("orders2")
-            await until(loop, lambda: followed.topics == {"orders2", "orders3"})
-            second.script = lambda question: question.answer(b"", "500 Internal Server Error")
-            count = second.count("/topics")
-            await until(loop, lambda: second.count("/topics") >= count + 3)
-            assert followed.topics == {"orders2", "orders3"}
-
-
-# Through the clients
-
-NAMES = [f"orders{number}" for number in range(30)]
-
-
-@pytest.fixture
-def beside_a_hung_one() -> Iterator[list[str]]:
-    """The addresses of two nsqlookupds: one that hangs, and that of a broker which has a message of each topic."""
-    with BrokerProcess() as broker, scripted_http(hang) as [hung]:
-        assert broker.lookupd is not None
-        with Producer([broker.nsqd.tcp]) as producer:
-            for name in NAMES:
-                producer.publish(name, name.encode())
-        yield [str(hung.address), str(broker.lookupd.http)]
-
-
-@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
-@pytest.mark.parametrize("topic", [NAMES, re.compile("orders.*")], ids=["listed", "pattern"])
-async def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
-    face: Face, beside_a_hung_one: list[str], topic: Any
-) -> None:
-    seen: set[bytes] = set()
-
-    async def handle(consumer: Any, message: Any) -> None:
-        seen.add(message.body)
-
-    options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
-    async with face.client("Consumer", topic, "c", message_handler=handle, **options):
-        await face.until(lambda: len(seen) == len(NAMES))
+        first.script, second.script = lists("orders1", "orders2", "other"), lists("orders3")
+        watch = TopicWatch(poller, TopicChoice(re.compile("orders.*")), config, follow, log)
+        watch.start(loop, loop.supervisor(log), "topics")
+        await until_on(loop, lambda: followed == {"orders1", "orders2", "orders3"})
+        first.script = lists("orders2")
+        await until_on(loop, lambda: followed == {"orders2", "orders3"})
+        second.script = fails
+        count = second.count("/topics")
+        await until_on(loop, lambda: second.count("/topics") >= count + 3)
+        assert followed == {"orders2", "orders3"}
+        watch.stop()
 
 
 # HTTP, with servers that work, lie, hang and flood
@@ -405,23 +523,6 @@ async def failure_of(sequence: Any) -> HttpError:
     with pytest.raises(HttpError) as raised:
         await sequence
     return raised.value
-
-
-async def test_a_request_and_its_reply(loop: Any) -> None:
-    def script(question: Question) -> None:
-        asked.append(question)
-        question.send(reply(b"stored", "201 Created", "X-Name: value\r\n"))
-
-    asked: list[Question] = []
-    with scripted_http(script) as [server]:
-        client = client_of(server, headers={"Accept": "text/plain"})
-        found = await client.ask(loop, "POST", "/p", {"a": "b c", "no": None}, b"body", headers={"X-One": "1"})
-        assert (found.status, found.body, found.headers["x-name"]) == (201, b"stored", "value")
-        client.close()
-    [question] = asked
-    assert (question.method, question.target, question.body) == ("POST", "/p?a=b+c", b"body")
-    for line in (f"Host: {server.address}", "Accept: text/plain", "X-One: 1", "Content-Length: 4"):
-        assert f"\r\n{line}\r\n" in question.head
 
 
 async def test_a_refusal_says_why_and_redirects_are_not_followed(loop: Any) -> None:
@@ -788,7 +889,7 @@ async def test_a_source_of_the_program_may_block(loop: Any) -> None:
     waits = threading.Event() if is_asyncio else gevent.event.Event()
     with keeping(loop, Blocking()) as (keeper, applied):
         await keeper.wait_first(loop, WAIT)
-        await until(loop, lambda: len(threads) >= 4)
+        await until_on(loop, lambda: len(threads) >= 4)
         assert applied == [{"t1"}, {"t3"}]
         assert (threading.get_ident() in threads) is not is_asyncio
     if is_asyncio:

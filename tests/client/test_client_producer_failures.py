@@ -14,24 +14,16 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.publishing import REDESIGNED, agree, receipt, refuse, stay_mute
+from support.publishing import REDESIGNED, EndOfPeer, agree, connected, numbers, receipt, refuse, stay_mute
 from support.servers import free_address
-from support.waiting import WAIT, promptly, until
+from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Producer, Receipt, errors
-from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
+from nsq_fast.broker import Broker
 from nsq_fast.protocol.publishing import murmur3_partition
 from nsq_fast.testing import FaultyLink
 
 LIMIT = 0.5
-
-
-def numbers(count):
-    return [b"%d" % number for number in range(count)]
-
-
-def connected_to_all(sender, *servers):
-    until(lambda: len(sender.stats()["connected"]) == len(servers))
 
 
 # One failing publish fails alone
@@ -58,17 +50,34 @@ def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
 @pytest.mark.parametrize("error", [b"E_FAILED_ON_NOT_LEADER ", b"E_PUB_FAILED busy", b"E_TOPIC_NOT_EXIST "])
 def test_what_may_succeed_later_is_tried_again(publish_nsqd, new_producer, error):
     def answer(peer, command):
-        if len(server.commands) < 3:
-            peer.frame(1, error)
-            if error == b"E_TOPIC_NOT_EXIST ":
-                peer.sock.shutdown(1)
-        else:
+        if command.body == b"x" and len(server.commands) == 3:
             peer.ok()
+        elif error == b"E_TOPIC_NOT_EXIST ":
+            peer.frame(1, error)
+            peer.sock.shutdown(1)
+        else:
+            peer.frame(1, error)
 
     server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
-    assert new_producer(server).publish("t", b"x") == b"OK"
+    sender = new_producer(server)
+    assert sender.publish("t", b"x") == b"OK"
     assert server.bodies == [b"x"] * 3
     assert len(server.peers) == (3 if error == b"E_TOPIC_NOT_EXIST " else 1), "it does not wait for a new connection"
+    with pytest.raises(errors.PublishFailed, match="after 3 attempts"):  # by default
+        sender.publish("t", b"y")
+
+
+def test_a_server_that_ends_connection_after_connection_is_given_a_pause(publishing):
+    """Which uses up one attempt, however often; and the first end is no reason to wait."""
+
+    def end(peer, command):
+        peer.reset()
+        raise EndOfPeer
+
+    server, sender = publishing(end, retry_base_delay=WAIT, retry_max_delay=WAIT, publish_timeout=4 * WAIT)
+    result = sender.publish_nowait("t", b"x")
+    until(lambda: len(server.peers) > 2 and sender.is_connected)
+    holds(lambda: len(server.commands) == 2 and not result.ready())
 
 
 # No nsqd, no room
@@ -123,26 +132,12 @@ def test_what_would_fit_does_not_pass_a_batch_that_waits_for_room(publishing):
 def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd, new_producer):
     dying, server = publish_nsqd(stay_mute), publish_nsqd()
     sender = new_producer(dying, server)
-    connected_to_all(sender, dying, server)
+    connected(sender, 2)
     results = [sender.publish_nowait("t", body) for body in numbers(10)]
     dying.wait_commands(5)
     dying.stop()
     gevent.joinall(results, timeout=WAIT, raise_error=True)
     assert sorted(server.bodies) == numbers(10)
-
-
-def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch):
-    monkeypatch.setattr("nsq_fast.protocol.rdy.ReconnectDelay.next", lambda *_: 3600.0)
-    address = free_address()
-    with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
-        sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)
-        sender.start()
-        server.stop()
-        until(lambda: str(address) in sender.stats()["disconnected"])
-        result = sender.publish_nowait("t", b"x")
-        server.start()
-        assert result.get(timeout=WAIT) == b"OK"
-        sender.close()
 
 
 # An nsqd that does not answer: what it owes goes elsewhere, and it gets nothing new until it has answered
@@ -152,10 +147,10 @@ def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(m
 def stalling(publish_nsqd, new_producer):
     """``stalling(**options)``: an nsqd that is mute, one that is well, and a producer that is connected to both."""
 
-    def make(**options):
-        stuck, good = publish_nsqd(stay_mute), publish_nsqd()
-        sender = new_producer(stuck, good, attempt_timeout=LIMIT, publish_timeout=60.0, **options)
-        connected_to_all(sender, stuck, good)
+    def make(version="1.3.0", **options):
+        stuck, good = publish_nsqd(stay_mute, version=version), publish_nsqd(version=version)
+        sender = new_producer(stuck, good, **{"attempt_timeout": LIMIT, "publish_timeout": 60.0, **options})
+        connected(sender, 2)
         return stuck, good, sender
 
     return make
@@ -198,34 +193,23 @@ def test_what_must_not_be_stored_twice_waits_for_the_answer(stalling):
     assert sorted(stuck.bodies + good.bodies) == numbers(4)
 
 
-def test_a_late_ok_ends_a_publish_that_waits_elsewhere(stalling):
-    first, second, sender = stalling()
+@pytest.mark.parametrize("trace_id", [None, 7])
+def test_a_late_reply_ends_a_publish_that_waits_elsewhere(stalling, trace_id):
+    first, second, sender = stalling(version=REDESIGNED)
     second.answer = stay_mute
-    result = sender.publish_nowait("t", b"x")
-    until(lambda: len(first.commands) + len(second.commands) == 2)  # it was tried at the other one
+    result = sender.publish_nowait("t", b"body", trace_id=trace_id)
+    until(lambda: first.commands and second.commands)  # it was tried at the other one
     stalled = sender.stats()["stalled"]
-    for server in sorted((first, second), key=lambda each: str(each.address) not in stalled):
-        server.answer = agree
-        server.peers[0].ok()
-        assert result.get(timeout=WAIT) == b"OK"
+    late, other = sorted((first, second), key=lambda each: str(each.address) not in stalled)
+    late.peers[0].frame(0, b"OK" if trace_id is None else receipt(1000, 7, 5000, 34))
+    stored = b"OK" if trace_id is None else Receipt(1000, 7, 5000, 34, None, late.address)
+    assert result.get(timeout=WAIT) == stored
+    other.peers[0].frame(0, b"OK" if trace_id is None else receipt(2000, 7, 6000, 34))
     until(lambda: sender.stats()["held"] == 0 and not sender.stats()["stalled"])
 
 
-def test_a_late_receipt_ends_a_traced_publish_that_waits_elsewhere(publish_nsqd, new_producer):
-    servers = [publish_nsqd(stay_mute, version=REDESIGNED) for _ in range(2)]
-    sender = new_producer(*servers, attempt_timeout=LIMIT, publish_timeout=60.0)
-    connected_to_all(sender, *servers)
-    result = sender.publish_nowait("t", b"body", trace_id=7)
-    until(lambda: all(server.commands for server in servers))  # it was tried at the other one
-    (late,) = (server for server in servers if str(server.address) in sender.stats()["stalled"])
-    late.peers[0].frame(0, receipt(1000, 7, 5000, 34))
-    assert result.get(timeout=WAIT) == Receipt(1000, 7, 5000, 34, None, late.address)
-
-
-def test_a_server_whose_late_reply_has_come_has_its_turn_again(publish_nsqd, new_producer):
-    slow, good = publish_nsqd(stay_mute), publish_nsqd()
-    sender = new_producer(slow, good, attempt_timeout=2 * WAIT, heartbeat_interval=60.0)  # nothing else makes it new
-    connected_to_all(sender, slow, good)
+def test_a_server_whose_late_reply_has_come_has_its_turn_again(stalling):
+    slow, _, sender = stalling(attempt_timeout=2 * WAIT, heartbeat_interval=60.0)  # nothing else makes it new
     results = [sender.publish_nowait("t", body, timeout=0.2) for body in numbers(2)]
     gevent.joinall(results, timeout=WAIT)
     wake(slow)
@@ -359,7 +343,7 @@ def test_callers_go_on_while_one_of_two_nsqds_is_frozen(freezing):
         return reply
 
     with Producer(addresses, attempt_timeout=LIMIT, publish_timeout=60.0) as producer:
-        connected_to_all(producer, *addresses)
+        connected(producer, 2)
         with calling(publish) as (counts, progress):
             progress(20)
             freeze()
@@ -392,7 +376,7 @@ def test_a_body_that_stalls_beyond_the_read_deadline_is_stored_by_another_real_n
     addresses = [link.address, healthy.tcp_address]
     try:
         with Producer(addresses, heartbeat_interval=1.0, retry_unknown_outcome=False) as sender:  # a deadline of 2 s
-            connected_to_all(sender, *addresses)
+            connected(sender, 2)
             link.left = 10_000
             results = [sender.publish_nowait("t", b"x" * 100_000) for _ in range(2)]
             gevent.joinall(results, timeout=30, raise_error=True)
@@ -545,9 +529,10 @@ def trouble(cluster):
 
 
 @pytest.mark.parametrize(
-    "options", [{"coalesce": False}, {}, {"linger": 0.002}], ids=["one by one", "coalesced", "lingering"]
+    ("options", "is_traced"),
+    [({"coalesce": False}, True), ({}, False), ({}, True), ({"linger": 0.002}, False)],
+    ids=["one by one, traced", "coalesced", "coalesced, traced", "lingering"],
 )
-@pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
 def test_keys_keep_their_order_while_leaders_move_and_die(cluster, producing, options, is_traced):
     cluster.create_topic("t", PARTITIONS, 2, ordered=True, channels=["ch"])
     per_key, window = 60, 5

@@ -10,7 +10,7 @@ import gevent
 import pytest
 from msgspec.structs import replace
 from support.partitions import lookup_of, topology
-from support.publishing import REDESIGNED, EndOfPeer, agree, receipt, refuse, stay_mute
+from support.publishing import REDESIGNED, EndOfPeer, agree, connected, numbers, receipt, refuse, stay_mute
 from support.scripted_nsqd import frame
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, promptly, until
@@ -20,7 +20,7 @@ from nsq_fast.protocol import publishing
 from nsq_fast.protocol.publishing import hashcode_partition, murmur3_partition
 from nsq_fast.protocol.topology import Nsqd
 
-GATHERING = [{}, {"coalesce": True}, {"linger": 0.005}]
+GATHERING = [{}, {"coalesce": True}, {"linger": 0.003}]
 
 
 def placed(leaders):
@@ -31,10 +31,6 @@ def placed(leaders):
             assert command.partition == number
             found.update(dict.fromkeys(command.bodies, number))
     return found
-
-
-def connected(sender, count):
-    until(lambda: len(sender.stats()["connected"]) == count)
 
 
 # Where publishes go
@@ -65,8 +61,10 @@ def test_the_least_loaded_leader_is_chosen(lookup_producer, leaders):
     gevent.joinall(slow, timeout=WAIT)
 
 
-@pytest.mark.parametrize(("strategy", "hashed"), [("murmur3", murmur3_partition), ("hashcode", hashcode_partition)])
-@pytest.mark.parametrize("options", GATHERING)
+@pytest.mark.parametrize(
+    ("strategy", "hashed", "options"),
+    [*(("murmur3", murmur3_partition, options) for options in GATHERING), ("hashcode", hashcode_partition, {})],
+)
 def test_a_key_names_the_partition(lookup_producer, leaders, strategy, hashed, options):
     sender, _ = lookup_producer(topology(leaders), key_strategy=strategy, **options)
     keys = [f"order-{number}" for number in range(40)]
@@ -198,7 +196,8 @@ def test_what_follows_a_reply_that_came_with_the_end_of_the_connection_is_sent_o
     assert nsqd.bodies == [b"before", b"first", b"bad", b"second"]
 
 
-def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, publish_nsqd, leaders):
+def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, publish_nsqd, leaders, new_producer):
+    """And a redesigned one without lookup takes partitions by number."""
     old = publish_nsqd()
     beside, _ = lookup_producer(topology(leaders, old))
     for number in range(12):
@@ -209,9 +208,6 @@ def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, 
     assert sender.publish("t", b"later", defer=5) == b"OK"
     assert sender.multipublish("t", [b"y", b"z"]) == b"OK"
     assert [command[:3] for command in old.commands] == [("PUB", "t", ()), ("DPUB", "t", ("5",)), ("MPUB", "t", ())]
-
-
-def test_without_lookup_a_redesigned_nsqd_takes_partitions_by_number(publish_nsqd, new_producer):
     nsqd = publish_nsqd(version=REDESIGNED)
     sender = new_producer(nsqd)
     assert sender.publish("t", b"x", partition=1) == b"OK"
@@ -227,19 +223,13 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
     sender.publish("t", b"x")
     consumer = consume(lambda c, m: None, found=before, topic="t")
     dying = topology({number: nsqd for number, nsqd in leaders.items() if number != 2})  # nobody leads it for a while
-    for answer, moves in (
-        (before, 0),
-        (after, 1),
-        (after, 1),
-        (before, 2),
-        (dying, 2),
-        (before, 2),
-        (dying, 2),
-        (after, 3),
-    ):
+    counts = []
+    for answer in (before, after, after, before, dying, before, dying, after):
         lookup.tell(answer, "t")
         lookup_of(consumer).tell(answer)
-        assert sender.stats()["leader_moves"] == consumer.stats().leader_moves == moves
+        assert sender.stats()["leader_moves"] == consumer.stats().leader_moves
+        counts.append(consumer.stats().leader_moves)
+    assert counts == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
 # What is refused
@@ -248,20 +238,14 @@ def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, co
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"headers": 5}, "mapping"),
-        ({"headers": {5: 5}}, "str keys"),
-        ({"headers": {"a": object()}}, "cannot be JSON"),
-        ({"headers": {"a": "x" * 70_000}}, "at most 65506"),
         ({"headers": {"a": "x" * (65_507 - len('{"a":""}'))}}, "at most 65506"),
         ({"headers": {"a": "x" * (65_506 - len('{"a":""}'))}, "tag": "t"}, "tag and trace id included"),
         ({"headers": {"a": float("nan")}}, "send it as text"),
         ({"headers": {"a": [{"b": float("-inf")}]}}, "send it as text"),
         ({"headers": {"a": b"bytes"}}, "decode it to str"),
-        ({"tag": ""}, "1 to 100"),
         ({"tag": "x" * 101}, "1 to 100"),
         ({"headers": {"##trace_id": 5}}, "decimal digits"),
         ({"headers": {"##trace_id": "9" * 5000}}, "decimal digits"),  # more than Python makes a number of
-        ({"headers": {"a": 1}, "trace_id": 1 << 64}, "trace_id"),
     ],
 )
 def test_wrong_headers_are_refused(leading, arguments, text):
@@ -270,15 +254,15 @@ def test_wrong_headers_are_refused(leading, arguments, text):
         sender.publish("t", b"x", **arguments)
 
 
-@pytest.mark.parametrize("extras", [{"headers": {"a": 1}}, {"tag": "x"}, {"headers": {"a": 1}, "key": "k"}])
-def test_headers_are_refused_when_lookup_was_asked_once_more(leading, extras):
+def test_headers_are_refused_when_lookup_was_asked_once_more(leading):
     nsqd, sender, lookup = leading()
     sender.publish("t", b"first")
     for call in (
-        lambda: sender.publish("t", b"x", **extras),
-        lambda: sender.publish_nowait("t", b"x", **extras).get(timeout=WAIT),
-        lambda: sender.multipublish("t", [b"x"], **extras),
-        lambda: sender.publish("t", b"x", block=False, **extras),
+        lambda: sender.publish("t", b"x", headers={"a": 1}),
+        lambda: sender.publish("t", b"x", headers={"a": 1}, key="k"),
+        lambda: sender.publish_nowait("t", b"x", tag="x").get(timeout=WAIT),
+        lambda: sender.multipublish("t", [b"x"], tag="x"),
+        lambda: sender.publish("t", b"x", tag="x", block=False),
     ):
         asked = lookup.refreshed
         with pytest.raises(errors.ConfigError, match="carries no extended headers"):
@@ -376,15 +360,13 @@ def test_traced_publishes_return_receipts(lookup_producer, tracing):
         sender.multipublish("t", [b"a", b"b"], trace_id=[5])
     receipts = sender.multipublish("t", [b"x" * 40] * 5, trace_id=list(range(1, 6)), key="a")
     assert [each.trace_id for each in receipts] == [1, 2, 3, 4, 5], "a batch that is cut has all its receipts"
-
-
-@pytest.mark.parametrize("options", [{"coalesce": True}, {"linger": 0.01}])
-@pytest.mark.parametrize("place", [{"partition": 0}, {}])
-def test_traced_publishes_gather_and_have_receipts_of_their_own(lookup_producer, tracing, options, place):
-    sender, _ = lookup_producer(topology(tracing), **options)
-    results = [sender.publish_nowait("t", b"%d" % number, trace_id=number + 1, **place) for number in range(8)]
-    assert [result.get(timeout=WAIT).trace_id for result in results] == list(range(1, 9))
-    assert any(command.name == "MPUB_TRACE" for nsqd in tracing.values() for command in nsqd.commands)
+    for options, place in (({"coalesce": True}, {"partition": 0}), ({"linger": 0.01}, {})):
+        for nsqd in tracing.values():
+            nsqd.commands.clear()
+        gathering, _ = lookup_producer(topology(tracing), **options)
+        results = [gathering.publish_nowait("t", b"%d" % number, trace_id=number + 1, **place) for number in range(8)]
+        assert [result.get(timeout=WAIT).trace_id for result in results] == list(range(1, 9))
+        assert any(command.name == "MPUB_TRACE" for nsqd in tracing.values() for command in nsqd.commands)
 
 
 def test_tracing_is_switched_while_it_runs(lookup_producer, tracing, new_trace):
@@ -470,7 +452,6 @@ def test_an_error_to_a_batch_with_headers_ends_the_connection(lookup_producer, p
 
 NOT_LEADER = b"E_FAILED_ON_NOT_LEADER "
 NOT_WRITABLE = b"E_FAILED_ON_NOT_WRITABLE "
-GATHERED = [{}, {"coalesce": True}, {"linger": 0.003}]
 PATIENT = {"max_publish_attempts": 100, "publish_timeout": 60.0}
 
 
@@ -496,17 +477,9 @@ class Log:
         peer.frame(1, error) if error else peer.ok()
 
 
-def numbers(count):
-    return [b"%d" % number for number in range(count)]
-
-
-def one(nsqd):
-    """A topic of one partition."""
-    return topology({0: nsqd})
-
-
-@pytest.mark.parametrize("options", GATHERED)
-@pytest.mark.parametrize("encode", ["pub", "mpub"])
+@pytest.mark.parametrize(
+    ("options", "encode"), [({}, "pub"), ({"coalesce": True}, "mpub"), ({"linger": 0.003}, "mpub")]
+)
 def test_want_of_memory_fails_those_that_were_to_be_sent_and_no_later_ones(leading, monkeypatch, options, encode):
     nsqd, sender, _ = leading(**options)
     assert sender.publish("t", b"before", partition=0) == b"OK"
@@ -526,17 +499,14 @@ def fail(failures):
     raise failures.pop()
 
 
-@pytest.mark.parametrize("options", GATHERED)
+@pytest.mark.parametrize("options", GATHERING)
 @pytest.mark.parametrize(
     "script",
     [
-        [NOT_LEADER],
         [NOT_WRITABLE, NOT_LEADER, NOT_WRITABLE],
-        [b"", NOT_WRITABLE, b"", b"E_PUB_FAILED busy", b"", b"E_MPUB_FAILED busy"],
-        [None],
+        [b"", NOT_WRITABLE, b"", b"E_PUB_FAILED busy", b"", b"E_MPUB_FAILED busy", b"E_PUB_TOO_MUCH_WAITING no"],
         [b"", None, NOT_LEADER, None],
         [b"E_TOPIC_NOT_EXIST ", NOT_LEADER],
-        [b"E_PUB_TOO_MUCH_WAITING no"],
     ],
 )
 def test_what_is_tried_again_is_not_overtaken(leading, options, script):
@@ -575,7 +545,7 @@ def test_what_waited_for_a_reply_does_not_linger_besides_and_close_sends_the_res
     assert [command.bodies for command in nsqd.commands] == [numbers(3), numbers(5)[3:], [b"last"]]
 
 
-@pytest.mark.parametrize("options", GATHERED)
+@pytest.mark.parametrize("options", GATHERING)
 @pytest.mark.parametrize("is_over", [True, False], ids=["the connection ends", "it stays open"])
 def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(leading, options, is_over):
     def answer(peer, command):
@@ -628,8 +598,15 @@ def test_a_leader_that_is_not_reachable_is_named(lookup_producer):
         sender.publish("t", b"x", timeout=0.1)
 
 
-@pytest.mark.parametrize("refusal", [NOT_LEADER, b"E_PUB_FAILED exiting", b"E_PUB_FAILED pub to wait channel timeout"])
-@pytest.mark.parametrize("arguments", [{"key": "k"}, {}], ids=["key", "no key"])
+@pytest.mark.parametrize(
+    ("refusal", "arguments"),
+    [
+        (NOT_LEADER, {"key": "k"}),
+        (NOT_LEADER, {}),
+        (b"E_PUB_FAILED exiting", {"key": "k"}),
+        (b"E_PUB_FAILED pub to wait channel timeout", {}),
+    ],
+)
 def test_time_ends_a_publish_that_meets_a_moving_leader_and_no_count(leading, arguments, refusal):
     nsqd, sender, lookup = leading(
         lambda peer, command: peer.frame(1, refusal),
@@ -646,7 +623,7 @@ def test_time_ends_a_publish_that_meets_a_moving_leader_and_no_count(leading, ar
     assert result.get(timeout=WAIT) == b"OK"
 
 
-@pytest.mark.parametrize("options", GATHERED)
+@pytest.mark.parametrize("options", GATHERING)
 def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(lookup_producer, publish_nsqd, options):
     def die_of_poison(peer, command):
         if b"poison" in command.bodies:
@@ -657,7 +634,7 @@ def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(lookup_prod
     nsqds = [publish_nsqd(die_of_poison, version=REDESIGNED) for _ in range(4)]
     sender, _ = lookup_producer(topology(dict(enumerate(nsqds))), **PATIENT, **options)
     sender.publish("t", b"first")
-    until(lambda: len(sender.stats()["connected"]) == 4)
+    connected(sender, 4)
     results = [sender.publish_nowait("t", body) for body in (b"poison", *numbers(40))]
     gevent.joinall(results, timeout=WAIT)
     killed = [nsqd for nsqd in nsqds if b"poison" in nsqd.bodies]
@@ -666,23 +643,20 @@ def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(lookup_prod
     error = results[0].exception
     assert isinstance(error, errors.PublishFailed)
     assert error.possibly_stored
-    for text in (
-        "ended the connection while working on it",
-        "no other server",
-        *(str(each.address) for each in killed),
-    ):
-        assert text in str(error)
+    said = ("ended the connection while working on it", "no other server", *(str(each.address) for each in killed))
+    assert [text for text in said if text not in str(error)] == []
 
 
 def test_what_was_behind_what_ended_servers_is_tried_on(leading, publish_nsqd):
-    first, sender, lookup = leading(stay_mute, **PATIENT)
+    # The attempts of the one behind do not count: the server was working on another publish.
+    first, sender, lookup = leading(stay_mute, max_publish_attempts=2, publish_timeout=60.0)
     nsqds = [first, *(publish_nsqd(stay_mute, version=REDESIGNED) for _ in range(3))]
     poison = sender.publish_nowait("t", b"poison")
     behind = sender.publish_nowait("t", b"behind")
     for number, nsqd in enumerate(nsqds[:3], start=1):
         nsqd.wait_commands(1 if number == 3 else 2)
         nsqd.peers[0].reset()
-        lookup.tell(one(nsqds[number]))
+        lookup.tell(topology({0: nsqds[number]}))
     nsqds[3].answer = agree
     assert behind.get(timeout=WAIT) == b"OK"
     assert [b"poison" in nsqd.bodies for nsqd in nsqds] == [True, True, False, False]
@@ -698,7 +672,7 @@ def test_a_silent_leader_is_asked_about_until_another_leads_and_then_left_at_onc
     before = lookup.refreshed
     until(lambda: lookup.refreshed >= before + 10)  # lookup may take a while to see that the leader is gone
     assert sender.stats()["stalled"] == [str(old.address)]
-    lookup.tell(one(new))
+    lookup.tell(topology({0: new}))
     gevent.joinall(results, timeout=WAIT, raise_error=True)
     assert new.bodies == numbers(3)
     asked = lookup.refreshed
@@ -712,7 +686,7 @@ def test_publishes_without_key_go_round_a_leader_in_trouble(lookup_producer, lea
         topology(leaders), attempt_timeout=0.1, publish_timeout=60.0, retry_base_delay=5.0, retry_max_delay=5.0
     )
     assert sender.publish("t", b"first") == b"OK"
-    until(lambda: len(sender.stats()["connected"]) == 3)
+    connected(sender, 3)
     leaders[1].answer = stay_mute if trouble == "silent" else lambda peer, command: peer.frame(1, NOT_LEADER)
     before = lookup.refreshed
     callers = [gevent.spawn(sender.publish, "t", body) for body in numbers(12)]

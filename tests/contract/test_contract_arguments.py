@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -37,28 +36,22 @@ def arguments_of(call: Any) -> list[tuple[str, Any, Any]]:
     ]
 
 
-@pytest.mark.parametrize("package", [threads, aio])
-@pytest.mark.parametrize("kind", ["Producer", "Consumer"])
-def test_a_client_is_made_with_the_same_arguments(package: Any, kind: str) -> None:
-    assert inspect.signature(getattr(package, kind)).parameters == inspect.signature(getattr(nsq_fast, kind)).parameters
+METHODS = {
+    "Producer": ("publish", "publish_nowait", "multipublish", "start", "is_running"),
+    "Consumer": ("pause", "resume"),
+}
+OF_BOTH = ("close", "join", "stats", "progress")
 
 
 @pytest.mark.parametrize("package", [threads, aio])
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        ("Producer", name)
-        for name in ("publish", "publish_nowait", "multipublish", "start", "close", "join", "stats", "is_running")
-    ]
-    + [("Consumer", name) for name in ("close", "join", "pause", "resume", "stats")]
-    + [(kind, "progress") for kind in ("Producer", "Consumer")],
-)
-def test_a_method_takes_the_same_arguments(package: Any, kind: str, method: str) -> None:
-    ours, gevents = (getattr(getattr(each, kind), method) for each in (package, nsq_fast))
-    if isinstance(gevents, property):
-        assert isinstance(ours, property)
-    else:
-        assert arguments_of(ours) == arguments_of(gevents)
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_client_and_its_methods_take_the_same_arguments(package: Any, kind: str) -> None:
+    ours, gevents = getattr(package, kind), getattr(nsq_fast, kind)
+    assert inspect.signature(ours).parameters == inspect.signature(gevents).parameters
+    for name in METHODS[kind] + OF_BOTH:
+        one, other = getattr(ours, name), getattr(gevents, name)
+        assert isinstance(one, property) == isinstance(other, property)
+        assert isinstance(one, property) or arguments_of(one) == arguments_of(other), name
 
 
 async def handler(message: object) -> None: ...
@@ -156,9 +149,8 @@ async def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(f
     assert NoNsqd("none").possibly_stored is False
 
 
-async def check_keys(face: Face, caplog: pytest.LogCaptureFixture, *address: str, **options: Any) -> None:
+async def check_keys(face: Face, told: Any, *address: str, **options: Any) -> None:
     """The original NSQ takes every publish with a key, which is said once; ``partition=`` it has not."""
-    caplog.set_level(logging.WARNING)
     async with face.client("Producer", *address, **options) as producer:  # the first comes before the connection
         for _ in range(2):
             assert await published(face, producer, "publish", "t", b"one", key="a") == b"OK"
@@ -166,23 +158,23 @@ async def check_keys(face: Face, caplog: pytest.LogCaptureFixture, *address: str
             assert await published(face, producer, "publish_nowait", "t", b"one", key="c") == b"OK"
             with pytest.raises(ConfigError, match="partition=0"):
                 await published(face, producer, "publish", "t", b"one", partition=0)
-    (said,) = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "keys_unordered"]
+    (said,) = told("keys_unordered")
     assert "[t]" in said
     assert "no order" in said
 
 
 async def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
-    face: Face, nsqd_process: Any, caplog: pytest.LogCaptureFixture
+    face: Face, nsqd_process: Any, told: Any
 ) -> None:
-    await check_keys(face, caplog, nsqd_process.address)
+    await check_keys(face, told, nsqd_process.address)
 
 
 async def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
-    face: Face, real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    face: Face, real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], told: Any
 ) -> None:
     lookupd = real_lookupd()
     real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    await check_keys(face, caplog, lookupd_http_addresses=str(lookupd.http_address))
+    await check_keys(face, told, lookupd_http_addresses=str(lookupd.http_address))
 
 
 async def test_a_wrong_argument_of_a_response_or_of_close_is_refused_and_the_message_can_be_answered(

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from support.contract import Face, Joined, joined
-from support.held_publishes import OK, PublishNsqd, error_frame
+from support.held_publishes import PublishNsqd
 from support.http_server import Question, scripted_http
 from support.waiting import WAIT
+from support.wire import OK, error_frame
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, PublishFailed, PublishTimeout
@@ -106,17 +107,17 @@ async def test_a_batch_whose_rest_finds_no_room_says_that_it_may_be_stored(face:
             assert nsqd.bodies[1:][:1] == [[b"1" * 40]]
 
 
-async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: int, caplog: Any) -> None:
+async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: int, told: Any) -> None:
     producer = face.package.Producer(f"127.0.0.1:{closed_port}", publish_timeout=WAIT)
     await face(producer.start())
     promise = producer.publish_nowait("t", b"x")
     await face(producer.close(timeout=1.3))
     with pytest.raises(PublishFailed, match="closed"):
         await face.result(promise)
-    (told,) = [each for each in caplog.records if getattr(each, "event", "") == "close_waits"]
-    assert "closing waits for nsqds to confirm 1 message " in told.getMessage()
-    assert f"127.0.0.1:{closed_port}: cannot connect" in told.getMessage()
-    assert "at most 0.3 s more" in told.getMessage()
+    (said,) = told("close_waits")
+    assert "closing waits for nsqds to confirm 1 message " in said
+    assert f"127.0.0.1:{closed_port}: cannot connect" in said
+    assert "at most 0.3 s more" in said
 
 
 async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:

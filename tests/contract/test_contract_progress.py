@@ -45,14 +45,6 @@ async def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face:
     assert consumer.progress().reason == "closing"
 
 
-async def test_a_consumer_that_is_not_connected_says_so(face: Face) -> None:
-    async def handle(consumer: Any, message: Message) -> None: ...
-
-    async with face.client("Consumer", "t", "c", NOBODY, message_handler=handle) as consumer:
-        await face.until(lambda: NOBODY in consumer.progress().detail, consumer.progress)
-        assert consumer.progress().reason == "not_connected"
-
-
 @pytest.fixture
 def lookupd_of_a_paused_channel() -> Iterator[str]:
     with BrokerProcess() as broker, NsqdHTTPClient.from_url(str(broker.nsqds[0].http)) as nsqd:
@@ -91,11 +83,12 @@ async def test_a_producer_says_why_publishes_wait(face: Face) -> None:
         assert producer.progress().reason == "closing"
 
 
-async def test_a_producer_without_an_nsqd_says_so(face: Face) -> None:
-    async with face.client("Producer", NOBODY) as producer:
+async def test_clients_without_an_nsqd_say_so(face: Face) -> None:
+    async with face.client("Consumer", "t", "c", NOBODY) as consumer, face.client("Producer", NOBODY) as producer:
         promise = producer.publish_nowait("t", b"body")
-        await face.until(lambda: producer.progress().reason == "not_connected", producer.progress)
-        assert NOBODY in producer.progress().detail
+        for client in (consumer, producer):
+            await face.until(lambda client=client: client.progress().reason == "not_connected", client.progress)  # type: ignore[misc]
+            assert NOBODY in client.progress().detail
         await face(producer.close(0.1))
         with pytest.raises(PublishFailed, match="the producer was closed") as caught:
             await face.result(promise)

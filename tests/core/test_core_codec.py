@@ -122,27 +122,27 @@ def test_a_buffer_cannot_shrink_while_it_is_copied() -> None:
     assert _codec.mpub_body(bodies()) == struct.pack(">III", 2, 0, 0)
 
 
-@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40))
-def test_the_size_of_an_mpub_is_known_before_it_is_made(bodies: list[bytes]) -> None:
-    largest = max(map(len, bodies))
-    assert _codec.mpub_size(bodies, largest) == len(_codec.mpub_body(bodies))
-    assert _codec.mpub_size(bodies, largest - 1) == -1
-
-
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=40))
-def test_mpub_is_what_join_makes(bodies: list[bytes]) -> None:
+def test_mpub_is_what_join_makes_and_its_size_is_known_before(bodies: list[bytes]) -> None:
     records = b"".join(struct.pack(">I", len(body)) + body for body in bodies)
     expected = struct.pack(">I", len(bodies)) + records
     assert _codec.mpub_body(bodies) == expected
     assert _codec.mpub("t", iter(bodies)) == b"MPUB t\n" + struct.pack(">I", len(expected)) + expected
     assert _codec.mpub("t", map(bytearray, bodies)) == _codec.mpub("t", bodies)
+    if all(bodies):
+        largest = max(map(len, bodies))
+        assert _codec.mpub_size(bodies, largest) == len(expected)
+        assert _codec.mpub_size(bodies, largest - 1) == -1
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=50))
-def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
-    expected = b"".join(map(_codec.fin, ids))
-    assert _codec.fin_many(ids) == expected
-    assert _codec.fin_many(Message(1, 1, id, b"") for id in ids) == expected
+def test_answers_to_many_and_to_a_column_are_those_to_each_id(ids: list[bytes]) -> None:
+    fins, column = b"".join(map(_codec.fin, ids)), b"".join(ids)
+    assert _codec.fin_many(ids) == fins
+    assert _codec.fin_many(Message(1, 1, id, b"") for id in ids) == fins
+    assert _codec.fin_columns(column) == fins
+    assert _codec.fin_columns(memoryview(column)[16:]) == b"".join(map(_codec.fin, ids[1:]))
+    assert _codec.req_columns(bytearray(column), 1500) == b"".join(_codec.req(each, 1500) for each in ids)
 
 
 @pytest.mark.parametrize(
@@ -154,37 +154,26 @@ def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
         (lambda: untyped.pub("a\nFIN ", b""), ValueError, "topic"),
         (lambda: untyped.pub("tôpic", b""), ValueError, "topic"),
         (lambda: untyped.pub("\ud800", b""), ValueError, "topic"),
-        (lambda: untyped.sub("t", None), TypeError, "channel"),
         (lambda: untyped.sub("t", "c\r"), ValueError, "channel"),
         (lambda: untyped.sub("t", "c", "1"), TypeError, "partition"),
         (lambda: untyped.sub("t", "c", -1), ValueError, "partition"),
-        (lambda: untyped.pub("t", b"", 1024), ValueError, "partition"),
         (lambda: untyped.sub_advanced("t", "c", offset="special:-1"), ValueError, "partition"),
         (lambda: untyped.sub_advanced("t", "c", 1, "a b"), ValueError, "offset"),
         (lambda: untyped.sub_advanced("t", "c", 1, 5), TypeError, "offset"),
-        (lambda: untyped.identify("{}"), TypeError, "body"),
         (lambda: untyped.identify({}), TypeError, "body"),
         (lambda: untyped.auth("secret"), TypeError, "secret"),
         (lambda: untyped.pub("t", "text"), TypeError, "body"),
-        (lambda: untyped.pub("t", None), TypeError, "body"),
-        (lambda: untyped.pub("t", 5), TypeError, "body"),
         (lambda: untyped.mpub("t", None), TypeError, "bodies"),
         (lambda: untyped.mpub("t", []), ValueError, "bodies"),
         (lambda: untyped.mpub("t", b"abc"), TypeError, "bodies"),
-        (lambda: untyped.mpub("t", "abc"), TypeError, "bodies"),
         (lambda: untyped.mpub("t", [b"a", "b"]), TypeError, "bodies"),
-        (lambda: untyped.mpub_body([]), ValueError, "bodies"),
         (lambda: untyped.mpub_size((b"a",), 100), TypeError, "bodies"),
-        (lambda: untyped.mpub_size(None, 100), TypeError, "bodies"),
-        (lambda: untyped.mpub_size([b"a"], "100"), TypeError, "int"),
         (lambda: untyped.dpub("t", -1, b""), ValueError, "delay_ms"),
         (lambda: untyped.dpub("t", 1.5, b""), TypeError, "delay_ms"),
-        (lambda: untyped.dpub("t", None, b""), TypeError, "delay_ms"),
         (lambda: untyped.pub_trace("t", -1, b""), ValueError, "trace_id"),
         (lambda: untyped.pub_trace("t", 2**64, b""), ValueError, "trace_id"),
         (lambda: untyped.mpub_trace("t", [("1", b"")]), TypeError, "trace_id"),
         (lambda: untyped.mpub_trace("t", [b"ab"]), TypeError, "pairs"),
-        (lambda: untyped.mpub_trace("t", 5), TypeError, "pairs"),
         (lambda: untyped.mpub_trace("t", []), ValueError, "bodies"),
         (lambda: untyped.pub_ext("t", {}, b""), TypeError, "header"),
         (lambda: untyped.pub_ext("t", b"x" * 65535, b""), ValueError, "header"),
@@ -192,16 +181,13 @@ def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
         (lambda: untyped.rdy(-1), ValueError, "n must"),
         (lambda: untyped.rdy("1"), TypeError, "n must"),
         (lambda: untyped.fin(b"short"), ValueError, "id"),
-        (lambda: untyped.fin("0123456789abcdef"), TypeError, "id"),
         (lambda: untyped.fin(None), TypeError, "id"),
         (lambda: untyped.req(ID, -1), ValueError, "delay_ms"),
         (lambda: untyped.req(ID, 0.5), TypeError, "delay_ms"),
         (lambda: untyped.touch(b""), ValueError, "id"),
         (lambda: untyped.fin_many([ID, b"short"]), ValueError, "messages"),
         (lambda: untyped.fin_many([None]), TypeError, "messages"),
-        (lambda: untyped.fin_many(5), TypeError, "messages"),
         (lambda: untyped.fin_columns(ID + b"short"), ValueError, "ids"),
-        (lambda: untyped.fin_columns("0123456789abcdef"), TypeError, "ids"),
         (lambda: untyped.fin_columns(None), TypeError, "ids"),
         (lambda: untyped.req_columns(b"short", 0), ValueError, "ids"),
         (lambda: untyped.req_columns(ID, -1), ValueError, "delay_ms"),
@@ -221,33 +207,20 @@ def test_a_bad_argument_is_named(call: Callable[[], bytes], error: type[Exceptio
         call()
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 2500])
-def test_answers_to_a_column_are_those_to_each_id(count: int) -> None:
-    ids = [n.to_bytes(16, "big") for n in range(count)]
-    column = b"".join(ids)
-    assert _codec.fin_columns(column) == b"".join(map(_codec.fin, ids))
-    assert _codec.req_columns(column, 1500) == b"".join(_codec.req(each, 1500) for each in ids)
-    assert _codec.fin_columns(memoryview(column)[16:]) == b"".join(map(_codec.fin, ids[1:]))
-    assert _codec.req_columns(bytearray(column), 0) == b"".join(_codec.req(each, 0) for each in ids)
-
-
-def test_the_largest_header() -> None:
+def test_the_largest_header_and_partition() -> None:
     assert _codec.MAX_HEADER_SIZE == 65506
     assert _codec.pub_ext("t", b"x" * 65506, b"")[14:18] == b"\xff\xe2xx"
     with pytest.raises(ValueError, match="at most 65506"):
         _codec.pub_ext("t", b"x" * 65507, b"")
+    assert _codec.pub("t", b"x", MAX_PARTITION).startswith(b"PUB t %d\n" % MAX_PARTITION)
+    with pytest.raises(ValueError, match=f"partition must be within 0 and {MAX_PARTITION}, not {MAX_PARTITION + 1}"):
+        _codec.pub("t", b"x", MAX_PARTITION + 1)
 
 
 @pytest.mark.parametrize("data", [b"", b"OK", b"OK" + bytes(27), b"OK" + bytes(29), b"NO" + bytes(28)])
 def test_what_is_no_traced_reply(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="traced"):
         _codec.traced_reply(data)
-
-
-def test_the_core_and_the_options_agree_on_the_highest_partition() -> None:
-    assert _codec.pub("t", b"x", MAX_PARTITION).startswith(b"PUB t %d\n" % MAX_PARTITION)
-    with pytest.raises(ValueError, match=f"partition must be within 0 and {MAX_PARTITION}, not {MAX_PARTITION + 1}"):
-        _codec.pub("t", b"x", MAX_PARTITION + 1)
 
 
 BODIES = [b"a", b"", b"ccc", b"dd"]
@@ -280,103 +253,91 @@ def test_a_second_init_changes_nothing() -> None:
     assert (records.mpub_trace("t"), records.mpub_ext("t")) == before
 
 
-def test_no_records_without_their_buffers() -> None:
-    with pytest.raises(TypeError):
-        Records.__new__(Records)
-
-
 def rows_of(*numbers: int) -> bytes:
     return array.array("i", numbers).tobytes()
 
 
-def test_all_rows_and_some_in_any_order() -> None:
-    records = records_of(BODIES, TRACE_IDS, HEADERS)
-    assert (records.count, records.is_traced, records.has_headers) == (4, True, True)
-    assert records.mpub("t") == _codec.mpub("t", BODIES)
-    assert records.mpub("t", 3, rows_of(3, 0, 3)) == _codec.mpub("t", [b"dd", b"a", b"dd"], 3)
-    assert records.mpub("t", None, rows_of(3, 0, 2), 1, 2) == _codec.mpub("t", [b"a"])
-    assert records.mpub("t", None, None, 2) == _codec.mpub("t", BODIES[2:])
-    assert records.mpub_trace("t", 1) == _codec.mpub_trace("t", zip(TRACE_IDS, BODIES, strict=True), 1)
-    assert records.mpub_ext("t", None, rows_of(2, 1)) == _codec.mpub_ext("t", [(HEADERS[2], b"ccc"), (b"", b"")])
+ITEMS = st.lists(
+    st.tuples(st.binary(max_size=9), st.integers(0, 2**64 - 1), st.binary(max_size=5)), min_size=1, max_size=20
+)
 
 
-def test_a_slice_of_a_column() -> None:
-    whole = [b"xx", *BODIES, b"yyy"]
-    offsets = memoryview(offsets_of(whole))[4:-4]
-    assert Records(offsets, b"".join(whole)).mpub("t") == _codec.mpub("t", BODIES)
+@given(ITEMS, st.data())
+def test_records_make_the_commands_of_lists(items: list[tuple[bytes, int, bytes]], data: st.DataObject) -> None:
+    """Of all rows, of some in any order, and of a part of those; also where the column is a slice of a longer one."""
+    bodies, traces, headers = (list(column) for column in zip(*items, strict=True))
+    offsets = memoryview(offsets_of([b"xx", *bodies, b"yyy"]))[4:-4]
+    records = records_of(bodies, traces, headers, body_offsets=offsets, body=b"".join([b"xx", *bodies, b"yyy"]))
+    assert (records.count, records.is_traced, records.has_headers) == (len(items), True, True)
+    rows = data.draw(st.none() | st.lists(st.integers(0, len(items) - 1), min_size=1))
+    partition = data.draw(st.none() | st.integers(0, 9))
+    chosen = items if rows is None else [items[row] for row in rows]
+    given_rows = None if rows is None else rows_of(*rows)
+    start = data.draw(st.integers(0, len(chosen) - 1))
+    stop = data.draw(st.integers(start + 1, len(chosen)))
+    part = chosen[start:stop]
+    where = (partition, given_rows, start, stop)
+    assert records.mpub("t", *where) == _codec.mpub("t", [body for body, _, _ in part], partition)
+    assert records.mpub_trace("t", *where) == _codec.mpub_trace("t", [(t, b) for b, t, _ in part], partition)
+    assert records.mpub_ext("t", *where) == _codec.mpub_ext("t", [(h, b) for b, _, h in part], partition)
+    assert records.mpub("t", partition, given_rows) == _codec.mpub("t", [body for body, _, _ in chosen], partition)
+    assert records.pairs(given_rows) == [(trace, len(body)) for body, trace, _ in chosen]
+    with pytest.raises(ValueError, match="must not be empty"):
+        records.mpub("t", None, b"")
 
 
-@given(st.data())
-def test_like_the_commands_of_lists(data: st.DataObject) -> None:
-    items = data.draw(st.lists(st.tuples(st.binary(max_size=9), st.integers(0, 2**64 - 1), st.binary(max_size=5))))
-    bodies, traces, headers = [list(column) for column in zip(*items, strict=True)] or [[], [], []]
-    records = records_of(bodies, traces, headers)
-    rows = data.draw(st.lists(st.integers(0, len(items) - 1))) if items else []
-    if not rows:
-        with pytest.raises(ValueError, match="must not be empty"):
-            records.mpub("t", None, b"")
-        return
-    chosen = [items[row] for row in rows]
-    assert records.mpub("t", 1, rows_of(*rows)) == _codec.mpub("t", [body for body, _, _ in chosen], 1)
-    assert records.mpub_trace("t", 1, rows_of(*rows)) == _codec.mpub_trace("t", [(t, b) for b, t, _ in chosen], 1)
-    assert records.mpub_ext("t", 1, rows_of(*rows)) == _codec.mpub_ext("t", [(h, b) for b, _, h in chosen], 1)
-    assert records.pairs(rows_of(*rows)) == [(trace, len(body)) for body, trace, _ in chosen]
+@given(
+    ITEMS, st.sampled_from(["plain", "traced", "with headers"]), st.integers(1, 5), st.integers(1, 90), st.booleans()
+)
+def test_cut_keeps_the_limits_and_leaves_nothing_out(
+    items: list[tuple[bytes, int, bytes]], form: str, most: int, limit: int, is_reversed: bool
+) -> None:
+    bodies, traces, headers = (list(column) for column in zip(*items, strict=True))
+    records = records_of(bodies, traces if form == "traced" else None, headers if form == "with headers" else None)
+    rows = range(len(items))[::-1] if is_reversed else range(len(items))
+    first = len(items) // 3
+    overhead = {"plain": 0, "traced": 8, "with headers": 2}[form]
 
+    def size(start: int, end: int) -> int:
+        extras = [len(headers[row]) if form == "with headers" else 0 for row in rows[start:end]]
+        return len(_codec.mpub_body([bodies[row] for row in rows[start:end]])) + sum(extras) + overhead * (end - start)
 
-@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1), st.integers(1, 5), st.integers(1, 60))
-def test_cut_keeps_the_limits_and_leaves_nothing_out(bodies: list[bytes], most: int, limit: int) -> None:
-    records = records_of(bodies)
-    ends = records.cut(most, limit)
-    starts = [0, *ends[:-1]]
-    assert ends[-1] == len(bodies)
-    assert all(start < end for start, end in zip(starts, ends, strict=True))
+    ends = records.cut(most, limit, rows_of(*rows), first)
+    starts = [first, *ends[:-1]]
+    assert ends[-1] == len(items)
     for start, end in zip(starts, ends, strict=True):
-        size = len(_codec.mpub_body(bodies[start:end]))
-        assert end - start <= most
-        assert size <= limit or end - start == 1
+        assert 0 < end - start <= most
+        assert size(start, end) <= limit or end - start == 1
     for start, end in pairwise(starts):  # none could have had one more
-        assert end - start == most or len(_codec.mpub_body(bodies[start : end + 1])) > limit
-
-
-def test_cut_counts_trace_ids_and_headers_and_of_the_rows_alone() -> None:
-    assert records_of([b"a"] * 4).cut(9, 14) == [2, 4]
-    assert records_of([b"a"] * 4, [1] * 4).cut(9, 30) == [2, 4]
-    assert records_of([b"a"] * 4, None, [b"{}"] * 4).cut(9, 22) == [2, 4]
-    assert records_of([b"a"] * 4).cut(2, 999, rows_of(3, 2, 1, 0, 0), 1) == [3, 5]
-    assert records_of([b"a"]).cut(2, 999, b"") == []
+        assert end - start == most or size(start, end + 1) > limit
+    assert records.cut(most, limit, b"") == []
+    assert records.cut(most, 10**6) == records.cut(most, 10**6, rows_of(*range(len(items))))
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     records = records_of(BODIES)
-    for rows in (rows_of(4), rows_of(-1)):
-        with pytest.raises(ValueError, match=r"rows must be within 0 and 3"):
-            records.mpub("t", None, rows)
+    wrong: dict[Callable[[], object], str] = {
+        lambda: records.mpub("t", None, rows_of(4)): "rows must be within 0 and 3",
+        lambda: records.mpub("t", None, rows_of(-1)): "rows must be within 0 and 3",
+        lambda: records_of([b"a"], None, [bytes(65535)]).mpub_ext("t"): "at most 65506",
+        lambda: Records(b"123", b""): "items of 4 bytes",
+        lambda: Records(b"", b""): "one more",
+        lambda: records_of(BODIES, [1]): "trace_ids must have 4 items, not 1",
+        lambda: records_of(BODIES, None, [b""]): "header_offsets must have 5 items, not 2",
+        lambda: Records(offsets_of([]), b"", headers=b""): "go together",
+        lambda: records.mpub_trace("t"): "no trace_ids",
+        lambda: records.mpub_ext("t"): "no headers",
+        lambda: records.mpub("t", None, None, 3, 2): "start|stop",
+        lambda: records.mpub("t", None, None, 0, 5): "start|stop",
+        lambda: records.mpub("t", None, None, -1, 2): "start|stop",
+        lambda: Records(untyped, b"a"): "body_offsets must be bytes-like",
+        lambda: records.mpub("t t"): "topic",
+    }
     for offsets in ([0, 1, 2, 9], [0, -1, 2, 3], [0, 2, 1, 3], [-2, 1, 1, 1]):
-        with pytest.raises(ValueError, match="lie beyond the data"):
-            Records(array.array("i", offsets), b"abc").mpub("t")
-    with pytest.raises(ValueError, match="at most 65506"):
-        records_of([b"a"], None, [bytes(65535)]).mpub_ext("t")
-    with pytest.raises(ValueError, match="items of 4 bytes"):
-        Records(b"123", b"")
-    with pytest.raises(ValueError, match="one more"):
-        Records(b"", b"")
-    with pytest.raises(ValueError, match="trace_ids must have 4 items, not 1"):
-        records_of(BODIES, [1])
-    with pytest.raises(ValueError, match="header_offsets must have 5 items, not 2"):
-        records_of(BODIES, None, [b""])
-    with pytest.raises(ValueError, match="go together"):
-        Records(offsets_of([]), b"", headers=b"")
-    with pytest.raises(ValueError, match="no trace_ids"):
-        records.mpub_trace("t")
-    with pytest.raises(ValueError, match="no headers"):
-        records.mpub_ext("t")
-    for part in ((3, 2), (0, 5), (-1, 2)):
-        with pytest.raises(ValueError, match=r"start|stop"):
-            records.mpub("t", None, None, *part)
-    with pytest.raises(TypeError, match="body_offsets must be bytes-like"):
-        Records([0, 1], b"a")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="topic"):
-        records.mpub("t t")
+        wrong[Records(array.array("i", offsets), b"abc").pairs] = "lie beyond the data"
+    for call, reason in wrong.items():
+        with pytest.raises((ValueError, TypeError), match=reason):
+            call()
 
 
 @given(st.lists(st.integers(0, 3)))
@@ -384,13 +345,9 @@ def test_group_rows(targets: list[int]) -> None:
     groups = _codec.group_rows(array.array("i", targets), 4)
     found = [list(struct.unpack(f"={len(rows) // 4}i", rows)) for rows in groups]
     assert found == [[row for row, target in enumerate(targets) if target == group] for group in range(4)]
-
-
-def test_group_rows_refuses_other_targets() -> None:
     for target in (-1, 2):
         with pytest.raises(ValueError, match="within 0 and 1"):
             _codec.group_rows(rows_of(0, target), 2)
-    assert _codec.group_rows(b"", 0) == []
 
 
 ITS_ID = bytes(range(1, 17))
@@ -433,19 +390,12 @@ def received(ext: bytes | None, *, version: int = 4, responder: object = None) -
 
 def test_fields_of_a_message_built_by_hand() -> None:
     message = make()
-    assert (message.timestamp, message.attempts, message.id, message.body) == (
-        1_500_000_000_000_000_000,
-        2,
-        ITS_ID,
-        b"body",
-    )
+    assert (message.attempts, message.id, message.body) == (2, ITS_ID, b"body")
+    assert message.timestamp == 1_500_000_000_000_000_000
     assert (message.internal_id, message.trace_id) == (0x0102030405060708, 0x090A0B0C0D0E0F10) == split_id(ITS_ID)
     assert (message.ext, message.ext_version, message.headers) == (None, 0, {})
     assert (message.offset, message.raw_size, message.received_at) == (None, None, 0.0)
     assert (message.responder, message.partition) == (None, None)
-
-
-def test_all_optional_fields() -> None:
     message = make(ext=bytearray(b'{"k": 1}'), offset=2**64 - 1, raw_size=2**32 - 1, received_at=1.5, responder=ITS_ID)
     assert (message.ext, message.ext_version, message.headers) == (b'{"k": 1}', 4, {"k": 1})
     assert (message.offset, message.raw_size, message.received_at) == (2**64 - 1, 2**32 - 1, 1.5)
@@ -464,14 +414,12 @@ def test_reader_hands_over_responder_and_time() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "name"),
     [
-        ({"timestamp": "1"}, TypeError, "timestamp"),
         ({"timestamp": 1.5}, TypeError, "timestamp"),
         ({"timestamp": 2**63}, ValueError, "timestamp"),
         ({"attempts": -1}, ValueError, "attempts"),
         ({"attempts": 65536}, ValueError, "attempts"),
         ({"id": b"1234"}, ValueError, "id"),
         ({"id": "0123456789abcdef"}, TypeError, "id"),
-        ({"body": "text"}, TypeError, "body"),
         ({"body": None}, TypeError, "body"),
         ({"ext": "{}"}, TypeError, "ext"),
         ({"ext_version": 256}, ValueError, "ext_version"),
@@ -487,15 +435,19 @@ def test_a_bad_field_is_named(options: dict[str, Any], error: type[Exception], n
 
 
 @pytest.mark.parametrize("answer", ["finish", "requeue"])
-@pytest.mark.parametrize("again", ["finish", "requeue", "touch"])
-def test_a_message_is_answered_once(answer: str, again: str) -> None:
-    responder = Recorder()
+def test_a_message_is_answered_once_and_what_could_not_be_sent_may_be_tried_again(answer: str) -> None:
+    responder = Recorder(refusal=OSError("closed"))
     message = make(responder=responder)
+    with pytest.raises(OSError, match="closed"):
+        getattr(message, answer)()
+    assert not message.has_responded()
+    responder.refusal = None
     message.touch()
     getattr(message, answer)()
     assert message.has_responded()
-    with pytest.raises(AlreadyResponded, match=ITS_ID.hex()):
-        getattr(message, again)()
+    for again in (message.finish, message.requeue, message.touch):
+        with pytest.raises(AlreadyResponded, match=ITS_ID.hex()):
+            again()
     assert [call[0] for call in responder.calls] == ["touch", answer]
 
 
@@ -504,18 +456,6 @@ def test_requeue_passes_its_arguments_on() -> None:
     make(responder=responder).requeue(1500, backoff=False)
     make(responder=responder).requeue()
     assert [call[2:] for call in responder.calls] == [(1500, False), (None, True)]
-
-
-@pytest.mark.parametrize("answer", ["finish", "requeue"])
-def test_an_answer_that_could_not_be_sent_may_be_tried_again(answer: str) -> None:
-    responder = Recorder(refusal=OSError("closed"))
-    message = make(responder=responder)
-    with pytest.raises(OSError, match="closed"):
-        getattr(message, answer)()
-    assert not message.has_responded()
-    responder.refusal = None
-    getattr(message, answer)()
-    assert message.has_responded()
 
 
 @pytest.mark.parametrize(
@@ -568,14 +508,11 @@ def test_it_may_be_subclassed() -> None:
 
 def test_a_subclass_that_never_calls_init_is_harmless() -> None:
     message = Message.__new__(Message)
-    assert message.id == bytes(16)
-    assert message.body is None
-    assert message.headers == {}
+    assert (message.id, message.body, message.headers) == (bytes(16), None, {})
     assert "0 bytes" in repr(message)
 
 
 def test_no_weak_references_and_no_pickles() -> None:
-    with pytest.raises(TypeError):
-        weakref.ref(make())
-    with pytest.raises(TypeError):
-        pickle.dumps(make())
+    for attempt in (weakref.ref, pickle.dumps):
+        with pytest.raises(TypeError):
+            attempt(make())

@@ -160,7 +160,8 @@ def test_the_cython_counter(tmp_path: Path) -> None:
     recording.write_bytes(b"".join([*frames, encode_frame(0, b"OK"), encode_frame(1, b"E_INVALID"), frames[0][:7]]))
 
     def python(*arguments: str) -> str:
-        command, environment = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "CFLAGS": "-O0"}  # what it does, and not how fast
+        command = [sys.executable, *arguments]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -173,6 +174,7 @@ def test_the_cython_counter(tmp_path: Path) -> None:
 
 
 FOLDER = ROOT / "examples" / "production"
+UNIT = "nsq-fast-worker.service"
 
 MARGIN = 10
 
@@ -183,9 +185,8 @@ def documents(name: str) -> list[Any]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
-def settings_of(text: str, tmp_path: Path) -> Settings:
-    (tmp_path / "worker.toml").write_text(text)
-    return SettingsReader().read(str(tmp_path / "worker.toml"), {}, ())
+def settings_of(path: Path) -> Settings:
+    return SettingsReader().read(str(path), {}, ())
 
 
 @pytest.fixture
@@ -204,11 +205,6 @@ def test_the_program_and_its_file_pass_the_check() -> None:
     assert (checked.returncode, checked.stdout) == (0, "orders/billing: asyncio\n"), checked.stderr
 
 
-def test_the_special_part_of_the_file_is_that_of_the_subscription() -> None:
-    settings = SettingsReader().read(str(FOLDER / "worker.toml"), {}, ())
-    assert settings.options_of(Subscription("orders", "billing", print))["concurrency"] == 16
-
-
 def test_kubernetes_takes_the_manifests() -> None:
     validator = pytest.importorskip("kubernetes_validate")
     for each in documents("kubernetes.yaml"):
@@ -216,8 +212,8 @@ def test_kubernetes_takes_the_manifests() -> None:
 
 
 def test_the_pod_asks_what_the_worker_answers(deployment: Any, tmp_path: Path) -> None:
-    config_map = documents("kubernetes.yaml")[0]
-    worker = settings_of(config_map["data"]["worker.toml"], tmp_path).worker
+    (tmp_path / "worker.toml").write_text(documents("kubernetes.yaml")[0]["data"]["worker.toml"])
+    worker = settings_of(tmp_path / "worker.toml").worker
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert worker.http == f":{container['ports'][0]['containerPort']}"
@@ -241,60 +237,37 @@ def test_keda_scales_the_deployment_by_its_channel(deployment: Any) -> None:
 
 
 def test_docker_compose_takes_its_file() -> None:
-    command = compose()
-    if command is None:
-        pytest.skip("neither docker compose nor docker-compose is installed")
-    checked = subprocess.run(
-        [*command, "-f", str(FOLDER / "compose.yaml"), "config", "--quiet"],
-        capture_output=True, text=True, timeout=PROCESS, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stderr
-
-
-def compose() -> list[str] | None:
     for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]):
-            asked = subprocess.run([*command, "version"], capture_output=True, timeout=PROCESS, check=False)
-            if asked.returncode == 0:
-                return command
-    return None
+        if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0:
+            checked = [*command, "-f", str(FOLDER / "compose.yaml"), "config", "--quiet"]
+            subprocess.run(checked, timeout=PROCESS, check=True)
+            return
+    pytest.skip("neither docker compose nor docker-compose is installed")
 
 
-def test_the_containers_have_time_to_drain() -> None:
-    worker = SettingsReader().read(str(FOLDER / "worker.toml"), {}, ()).worker
-    (services,) = documents("compose.yaml")
-    assert int(services["services"]["worker"]["stop_grace_period"].removesuffix("s")) >= worker.drain_timeout + MARGIN
-    unit = (FOLDER / "nsq-fast-worker.service").read_text()
-    found = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)
-    assert found
-    assert int(found[1]) >= worker.drain_timeout + MARGIN
-
-
-def test_the_image_has_what_it_copies_and_opens_the_port() -> None:
-    text = (FOLDER / "Dockerfile").read_text()
-    copied = re.search(r"^COPY (.*) \./$", text, re.M)
-    assert copied
-    assert [name for name in copied[1].split() if not (FOLDER / name).is_file()] == []
-    worker = SettingsReader().read(str(FOLDER / "worker.toml"), {}, ()).worker
-    port = (worker.http or "").removeprefix(":")
-    assert f"EXPOSE {port}\n" in text
-    assert f":{port}/healthz" in text
+def test_containers_and_the_unit_have_time_to_drain_and_the_image_has_what_it_copies_and_opens_the_port() -> None:
+    settings = settings_of(FOLDER / "worker.toml")
+    assert settings.options_of(Subscription("orders", "billing", print))["concurrency"] == 16, "its special part"
+    compose, unit, image = ((FOLDER / name).read_text() for name in ("compose.yaml", UNIT, "Dockerfile"))
+    for pattern, text in ((r"stop_grace_period: (\d+)s\b", compose), (r"^TimeoutStopSec=(\d+)$", unit)):
+        (seconds,) = re.findall(pattern, text, re.M)
+        assert int(seconds) >= settings.worker.drain_timeout + MARGIN
+    (copied,) = re.findall(r"^COPY (.*) \./$", image, re.M)
+    assert [name for name in copied.split() if not (FOLDER / name).is_file()] == []
+    port = (settings.worker.http or "").removeprefix(":")
+    assert f"EXPOSE {port}\n" in image
+    assert f":{port}/healthz" in image
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    unit = (FOLDER / "nsq-fast-worker.service").read_text()
+    unit = (FOLDER / UNIT).read_text()
     assert "ExecStart=/opt/worker/venv/bin/nsq-fast run app " in unit
-    path = tmp_path / "nsq-fast-worker.service"
+    path = tmp_path / UNIT
     path.write_text(unit.replace("/opt/worker/venv/bin/nsq-fast", sys.executable))  # it wants a program that is there
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=PROCESS,
-        check=False,
-    )
+    command = ["systemd-analyze", "verify", "--man=no", str(path)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False)
     assert checked.returncode == 0, checked.stderr
     assert path.name not in checked.stderr
 
@@ -312,11 +285,12 @@ SOON = 15.0
 
 
 @contextmanager
-def running(*command: str, nsqd: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def running(*command: str, nsqd: str, cwd: Path, inherited: tuple[int, ...] = ()) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{cwd}"}
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, *command], cwd=cwd, env=environment, pass_fds=inherited,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         yield process
     finally:
@@ -332,16 +306,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     return output, errors
 
 
-@contextmanager
-def listening() -> Iterator[tuple[int, str]]:
-    """The descriptor of a socket that listens, which the server inherits, and its URL."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(64)
-        sock.set_inheritable(True)
-        yield sock.fileno(), f"http://127.0.0.1:{sock.getsockname()[1]}"
-
-
 def asked(url: str, body: bytes | None = None) -> int:
     try:
         with urlopen(Request(url, data=body), timeout=WAIT) as answer:
@@ -350,9 +314,18 @@ def asked(url: str, body: bytes | None = None) -> int:
         return getattr(error, "code", 0)
 
 
+def output_of_fastapi(program: str, nsqd: str, folder: Path) -> str:
+    """What a program prints that asks the example for FastAPI."""
+    pytest.importorskip("fastapi.testclient")
+    (folder / "fastapi_app.py").write_text(PROGRAMS["fastapi_app.py"])
+    with running("-c", program, nsqd=nsqd, cwd=folder) as process:
+        output, errors = process.communicate(timeout=2 * WAIT)
+    assert process.returncode == 0, errors
+    return output
+
+
+@pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)
 def test_fastapi_publishes_consumes_and_says_how_it_is(nsqd_process: Any, tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
-    testing = pytest.importorskip("fastapi.testclient")
     program = f"""
 import sys, time
 from fastapi.testclient import TestClient
@@ -368,16 +341,10 @@ with TestClient(fastapi_app.app) as client:
         time.sleep(0.01)  # sleep: looks again and again
 print(sorted(map(int, fastapi_app.handled)) == list(range(20)))
 """
-    assert testing
-    (tmp_path / "fastapi_app.py").write_text(PROGRAMS["fastapi_app.py"])
-    with running("-c", program, nsqd=nsqd_process.address, cwd=tmp_path) as process:
-        output, errors = process.communicate(timeout=2 * WAIT)
-    assert (process.returncode, output) == (0, "True\n"), errors
+    assert output_of_fastapi(program, nsqd_process.address, tmp_path) == "True\n"
 
 
 def test_fastapi_says_503_while_nsqd_is_down(closed_port: int, tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
-    pytest.importorskip("fastapi.testclient")
     program = """
 from fastapi.testclient import TestClient
 import fastapi_app
@@ -385,10 +352,7 @@ with TestClient(fastapi_app.app) as client:
     answers = [client.post("/orders", content=b"1"), client.get("/health")]
 print(*(answer.status_code for answer in answers))
 """
-    (tmp_path / "fastapi_app.py").write_text(PROGRAMS["fastapi_app.py"])
-    with running("-c", program, nsqd=f"127.0.0.1:{closed_port}", cwd=tmp_path) as process:
-        output, errors = process.communicate(timeout=2 * WAIT)
-    assert (process.returncode, output) == (0, "503 503\n"), errors
+    assert output_of_fastapi(program, f"127.0.0.1:{closed_port}", tmp_path) == "503 503\n"
 
 
 IN_THREADS = ("flask_app:app", "-k", "gthread", "--threads", "4")
@@ -404,18 +368,10 @@ def gunicorn(
     pytest.importorskip("gunicorn")
     for name in {"flask_app.py", "gevent_app.py", "gunicorn_conf.py"} - {path.name for path in folder.iterdir()}:
         (folder / name).write_text(PROGRAMS[name])
-    with listening() as (descriptor, url):
-        command = ["-m", "gunicorn", *app, "-b", f"fd://{descriptor}", *arguments]
-        environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{folder}"}
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=folder, env=environment, pass_fds=[descriptor],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            yield process, url
-        finally:
-            process.kill()
-            process.communicate()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as sock:  # the server inherits it
+        command = ("-m", "gunicorn", *app, "-b", f"fd://{sock.fileno()}", *arguments)
+        with running(*command, nsqd=nsqd, cwd=folder, inherited=(sock.fileno(),)) as process:
+            yield process, f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 def test_flask_says_503_while_nsqd_is_down(closed_port: int, tmp_path: Path) -> None:
@@ -425,8 +381,14 @@ def test_flask_says_503_while_nsqd_is_down(closed_port: int, tmp_path: Path) -> 
         ended(process)
 
 
-# With --preload the application, and with it the producer, is made before the workers are forked.
-@pytest.mark.parametrize("arguments", [(), ("--preload", "--workers", "2")], ids=["plain", "preloaded"])
+def on_a_server_each(*preloaded: str) -> Any:
+    """With --preload the application, and with it the producer, is made before the workers are forked."""
+    values = [((), "original"), (("--preload", *preloaded), "embedded")]
+    names = ("arguments", "nsqd_process")
+    return pytest.mark.parametrize(names, values, indirect=["nsqd_process"], ids=["plain", "preloaded"])
+
+
+@on_a_server_each("--workers", "2")
 def test_flask_publishes_from_the_threads_of_gunicorn(
     nsqd_process: Any, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -446,7 +408,7 @@ def test_flask_publishes_from_the_threads_of_gunicorn(
                 break
 
 
-@pytest.mark.parametrize("arguments", [(), ("--preload",)], ids=["plain", "preloaded"])
+@on_a_server_each()
 def test_flask_consumes_on_gevent_and_a_reload_and_the_end_leave_nothing_in_flight(
     nsqd_process: Any, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -471,6 +433,7 @@ def test_flask_consumes_on_gevent_and_a_reload_and_the_end_leave_nothing_in_flig
     assert len(handled) == len(set(handled)) == published - channel["depth"]
 
 
+@pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)
 def test_a_command_of_django_consumes_until_it_gets_a_signal(nsqd_process: Any, tmp_path: Path) -> None:
     pytest.importorskip("django")
     commands = tmp_path / "shop" / "management" / "commands"

@@ -59,13 +59,9 @@ def test_a_connection_is_made_once_and_closed_once(nsqd):
     assert closed == [client]
     with pytest.raises(NSQException, match="already closed"):
         client.connect()
-    with pytest.raises(NSQSocketError):
-        client.nop()
-    with pytest.raises(NSQSocketError):
-        client.read_response()
-
-
-def test_nobody_there_is_a_socket_error(nsqd):
+    for call in (client.nop, client.read_response):
+        with pytest.raises(NSQSocketError):
+            call()
     nsqd.stop()
     with pytest.raises(NSQSocketError):
         gnsq.NsqdTCPClient(*nsqd.address).connect()
@@ -108,13 +104,9 @@ def test_commands_leave_at_once(client, peer):
     client.close()
     peer.wait_for(lambda: len(peer.commands) == 5)
     assert peer.commands == [(b"RDY", b"5"), (b"FIN", b"id"), (b"REQ", b"id", b"3"), (b"TOUCH", b"id"), (b"CLS",)]
-    assert client.ready_count == 5
-
-
-def test_a_rejected_rdy_changes_nothing(client):
     with pytest.raises(ValueError, match="negative"):
         client.ready(-1)
-    assert client.ready_count == 0
+    assert client.ready_count == 5
 
 
 def test_a_message_is_answered_over_its_connection(client, peer):
@@ -177,24 +169,22 @@ def test_check_ok_takes_nothing_else(client, peer):
     for expected in ("unexpected response", "E_FIN_FAILED", "expected response frame"):
         with pytest.raises(NSQException, match=expected):
             client.check_ok()
-
-
-def test_what_is_no_frame_is_an_error(client, peer):
     peer.send(struct.pack(">ii", 4, 9))
     with pytest.raises(gnsq.errors.NSQFrameError, match="unknown frame 9"):
         client.read_response()
 
 
-def test_listening_ends_with_the_connection(client, peer):
-    peer.send(message_frame(1) + frame(1, b"E_INVALID no"))
-    client.listen()
-    assert not client.is_connected
-
-
-def test_a_server_that_goes_away_is_a_socket_error(client, peer):
-    peer.close()
-    with pytest.raises(NSQSocketError):
+@pytest.mark.parametrize("end", ["an error", "the server goes"])
+def test_listening_ends_with_the_connection(client, peer, end):
+    peer.send(message_frame(1))
+    if end == "an error":
+        peer.send(frame(1, b"E_INVALID no"))
+        client.listen()
+    else:
+        peer.close()
         client.read_response()
+        with pytest.raises(NSQSocketError):
+            client.read_response()
     assert not client.is_connected
 
 
@@ -220,8 +210,10 @@ def secure_nsqd(tls_files):
         yield server
 
 
-@pytest.mark.parametrize("tls", [True, False])
-@pytest.mark.parametrize(("compression", "kind"), [(None, None), ("snappy", SnappySocket), ("deflate", DefalteSocket)])
+@pytest.mark.parametrize(
+    ("tls", "compression", "kind"),
+    [(True, None, None), (False, "snappy", SnappySocket), (True, "deflate", DefalteSocket)],
+)
 def test_upgrades_carry_messages(secure_nsqd, tls_files, tls, compression, kind):
     options = {"tls_v1": True, "tls_options": {"ca_certs": tls_files["ca"]}} if tls else {}
     if compression:
@@ -271,18 +263,15 @@ def test_a_certificate_is_verified_unless_the_options_are_silent_about_it(secure
 
 def test_consumer_and_producer_take_gnsqs_tls_options(secure_nsqd, tls_files):
     options = {"tls_v1": True, "tls_options": {"ca_certs": tls_files["ca"], "cert_reqs": 2, "ssl_version": 5}}
-    seen = []
+    seen, address = [], str(secure_nsqd.tcp_address)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        producer = gnsq.Producer(str(secure_nsqd.tcp_address), **options)
-        consumer = gnsq.Consumer("topic", "channel", str(secure_nsqd.tcp_address), **options, timeout=10)
+        producer = gnsq.Producer(address, **options)
+        consumer = gnsq.Consumer("topic", "channel", address, **options, timeout=10)
     consumer.on_message.connect(lambda consumer, message: seen.append(message.body), weak=False)
-    producer.start()
-    consumer.start(block=False)
-    producer.publish("topic", b"secret")
-    until(lambda: seen == [b"secret"])
-    consumer.close()
-    producer.close()
+    with producer, consumer:
+        producer.publish("topic", b"secret")
+        until(lambda: seen == [b"secret"])
 
 
 def test_both_compressions_are_the_servers_error(secure_nsqd):
@@ -308,6 +297,9 @@ def sized(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
+BATCH = struct.pack(">i", 2) + sized(b"a") + sized(b"bc")
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -322,16 +314,12 @@ def sized(data: bytes) -> bytes:
         (protocol.touch("id"), b"TOUCH id\n"),
         (protocol.close(), b"CLS\n"),
         (protocol.nop(), b"NOP\n"),
+        (protocol.multipublish("t", iter([b"a", b"bc"])), b"MPUB t\n" + sized(BATCH)),  # any iterable
+        (protocol.multipublish_body(iter([b"a", b"bc"])), BATCH),
     ],
 )
 def test_commands(command, expected):
     assert command == expected
-
-
-def test_a_batch_may_come_from_any_iterable():
-    body = struct.pack(">i", 2) + sized(b"a") + sized(b"bc")
-    assert protocol.multipublish("t", (each for each in [b"a", b"bc"])) == b"MPUB t\n" + sized(body)
-    assert protocol.multipublish_body(iter([b"a", b"bc"])) == body
 
 
 @pytest.mark.parametrize(
@@ -357,12 +345,9 @@ def test_a_message_is_taken_apart_with_unsigned_attempts():
     kind, data = protocol.unpack_response(frame[4:])
     assert kind == protocol.FRAME_TYPE_MESSAGE
     assert protocol.unpack_message(data) == (5, 40_000, b"0123456789abcdef", b"body")
-
-
-@pytest.mark.parametrize("data", [b"", b"short"])
-def test_what_is_no_message_is_a_frame_error(data):
-    with pytest.raises(gnsq.errors.NSQFrameError):
-        protocol.unpack_message(data)
+    for data in (b"", b"short"):
+        with pytest.raises(gnsq.errors.NSQFrameError):
+            protocol.unpack_message(data)
 
 
 @pytest.mark.parametrize(
@@ -381,11 +366,7 @@ def test_make_error(data, kind, is_fatal):
     error = make_error(data)
     assert type(error) is kind
     assert error.fatal is is_fatal
-
-
-def test_error_codes_are_bytes_and_name_our_classes():
     assert ERROR_CODES[b"E_BAD_TOPIC"] is errors.BadTopic
-    assert all(isinstance(code, bytes) and issubclass(cls, NSQErrorCode) for code, cls in ERROR_CODES.items())
 
 
 def test_the_timer_never_overflows_however_often_it_failed():
@@ -414,29 +395,6 @@ def test_addresses_of_all_kinds():
 # Messages: anything may be id and body, answers go to its signals, and what a consumer gets is one too
 
 
-def heard_by(message):
-    heard = []
-
-    def listen(name):
-        def receive(sender, **values):
-            heard.append((name, sender is message, values))
-
-        getattr(message, name).connect(receive, weak=False)
-
-    for name in ("on_finish", "on_requeue", "on_touch"):
-        listen(name)
-    return heard
-
-
-def test_it_keeps_what_it_was_made_of():
-    message = gnsq.Message(1, 2, "id", "text")
-    assert (message.timestamp, message.attempts, message.id, message.body) == (1, 2, "id", "text")
-    assert not message.has_responded()
-    assert not message.is_async()
-    message.enable_async()
-    assert message.is_async()
-
-
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -445,10 +403,19 @@ def test_it_keeps_what_it_was_made_of():
         (lambda message: message.requeue(9, backoff=False), ("on_requeue", True, {"timeout": 9, "backoff": False})),
     ],
 )
-def test_it_is_answered_once(answer, expected):
-    message = gnsq.Message(1, 2, "id", "text")
-    heard = heard_by(message)
+def test_a_message_keeps_what_it_was_made_of_and_is_answered_once(answer, expected):
+    def hear(name):
+        return lambda sender, **values: heard.append((name, sender is message, values))
+
+    heard, message = [], gnsq.Message(1, 2, "id", "text")
+    assert (message.timestamp, message.attempts, message.id, message.body) == (1, 2, "id", "text")
+    assert not message.is_async()
+    message.enable_async()
+    assert message.is_async()
+    for name in ("on_finish", "on_requeue", "on_touch"):
+        getattr(message, name).connect(hear(name), weak=False)
     message.touch()
+    assert not message.has_responded()
     answer(message)
     assert message.has_responded()
     for again in (message.finish, message.requeue, message.touch):
@@ -459,7 +426,6 @@ def test_it_is_answered_once(answer, expected):
 
 def test_what_a_consumer_hands_over_is_an_instance():
     assert isinstance(_codec.Message(1, 1, b"0" * 16, b"body"), gnsq.Message)
-    assert isinstance(gnsq.Message(1, 1, "id", "body"), _codec.Message)
     assert not isinstance("message", gnsq.Message)
 
 

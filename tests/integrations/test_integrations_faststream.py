@@ -26,20 +26,16 @@ from nsq_fast.integrations.faststream import NSQBroker, NSQMessage, NSQRouter
 QUICK = {"requeue_delay": 0, "max_backoff_duration": 0, "max_reconnect_delay": 0.1}
 
 
+def channels_of(http: Any, topic: str) -> list[Any]:
+    with NsqdHTTPClient.from_url(str(http)) as client:
+        topics = [each for each in client.stats()["topics"] if each["topic_name"] == topic]
+    return [channel for each in topics for channel in each["channels"]]
+
+
 def in_flight(nsqd: Any, topic: str) -> tuple[int, int]:
-    """Messages of the first channel of a topic: in flight, and waiting."""
-    with NsqdHTTPClient.from_url(str(nsqd.http)) as client:
-        topics = {each["topic_name"]: each for each in client.stats()["topics"]}
-    channel = topics[topic]["channels"][0]
+    """Messages of the channel of a topic: in flight, and waiting."""
+    (channel,) = channels_of(nsqd.http, topic)
     return channel["in_flight_count"], channel["depth"] + channel["deferred_count"]
-
-
-def ready_count(http: str, topic: str) -> int:
-    """How many messages the clients of a topic have asked this nsqd for."""
-    with NsqdHTTPClient.from_url(http) as client:
-        topics = {each["topic_name"]: each for each in client.stats()["topics"]}
-    channels = topics[topic]["channels"] if topic in topics else []
-    return sum(client["ready_count"] for channel in channels for client in channel["clients"])
 
 
 async def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd_process: Any) -> None:
@@ -116,7 +112,8 @@ async def test_a_subscriber_takes_messages_of_all_nsqds_at_once() -> None:
         async def handle(order: int) -> None: ...
 
         def asked_for() -> list[int]:
-            return [ready_count(str(each.http_address), "orders") for each in servers.nsqds]
+            channels = [channels_of(each.http_address, "orders") for each in servers.nsqds]
+            return [sum(client["ready_count"] for each in found for client in each["clients"]) for found in channels]
 
         async with broker:
             await broker.start()
@@ -149,13 +146,15 @@ async def test_wrong_arguments_of_publishes_are_named(nsqd_process: Any) -> None
     assert in_flight(nsqd_process, "orders") == (0, 0)
 
 
-async def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: Any) -> None:
-    seen: list[tuple[str, int]] = []
-    broker = NSQBroker(nsqd_process.address, consumer=QUICK)
+async def test_with_manual_acknowledgement_the_handler_responds_and_what_is_kept_is_not_touched(
+    nsqd_process: Any,
+) -> None:
+    seen: dict[tuple[str, int], NSQMessage] = {}
+    broker = NSQBroker(nsqd_process.address, consumer={**QUICK, "msg_timeout": 1.0})
 
     @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL, max_workers=5)
     async def handle(body: str, message: NSQMessage = Context()) -> None:  # noqa: B008
-        seen.append((body, message.raw_message.attempts))
+        seen[body, message.raw_message.attempts] = message
         if body == "again" and message.raw_message.attempts == 1:
             await message.nack(0.0)
         elif body != "keep":
@@ -165,26 +164,10 @@ async def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: An
         await broker.start()
         for body in ("done", "again", "keep"):
             await broker.publish(body, "orders")
-        await until_async(lambda: len(seen) == 4)
-        await until_async(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
-    assert sorted(seen) == [("again", 1), ("again", 2), ("done", 1), ("keep", 1)]
-
-
-async def test_what_is_kept_with_manual_acknowledgement_is_not_touched_and_comes_again(nsqd_process: Any) -> None:
-    seen: list[NSQMessage] = []
-    broker = NSQBroker(nsqd_process.address, consumer={**QUICK, "msg_timeout": 1.0})
-
-    @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL)
-    async def handle(body: str, message: NSQMessage = Context()) -> None:  # noqa: B008
-        seen.append(message)
-
-    async with broker:
-        await broker.start()
-        await broker.publish("forgotten", "orders")
-        await until_async(lambda: len(seen) == 2)  # its timeout was over
-        assert seen[1].raw_message.attempts == 2
-        await seen[1].ack()  # later than its handler has ended
+        await until_async(lambda: len(seen) == 5)  # the timeout of the one that is kept was over
+        await seen["keep", 2].ack()  # later than its handler has ended
         await until_async(lambda: in_flight(nsqd_process, "orders") == (0, 0))
+    assert sorted(seen) == [("again", 1), ("again", 2), ("done", 1), ("keep", 1), ("keep", 2)]
 
 
 async def test_what_is_skipped_comes_again_later_with_each_attempt(nsqd_process: Any) -> None:
@@ -206,8 +189,8 @@ async def test_what_is_skipped_comes_again_later_with_each_attempt(nsqd_process:
     assert sorted(seen) == [1, 2]
 
 
-@pytest.mark.parametrize("nothing", [None, "", b""])
-async def test_a_handler_that_returns_nothing_publishes_nothing(nsqd_process: Any, nothing: Any) -> None:
+async def test_a_handler_that_returns_nothing_publishes_nothing(nsqd_process: Any) -> None:
+    returned: list[Any] = [None, "", b"", "a bill"]
     seen: list[int] = []
     bills: list[Any] = []
     broker = NSQBroker(nsqd_process.address, consumer=QUICK)
@@ -216,70 +199,45 @@ async def test_a_handler_that_returns_nothing_publishes_nothing(nsqd_process: An
     @broker.publisher("bills")
     async def bill(number: int) -> Any:
         seen.append(number)
-        return nothing if number == 1 else number
+        return returned[number]
 
     @broker.subscriber("bills", "c")
-    async def note(number: int) -> None:
-        bills.append(number)
+    async def note(bill: str) -> None:
+        bills.append(bill)
 
     async with broker:
         await broker.start()
-        for number in (1, 2):
+        for number in range(4):
             await broker.publish(number, "orders")
         await until_async(lambda: bills and in_flight(nsqd_process, "orders") == (0, 0))
-    assert (seen, bills) == ([1, 2], [2])
+        await until_async(lambda: in_flight(nsqd_process, "bills") == (0, 0))
+    assert (seen, bills) == ([0, 1, 2, 3], ["a bill"])
 
 
-async def test_to_stop_takes_no_longer_than_the_graceful_timeout(nsqd_process: Any) -> None:
-    began = asyncio.Event()
+async def test_a_broker_stops_within_the_graceful_timeout_and_is_started_again(nsqd_process: Any) -> None:
+    seen: list[str] = []
     over = asyncio.Event()
     broker = NSQBroker(nsqd_process.address, graceful_timeout=0.1)
 
     @broker.subscriber("orders", "c")
     async def handle(body: str) -> None:
-        began.set()
-        await over.wait()
+        seen.append(body)
+        if body == "slow":
+            await over.wait()
 
-    await broker.start()
-    await broker.publish("slow", "orders")
-    await began.wait()
-    await asyncio.wait_for(broker.stop(), 10.0)  # consumers wait for handlers for 30 s where nobody says otherwise
+    for number, body in enumerate(("quick", "slow")):
+        await broker.start()
+        assert await broker.ping(WAIT)
+        await broker.publish(body, "orders")
+        await until_async(lambda number=number: len(seen) > number)
+        await asyncio.wait_for(broker.stop(), 10.0)  # consumers wait for handlers for 30 s where nobody says otherwise
+        assert not await broker.ping(0)
     over.set()
 
 
-async def test_a_broker_that_has_stopped_is_started_again(nsqd_process: Any) -> None:
-    seen: list[int] = []
-    broker = NSQBroker(nsqd_process.address)
-
-    @broker.subscriber("orders", "c")
-    async def handle(number: int) -> None:
-        seen.append(number)
-
-    for number in range(3):
-        await broker.start()
-        assert await broker.ping(WAIT)
-        await broker.publish(number, "orders")
-        await until_async(lambda number=number: len(seen) > number)
-        await broker.stop()
-        assert not await broker.ping(0)
-
-
-async def test_a_subscriber_without_a_handler_is_asked_for_messages(nsqd_process: Any) -> None:
-    broker = NSQBroker(nsqd_process.address)
-    subscriber = broker.subscriber("orders", "c")
-    async with broker:
-        await broker.start()
-        await broker.publish({"number": 1}, "orders")
-        message = await subscriber.get_one(timeout=WAIT)
-        assert message is not None
-        assert await message.decode() == {"number": 1}
-        await message.ack()
-        assert await subscriber.get_one(timeout=0.05) is None
-        await subscriber.stop()
-        assert in_flight(nsqd_process, "orders") == (0, 0)
-
-
-async def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_process: Any) -> None:
+async def test_a_subscriber_without_a_handler_is_asked_for_messages_and_whoever_is_cancelled_gives_one_back(
+    nsqd_process: Any,
+) -> None:
     parsing: list[int] = []
 
     async def parse(message: Any, original: Callable[[Any], Any]) -> Any:
@@ -292,15 +250,18 @@ async def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_pr
     subscriber = broker.subscriber("orders", "c", parser=parse)
     async with broker:
         await broker.start()
-        await broker.publish("x", "orders")
+        await broker.publish({"number": 1}, "orders")
         asking = asyncio.create_task(subscriber.get_one(timeout=WAIT))
         await until_async(lambda: parsing)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         message = await subscriber.get_one(timeout=WAIT)
         assert message is not None
+        assert await message.decode() == {"number": 1}
         await message.ack()
+        assert await subscriber.get_one(timeout=0.05) is None
         await subscriber.stop()
+        assert in_flight(nsqd_process, "orders") == (0, 0)
     assert parsing == [1, 2]
 
 

@@ -35,37 +35,25 @@ async def working(broker: NSQBroker) -> AsyncIterator[asyncio.Task[None]]:
         await broker.shutdown()
 
 
-@pytest.mark.parametrize(("count", "seconds"), [(50, 0.0), (3, 2.2)], ids=["quick", "longer than their messages"])
-async def test_tasks_run_and_are_finished_however_long_they_take(nsqd_process: Any, count: int, seconds: float) -> None:
+async def test_tasks_run_and_are_finished_however_long_they_take_and_a_broker_is_started_again(
+    nsqd_process: Any,
+) -> None:
     ran: list[int] = []
     broker = NSQBroker(nsqd_process.address, consumer={"msg_timeout": 1.0})
 
     @broker.task
-    async def note(number: int) -> None:
+    async def note(number: int, seconds: float) -> None:
         await asyncio.sleep(seconds)  # sleep: the work, of more than two timeouts of the message
         ran.append(number)
 
-    async with working(broker):
-        for number in range(count):
-            await note.kiq(number)
-        await until_async(lambda: broker._consumer.stats().totals.finished == count)
-        assert broker._consumer.stats().totals.expired == 0
-
-    assert sorted(ran) == list(range(count))
-
-
-async def test_a_broker_that_was_shut_down_is_started_again(nsqd_process: Any) -> None:
-    ran: list[int] = []
-    broker = NSQBroker(nsqd_process.address)
-
-    @broker.task
-    async def note(number: int) -> None:
-        ran.append(number)
-
-    for number in range(3):
+    for count, seconds in ((50, 0.0), (3, 2.2)):
+        ran.clear()
         async with working(broker):
-            await note.kiq(number)
-            await until_async(lambda number=number: number in ran)
+            for number in range(count):
+                await note.kiq(number, seconds)
+            await until_async(lambda count=count: broker._consumer.stats().totals.finished == count)
+            assert broker._consumer.stats().totals.expired == 0
+        assert sorted(ran) == list(range(count))
 
 
 async def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:

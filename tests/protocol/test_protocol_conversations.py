@@ -10,7 +10,7 @@ import runpy
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -154,73 +154,50 @@ def test_conversation(record: dict[str, Any]) -> None:
     assert session.pending_count == (1 if was_cut_short else 0)
     _, slow = replay(record, 1)
     assert described(slow) == described(events)
-
-
-@pytest.mark.parametrize("record", transcripts("original") + transcripts("redesigned"))
-def test_a_server_that_closes_had_said_why(record: dict[str, Any]) -> None:
-    _, events = replay(record, 1 << 20)
-    fatal = [event for event in events if getattr(event, "fatal", False)]
+    is_fatal = any(getattr(event, "fatal", False) for event in events)
     is_closed = any(isinstance(event, Disconnected) for event in events)
-    assert is_closed == (bool(fatal) or record["name"] == "heartbeat_unanswered")
+    assert is_closed == (is_fatal or record["name"] == "heartbeat_unanswered"), "a server that closes had said why"
 
 
-def named(name: str, family: str = "original") -> dict[str, Any]:
-    found: dict[str, Any] = next(param.values[0] for param in transcripts(family) if param.id == name)
-    return found
-
-
-def messages_of(name: str) -> list[Message]:
-    _, events = replay(named(name, "redesigned"), 1 << 20)
-    return [event for event in events if isinstance(event, Message)]
-
-
-def replies_of(name: str) -> list[Reply]:
-    _, events = replay(named(name, "redesigned"), 1 << 20)
-    return [event for event in events if isinstance(event, Reply)]
-
-
-def failure_of(name: str) -> CommandFailed:
-    _, events = replay(named(name, "redesigned"), 1 << 20)
-    (found,) = (event for event in events if isinstance(event, CommandFailed))
-    return found
+def events_of(kind: type, name: str, family: str = "redesigned") -> list[Any]:
+    (record,) = (param.values[0] for param in transcripts(family) if param.id == name)
+    return [event for event in replay(record, 1 << 20)[1] if isinstance(event, kind)]
 
 
 def test_subscription_of_the_transcript() -> None:
-    session, events = replay(named("subscribe_consume_finish"), 1 << 20)
-    messages = [event for event in events if isinstance(event, Message)]
+    conversation = "subscribe_consume_finish", "original"
+    messages = events_of(Message, *conversation)
     assert [message.body for message in messages[:2]] == [b"one", b"two"]
-    assert [event.command for event in events if isinstance(event, Reply)] == ["SUB", "CLS"]
-    assert [event.message_id for event in events if isinstance(event, AnswerFailed)] == [messages[0].id]
+    assert [event.command for event in events_of(Reply, *conversation)] == ["SUB", "CLS"]
+    assert [event.message_id for event in events_of(AnswerFailed, *conversation)] == [messages[0].id]
     assert len(messages) == 4
-    assert session.in_flight == 1  # 4 received, one finished twice, one requeued: a FIN counts when it is sent
 
 
-def test_ordered_messages_of_the_transcript_follow_each_other() -> None:
-    messages = messages_of("sub_ordered")
+def test_messages_of_the_transcripts_have_their_place_in_the_log_and_their_headers() -> None:
+    messages = events_of(Message, "sub_ordered")
     assert [message.body for message in messages] == [b"r1", b"r2", b"m0", b"m1"]
     assert [message.internal_id for message in messages] == [8, 9, 10, 11]
     for before, after in pairwise(messages):
-        assert after.offset == before.offset + before.raw_size  # type: ignore[operator]
-
-
-def test_headers_of_the_transcript() -> None:
-    messages = messages_of("sub_ext")
+        assert after.offset == before.offset + before.raw_size
+    found = [(message.offset, message.raw_size, message.body) for message in events_of(Message, "sub_advanced_detail")]
+    assert found == [(64, 32, b"q1"), (96, 32, b"q2")]
+    messages = events_of(Message, "sub_ext")
     assert [message.headers for message in messages[:2]] == [{"##trace_id": "77", "k": "v"}, {}]
     assert [message.body for message in messages] == [b"EB", b"plain on ext", b"EB", b"EC", b"x1"]
     assert [message.trace_id for message in messages] == [77, 0, 77, 0, 0]
 
 
-def test_advanced_messages_of_the_transcript_have_their_place_in_the_log() -> None:
-    assert [(message.offset, message.raw_size, message.body) for message in messages_of("sub_advanced_detail")] == [
-        (64, 32, b"q1"),
-        (96, 32, b"q2"),
-    ]
-
-
-def test_receipts_of_the_transcript() -> None:
-    assert [reply.receipt for reply in replies_of("pub_trace")] == [(12, 77, 342, 36)]
-    assert [reply.receipt for reply in replies_of("pub_ext_with_trace")] == [(11, 77, 466, 62)]
-    assert [reply.receipt for reply in replies_of("pub_ext_plain") + replies_of("pub_partition")] == [None, None]
+@pytest.mark.parametrize(
+    ("name", "receipt"),
+    [
+        ("pub_trace", (12, 77, 342, 36)),
+        ("pub_ext_with_trace", (11, 77, 466, 62)),
+        ("pub_ext_plain", None),
+        ("pub_partition", None),
+    ],
+)
+def test_receipts_of_the_transcript(name: str, receipt: Any) -> None:
+    assert [reply.receipt for reply in events_of(Reply, name)] == [receipt]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +212,7 @@ def test_receipts_of_the_transcript() -> None:
     ],
 )
 def test_refusals_of_the_transcript_say_what_to_do(name: str, error: type, is_fatal: bool, hint: str) -> None:
-    failed = failure_of(name)
+    (failed,) = events_of(CommandFailed, name)
     assert type(failed.error) is error
     assert failed.fatal is is_fatal
     assert hint in str(failed.error)
@@ -315,11 +292,11 @@ def test_each_fuzzer_has_seeds_and_a_target(tmp_path):
     """Seeds are made of what is a conversation; tests/data holds other records, too."""
     fuzz = Path(__file__).parents[2] / "fuzz"
     subprocess.run([sys.executable, fuzz / "corpus.py", tmp_path], check=True)
-    run = runpy.run_path(str(fuzz / "run.py"))
-    assert sorted(run["TARGETS"]) == sorted(folder.name for folder in tmp_path.iterdir())
-    assert all(len(list(folder.iterdir())) > 5 for folder in tmp_path.iterdir())
+    seeds = {folder.name: len(list(folder.iterdir())) for folder in tmp_path.iterdir()}
+    assert set(runpy.run_path(str(fuzz / "run.py"))["TARGETS"]) == set(seeds)
+    assert min(seeds.values()) > 5
     targets = (fuzz / "targets.py").read_text()
-    assert all(f"def {target}(data: bytes)" in targets for target in run["TARGETS"] if target != "readers")
+    assert all(f"def {target}(data: bytes)" in targets for target in seeds if target != "readers")
 
 
 # docs/embedding.md is the contract of embedders: its tables, its names and its program are held to the code here.
@@ -371,34 +348,29 @@ CONVERSATIONS: list[tuple[Callable[[], Session], list[Callable[[Session], object
 ]
 
 
-def sessions() -> dict[Stage, list[Session]]:
-    """Sessions in each stage, made by the beginnings of all conversations, and their ends."""
-    found: dict[Stage, list[Session]] = defaultdict(list)
+def walks() -> Iterator[tuple[Session, list[Stage]]]:
+    """Sessions in each stage, made by the beginnings of all conversations, and their ends; the stages on the way."""
     for make, steps in CONVERSATIONS:
         for count in range(len(steps) + 1):
-            for is_over in (False, True):
+            for ends in ([], [reading(b"")]):
                 session = make()
-                for step in steps[:count]:
+                stages = [session.stage]
+                for step in [*steps[:count], *ends]:
                     step(session)
-                if is_over:
-                    session.receive(b"")
-                found[session.stage].append(session)
+                    stages.append(session.stage)
+                yield session, stages
+
+
+def sessions() -> dict[Stage, list[Session]]:
+    found: dict[Stage, list[Session]] = defaultdict(list)
+    for session, _ in walks():
+        found[session.stage].append(session)
     return found
 
 
 def transitions() -> dict[Stage, set[Stage]]:
-    found: dict[Stage, set[Stage]] = {stage: set() for stage in Stage}
-    for make, steps in CONVERSATIONS:
-        for count in range(len(steps) + 1):
-            session = make()
-            for step in steps[:count]:
-                before = session.stage
-                step(session)
-                found[before].add(session.stage)
-            before = session.stage
-            session.receive(b"")
-            found[before].add(session.stage)
-    return {stage: after - {stage} for stage, after in found.items()}
+    pairs = {pair for _, stages in walks() for pair in pairwise(stages)}
+    return {stage: {after for before, after in pairs if before is stage is not after} for stage in Stage}
 
 
 def table() -> dict[str, dict[str, str]]:

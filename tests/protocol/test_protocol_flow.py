@@ -35,23 +35,14 @@ def counts(shares):
     return [share.rdy for share in shares]
 
 
-def test_no_remainder_is_wasted():
-    assert sorted(rdy.split(10, [2500] * 3)) == [3, 3, 4]
-
-
-def test_nothing_to_send_when_all_is_as_it_should_be():
-    shares = [Share(), Share()]
-    apply(shares, 10)
-    assert apply(shares, 10) == ([], False)
-
-
 def test_a_lower_is_charged_until_the_server_knows_it():
     old, new = Share(), Share()
     apply([old], 10)
     apply([old, new], 10, now=1.0)
     assert counts([old, new]) == [5, 0], "messages sent before the lower may be on the way"
-    apply([old, new], 10, now=1.0 + rdy.SETTLE)
-    assert counts([old, new]) == [5, 5]
+    apply([old, new], 11, now=1.0 + rdy.SETTLE)
+    assert sorted(counts([old, new])) == [5, 6], "no remainder is wasted"
+    assert apply([old, new], 11, now=2.0) == ([], False)
 
 
 def test_nothing_is_raised_while_more_is_held_than_may_be():
@@ -106,13 +97,6 @@ def test_no_connection_sticks_at_zero(connections, limit, luck):
     assert served == set(range(connections))
 
 
-@pytest.mark.parametrize(
-    ("in_flight", "count", "starved"), [(0, 0, False), (84, 100, False), (85, 100, True), (1, 1, True)]
-)
-def test_is_starved_foresees_starvation(in_flight, count, starved):
-    assert rdy.is_starved(in_flight, count) is starved
-
-
 def test_a_turn_that_brings_nothing_is_short_and_one_that_brings_messages_is_not():
     shares = [Share(), Share()]
     apply(shares, 1, 100.0)
@@ -130,19 +114,14 @@ def test_a_turn_that_brings_nothing_is_short_and_one_that_brings_messages_is_not
     assert counts(shares)[1 - first] == 0
 
 
-def test_workers_that_are_all_stuck_get_nothing_and_the_others_their_share():
-    shares = [Share(), Share(capacity=0), Share()]
-    apply(shares, 10)
-    assert counts(shares) == [5, 0, 5]
-    shares = [Share(), Share(capacity=0), Share()]
-    apply(shares, 2)
-    assert counts(shares) == [1, 0, 1]
-
-
-def test_no_more_is_asked_for_than_handlers_can_take_on():
-    shares = [Share(capacity=3), Share()]
-    apply(shares, 100)
-    assert counts(shares) == [3, 97]
+@pytest.mark.parametrize(
+    ("capacities", "limit", "wanted"),
+    [([10, 0, 10], 10, [5, 0, 5]), ([10, 0, 10], 2, [1, 0, 1]), ([3, 999], 100, [3, 97])],
+)
+def test_no_more_is_asked_for_than_handlers_can_take_on_and_the_others_get_the_rest(capacities, limit, wanted):
+    shares = [Share(capacity=each) for each in capacities]
+    apply(shares, limit)
+    assert counts(shares) == wanted
 
 
 class Server:
@@ -329,31 +308,25 @@ def test_one_result_counts_in_a_window():
     assert backoff.level == 1
 
 
-def test_recovery_from_a_long_failure_takes_a_part_of_its_last_pause():
-    backoff = Backoff(128.0, random=no_chance)
+@pytest.mark.parametrize(
+    ("longest", "failures", "steps", "seconds"),
+    [
+        (128.0, 6, 3, 5.0),  # of the last pause, 32 s, a part
+        (8.0, 5000, 3, 3.0),  # of four levels: a success halves the level
+    ],
+)
+def test_recovery_takes_no_more_steps_than_there_are_levels(longest, failures, steps, seconds):
+    backoff = Backoff(longest, random=no_chance)
     now = 0.0
-    while backoff.level < 6:
+    for _ in range(failures):
         backoff.record(False, now)
         now = backoff.until
-    well_at = now  # the end of a pause of 32 s: a probe, and all that follow, succeed
+    well_at, successes = now, 0  # the end of a pause: a probe, and all that follow, succeed
     while backoff.is_on:
         backoff.record(True, now)
         now = max(now, backoff.until)
-    assert now - well_at == 5.0
-
-
-def test_recovery_takes_no_more_steps_than_there_are_levels():
-    backoff = Backoff(8.0, random=no_chance)
-    now = 0.0
-    for _ in range(5000):
-        backoff.record(False, now)
-        now = backoff.until
-    successes = 0
-    while backoff.is_on:
-        backoff.record(True, now)
-        now = backoff.until
         successes += 1
-    assert successes == 3  # of four levels: a success halves the level
+    assert (successes, now - well_at) == (steps, seconds)
 
 
 class Steps:
@@ -377,16 +350,18 @@ def pauses_of(backoff, count):
     return pauses
 
 
-def test_a_strategy_of_ones_own_says_how_long_pauses_are():
-    backoff = Backoff(8.0, random=no_chance, strategy=Steps(0.5, 3.0, 100.0))
-    assert pauses_of(backoff, 4) == [0.5, 3.0, 8.0, 8.0]
-    assert backoff.level == 3
-
-
-def test_pauses_that_never_grow_do_not_make_recovery_endless():
-    backoff = Backoff(8.0, random=no_chance, strategy=Steps(1.0))
-    assert pauses_of(backoff, 1000) == [1.0] * 1000
-    assert backoff.level == MOST_LEVELS
+@pytest.mark.parametrize(
+    ("steps", "pauses", "level"),
+    [
+        ((0.5, 3.0, 100.0), [0.5, 3.0, 8.0, 8.0], 3),
+        ((1.0,), [1.0] * 1000, MOST_LEVELS),  # pauses that never grow do not make recovery endless
+    ],
+    ids=["growing", "even"],
+)
+def test_a_strategy_of_ones_own_says_how_long_pauses_are(steps, pauses, level):
+    backoff = Backoff(8.0, random=no_chance, strategy=Steps(*steps))
+    assert pauses_of(backoff, len(pauses)) == pauses
+    assert backoff.level == level
 
 
 @given(chances, st.integers(1, 20))
@@ -478,22 +453,17 @@ def test_a_finish_that_cannot_be_written_changes_nothing() -> None:
     assert (ledger.count, message.has_responded(), ledger.pending()) == (1, False, [message])
 
 
-def test_a_message_that_stands_for_another_expires_in_its_place() -> None:
+def test_a_message_that_stands_for_another_expires_in_its_place_and_one_that_nobody_holds_is_found() -> None:
     ledger = InFlight()
-    (came,) = batch(ledger, 1, 0.0)
+    came, *others = batch(ledger, 3, 0.0)
     came.mark_responded()
     readable = make(0, 0.0)
     ledger.follow(readable)
-    assert ledger.count == 1
-    assert ledger.expire(60.0) == [readable]
+    assert ledger.count == 3
+    del others[1]
+    assert [message.id for message in ledger.unreachable()] == [b"%016x" % 2]
+    assert readable in ledger.expire(60.0)
     assert ledger.count == 0
-
-
-def test_abandoned_messages_are_those_that_nobody_holds() -> None:
-    ledger = InFlight()
-    kept = batch(ledger, 3, 0.0)[1:]
-    assert [message.id for message in ledger.unreachable()] == [b"%016x" % 0]
-    assert len(kept) == 2
 
 
 def test_the_ledger_keeps_no_answered_messages() -> None:
@@ -605,42 +575,28 @@ def test_a_server_that_ignores_rdy_is_found_out_within_ten_times_rdy(rdy: int) -
         session.receive(MESSAGE, 1000.5)
 
 
-def test_the_messages_before_the_verdict_are_not_lost() -> None:
+def test_the_messages_before_the_verdict_are_not_lost_and_columns_are_counted_too() -> None:
     session = subscribed(1000.0)
     assert len(session.receive(MESSAGE * 100, 1000.1)) == 100
     assert isinstance(session.failure, RemoteProtocolError)
-
-
-def test_whoever_answers_may_receive_without_end() -> None:
-    session = subscribed(1000.0)
-    session.set_rdy(100)
-    for _ in range(1000):
-        session.fin_many(session.receive(MESSAGE * 100, 1000.1))
-    assert session.failure is None
-
-
-def test_without_a_clock_nobody_is_blamed() -> None:
-    session = subscribed(0.0)
-    session.set_rdy(1)
-    session.receive(MESSAGE * 1000)
-    assert session.failure is None
-
-
-def test_a_lower_rdy_leaves_room_for_what_the_higher_one_brought() -> None:
-    session = subscribed(1000.0)
-    session.set_rdy(500)
-    session.set_rdy(0)
-    session.receive(MESSAGE * 500, 1000.1)
-    assert session.failure is None
-
-
-def test_columns_are_counted_too() -> None:
     session = subscribed(1000.0)
     session.set_rdy(1)
     session.check_in_flight(50, 1000.1)
     assert session.failure is None
     session.check_in_flight(1000, 1000.1)
     assert "ignores RDY" in str(session.failure)
+
+
+def test_whoever_answers_may_receive_without_end_and_without_a_clock_nobody_is_blamed() -> None:
+    session = subscribed(1000.0)
+    session.set_rdy(100)
+    for _ in range(100):
+        session.fin_many(session.receive(MESSAGE * 100, 1000.1))
+    assert session.failure is None
+    session = subscribed(0.0)
+    session.set_rdy(1)
+    session.receive(MESSAGE * 1000)
+    assert session.failure is None
 
 
 class CorrectServer:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bad_days.faults import LEADERS, NAMES, ROUND, Fault, kill_a_leader, move_leaders
-from support.bad_days.run import MEANINGS, PROMISED, Event, Findings, Plan, gone, prove
-from support.bad_days.watch import READ, WRITE, Change, Watch, Window, Windows, measure, percentile
+from bad_days.faults import LEADERS, NAMES, ROUND, Fault, kill_a_leader, move_leaders
+from bad_days.run import MEANINGS, PROMISED, Event, Findings, Plan, gone, prove
+from bad_days.watch import READ, WRITE, Change, Watch, Window, Windows, measure, percentile
 from support.fleet import Fleet, RealFleet
 from support.ledger import (
     AGAIN,
@@ -113,36 +113,31 @@ def handled(*numbers: int, **other: Any) -> Iterator[Row]:
         yield row(Kind.FINISHED, number, **other)
 
 
-def test_what_was_answered_ok_and_not_finished_is_missing() -> None:
-    ledger = Ledger([*(row(Kind.STORED, number) for number in range(4)), *handled(0, 2), row(Kind.BEGUN, 3)])
-    assert ledger.missing == [(7, 1), (7, 3)]
-    assert (ledger.totals[Kind.STORED], ledger.totals[Kind.BEGUN], ledger.distinct) == (4, 3, 3)
+BEGUN_TWICE = [row(Kind.BEGUN, 0), row(Kind.BEGUN, 1), row(Kind.FINISHED, 0), row(Kind.FINISHED, 1)]
+LEDGERS: list[tuple[list[Row], dict[str, Any]]] = [
+    # What was answered OK and not finished is missing.
+    ([*(row(Kind.STORED, number) for number in range(4)), *handled(0, 2), row(Kind.BEGUN, 3)],
+     {"missing": [(7, 1), (7, 3)], "distinct": 3}),
+    # A message after a later one of its key is out of order.
+    ([*handled(0, 2, 1, 3)], {"disordered": [Pair(7, 1, 2)]}),
+    ([*handled(2), *handled(1, key=8)], {"disordered": []}),
+    # A message begun before the last was finished is too early.
+    ([*BEGUN_TWICE, *handled(2)], {"too_early": [Pair(7, 1, 0)]}),
+    # A message that a dead consumer had is begun again before the next.
+    ([row(Kind.BEGUN, 0), *handled(0, 1)], {"too_early": [], "disordered": [], "duplicates": {AGAIN: 1}}),
+    ([row(Kind.BEGUN, 0), *handled(1)], {"too_early": [Pair(7, 1, 0)]}),
+    # Duplicates have a cause.
+    ([*handled(0), *handled(0), *handled(0, internal_id=99)], {"duplicates": {AGAIN: 1, STORED_TWICE: 1}}),
+    # Keys in two partitions are counted, and probes are not.
+    ([*handled(0), row(Kind.BEGUN, 1, partition=1)], {"split_keys": 1, "totals": {Kind.BEGUN: 2, Kind.FINISHED: 1}}),
+    ([*handled(3, 1, key=PROBE_KEY)], {"totals": {}}),
+]  # fmt: skip
 
 
-def test_a_message_after_a_later_one_of_its_key_is_out_of_order() -> None:
-    assert Ledger(handled(0, 2, 1, 3)).disordered == [Pair(7, 1, 2)]
-    assert Ledger([*handled(2), *handled(1, key=8)]).disordered == []
-
-
-def test_a_message_begun_before_the_last_was_finished_is_too_early() -> None:
-    begun = [row(Kind.BEGUN, 0), row(Kind.BEGUN, 1), row(Kind.FINISHED, 0), row(Kind.FINISHED, 1)]
-    assert Ledger([*begun, *handled(2)]).too_early == [Pair(7, 1, 0)]
-
-
-def test_a_message_that_a_dead_consumer_had_is_begun_again_before_the_next() -> None:
-    ledger = Ledger([row(Kind.BEGUN, 0), *handled(0, 1)])
-    assert (ledger.too_early, ledger.disordered, ledger.duplicates) == ([], [], {AGAIN: 1})
-    assert Ledger([row(Kind.BEGUN, 0), *handled(1)]).too_early == [Pair(7, 1, 0)]
-
-
-def test_duplicates_have_a_cause() -> None:
-    twice = handled(0, internal_id=99)
-    assert Ledger([*handled(0), *handled(0), *twice]).duplicates == {AGAIN: 1, STORED_TWICE: 1}
-
-
-def test_keys_in_two_partitions_are_counted_and_probes_are_not() -> None:
-    assert Ledger([*handled(0), row(Kind.BEGUN, 1, partition=1)]).split_keys == 1
-    assert Ledger(handled(3, 1, key=PROBE_KEY)).totals == {}
+def test_the_ledger_counts_what_is_wrong() -> None:
+    for rows, expected in LEDGERS:
+        ledger = Ledger(rows)
+        assert {name: getattr(ledger, name) for name in expected} == expected, rows
 
 
 @pytest.mark.parametrize(
@@ -204,24 +199,19 @@ def test_a_window_ends_with_the_first_success_at_a_leader_that_is_ready(windows:
     assert windows.ready == [ready]
 
 
-def test_a_client_that_never_comes_is_seen() -> None:
-    assert measured(change()).never == [change()]
-    assert measured(change(ended=40 * SECOND), 41.0).never == [change(ended=40 * SECOND)]
+WITHOUT_SUCCESS = {  # what is passed over, and what never came
+    "never comes": (measured(change()), 0, [change()]),
+    "never comes to one that led on": (measured(change(ended=40 * SECOND), 41.0), 0, [change(ended=40 * SECOND)]),
+    "the run is over soon": (measured(change(), over=13.0), 1, []),
+    "never ready": (measured(change(publishable=None)), 1, []),
+    "it leads no more soon": (measured(change(ended=13 * SECOND)), 1, []),
+    "no subscription": (measured(change(subscribable=None), access=READ), 1, []),
+}
 
 
-def test_a_run_that_is_over_soon_after_a_change_says_nothing_of_it() -> None:
-    windows = measured(change(), over=13.0)
-    assert (windows.passed_over, windows.never, windows.ready) == (1, [], [])
-
-
-@pytest.mark.parametrize(
-    ("fields", "access"),
-    [({"publishable": None}, WRITE), ({"ended": 13 * SECOND}, WRITE), ({"subscribable": None}, READ)],
-    ids=["never ready", "soon over", "no subscription"],
-)
-def test_a_leader_that_was_not_there_counts_for_nothing(fields: dict[str, Any], access: str) -> None:
-    windows = measured(change(**fields), access=access)
-    assert (windows.passed_over, windows.never, windows.ready) == (1, [], [])
+def test_a_client_that_never_comes_is_seen_where_there_was_a_leader_for_it() -> None:
+    for name, (windows, passed_over, never) in WITHOUT_SUCCESS.items():
+        assert (windows.passed_over, windows.never, windows.ready) == (passed_over, never, []), name
 
 
 def test_percentiles() -> None:

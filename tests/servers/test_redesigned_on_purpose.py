@@ -34,7 +34,6 @@ class Site:
 
     def __init__(self, nodes: int, path: Path | None = None, **options: Any) -> None:
         self.is_ours = path is None
-        self._path = path
         self.cluster: Any
         if path is None:
             self.cluster = RedesignedCluster(nodes, 1, **{"readiness": 0.0, **options})
@@ -62,11 +61,6 @@ class Site:
 
     def start(self, node: Any) -> None:
         self.cluster.restart_node(node) if self.is_ours else node.start()
-
-    def log(self) -> str:
-        """What the nsqlookupd of a real one has written."""
-        assert self._path is not None
-        return (self._path / "nsqlookupd0" / "nsqlookupd.INFO").read_text(errors="replace")
 
     def stop(self) -> None:
         self.cluster.stop()

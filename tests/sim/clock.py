@@ -17,7 +17,7 @@ import random
 import selectors
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from importlib import import_module
@@ -26,7 +26,6 @@ from typing import Any
 from nsq_fast import _dispatch, client
 from nsq_fast._client import SpinReader
 from nsq_fast.client import asyncio_loop, connection, http
-from nsq_fast.client import loop as client_loop
 from nsq_fast.protocol import session
 
 EPOCH = 1_000_000.0
@@ -124,7 +123,6 @@ class SimLoop(asyncio.SelectorEventLoop):
         self.books: Any = None
         self.watched: Any = None  # hears of connections that subscribe, and of each RDY
         self.broken: str | None = None
-        self.resolve: Callable[[str, int], Coroutine[Any, Any, Any]] | None = None
         self.most_turns = 100_000
         self._turns = 0
         self._now = EPOCH
@@ -217,13 +215,6 @@ def _replaced(loop: SimLoop, new_socket: Callable[..., Any]) -> Iterator[tuple[A
                     yield module, attribute, clocks[held]
     yield asyncio_loop, "socket", new_socket
 
-    async def resolve(self: Any, _: Any, host: str, port: int, timeout: float) -> Any:
-        assert loop.resolve is not None
-        question = loop.create_task(loop.resolve(host, port))
-        await asyncio.wait((question,), timeout=timeout)
-        return question.result()
-
-    yield client_loop.Names, "resolve", resolve
     # What is said of the program, or of the machine, changes where the network cuts the bytes.
     yield connection, "gethostname", lambda: "simulated"
     yield session, "USER_AGENT", "nsq_fast/simulated"

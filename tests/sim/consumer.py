@@ -168,7 +168,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
         heartbeat_interval=chance.choice((1.0, 5.0)),
         connect_timeout=chance.choice((0.5, 3.0)),
         write_timeout=5.0,
-        lookupd_poll_interval=chance.choice((1.0, 10.0)),
+        lookupd_poll_interval=chance.choice((3.0, 10.0)),
         low_ready_idle_timeout=chance.choice((0.5, 10.0)),
         max_backoff_duration=chance.choice((0.0, 4.0)),
         backoff_on_requeue=chance.happens(0.5),

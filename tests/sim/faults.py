@@ -60,17 +60,15 @@ class Faults:
         self._books.note(f"fault {kind} at {nsqd} is over")
         undo()
 
-    def _cut(self, nsqd: ModelNsqd) -> Callable[[], Any]:
-        nsqd.host.cut()
+    def _cut(self, nsqd: ModelNsqd, **directions: bool) -> Callable[[], Any]:
+        nsqd.host.cut(**directions)
         return nsqd.host.mend
 
     def _cut_to(self, nsqd: ModelNsqd) -> Callable[[], Any]:
-        nsqd.host.cut(from_it=False)
-        return nsqd.host.mend
+        return self._cut(nsqd, from_it=False)
 
     def _cut_from(self, nsqd: ModelNsqd) -> Callable[[], Any]:
-        nsqd.host.cut(to_it=False)
-        return nsqd.host.mend
+        return self._cut(nsqd, to_it=False)
 
     def _reset(self, nsqd: ModelNsqd) -> None:
         if nsqd.conns:
@@ -96,22 +94,21 @@ class Faults:
 
     def _kill(self, nsqd: ModelNsqd) -> Callable[[], Any]:
         nsqd.kill()
-        self._loop.call_later(0.2 + 3 * self._chance.random(), self._replace_leader, nsqd)
-        return nsqd.come_back
+        return self._replaced(nsqd)
 
     def _vanish(self, nsqd: ModelNsqd) -> Callable[[], Any]:
         nsqd.vanish()
+        return self._replaced(nsqd)
+
+    def _replaced(self, nsqd: ModelNsqd) -> Callable[[], Any]:
+        """Others lead soon what this one led."""
         self._loop.call_later(0.2 + 3 * self._chance.random(), self._replace_leader, nsqd)
         return nsqd.come_back
 
     def _slow(self, nsqd: ModelNsqd) -> Callable[[], Any]:
         host, before = nsqd.host, nsqd.host.delays
         host.delays = (0.05, self._chance.choice((0.3, 1.5)))
-
-        def undo() -> None:
-            host.delays = before
-
-        return undo
+        return lambda: setattr(host, "delays", before)
 
     def _small_buffers(self, nsqd: ModelNsqd) -> Callable[[], Any]:
         ends = [end for conn in nsqd.conns for end in (conn.end, conn.end.peer) if end is not None]
@@ -134,27 +131,24 @@ class Faults:
 
     def _move(self, nsqd: ModelNsqd) -> Callable[[], Any] | None:
         """A partition goes to another nsqd, after a time without any leader."""
-        logs = [log for log in nsqd.cluster if log.leader is nsqd]
         others = [other for other in self._nsqds if other is not nsqd]
-        if not logs or not others:
+        log = self._led_by(nsqd) if others else None
+        if log is None:
             return None
-        log, other = self._chance.choice(logs), self._chance.choice(others)
-        log.is_writable = False
+        other = self._chance.choice(others)
         self._loop.call_later(self._chance.random() * 0.02, move_leader, log, other)
-
-        def undo() -> None:
-            log.is_writable = True
-
-        return undo
+        return self._closed(log)
 
     def _unwritable(self, nsqd: ModelNsqd) -> Callable[[], Any] | None:
-        logs: list[Log] = [log for log in nsqd.cluster if log.leader is nsqd]
-        if not logs:
-            return None
-        log = self._chance.choice(logs)
+        log = self._led_by(nsqd)
+        return None if log is None else self._closed(log)
+
+    def _led_by(self, nsqd: ModelNsqd) -> Log | None:
+        logs = [log for log in nsqd.cluster if log.leader is nsqd]
+        return self._chance.choice(logs) if logs else None
+
+    @staticmethod
+    def _closed(log: Log) -> Callable[[], Any]:
+        """It takes no publishes."""
         log.is_writable = False
-
-        def undo() -> None:
-            log.is_writable = True
-
-        return undo
+        return lambda: setattr(log, "is_writable", True)

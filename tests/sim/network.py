@@ -386,14 +386,12 @@ class Network:
         self.loop = loop
         self.chance = loop.chance
         self.hosts: dict[str, Host] = {}
-        self.names: dict[str, list[str]] = {}
         self.streams: list[tuple[End, End]] = []
         self.lost = 0
         self.links = 0
         self._tries: dict[tuple[str, int], list[tuple[Socket, float]]] = {}  # and until when no other may begin
         self._listeners: dict[tuple[str, int], Callable[[End], object]] = {}
         self._knocking: list[tuple[Socket, tuple[str, int]]] = []
-        loop.resolve = self.resolve
 
     def host(self, name: str) -> Host:
         if name not in self.hosts:
@@ -406,14 +404,6 @@ class Network:
     def deafen(self, address: tuple[str, int]) -> None:
         """Nobody listens there any more: who knocks is refused."""
         self._listeners.pop(address, None)
-
-    async def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
-        import asyncio
-
-        await asyncio.sleep(self.chance.long_tailed(0.001, 0.05))
-        if host not in self.names:
-            raise OSError(-2, "Name or service not known")
-        return [(2, 1, 6, "", (address, port)) for address in self.names[host]]
 
     # Descriptors, the lowest free one as systems do: whoever watches a closed one meets another's socket
 

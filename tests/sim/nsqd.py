@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import itertools
 import json
+import ssl
 import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
-from nsq_fast.client.layers import DeflateLayer, SnappyLayer
+import trustme
+
+from nsq_fast.client.layers import DeflateLayer, SnappyLayer, TlsLayer
 
 from .clock import SimError, SimLoop
 from .network import End, Host, Network
 
 VERSIONS = {"original": "1.3.0", "redesigned": "0.3.7-HA.1.13.0"}
-BINARY = (b"FIN ", b"REQ ", b"TOUCH ")
+OF_MESSAGES = (b"FIN", b"REQ", b"TOUCH")
 REPLY, ERROR, MESSAGE = 0, 1, 2
+Record = tuple[bytes, int, bytes | None]
+"""What is published: a body, its trace id, its header."""
 
 
 class Message:
@@ -53,11 +59,7 @@ class Flight:
 
 
 class Channel:
-    """One channel of one partition.
-
-    Attributes:
-        finished: the bodies of messages that are done.
-    """
+    """One channel of one partition."""
 
     def __init__(self, log: Log, name: str) -> None:
         self.log = log
@@ -67,7 +69,6 @@ class Channel:
         self.flights: dict[bytes, Flight] = {}
         self.deferred: dict[bytes, Any] = {}
         self.clients: list[Conn] = []
-        self.finished: list[bytes] = []
         self.timeouts = 0
 
     @property
@@ -118,6 +119,7 @@ class Log:
     def channel(self, name: str) -> Channel:
         channel = self.channels.get(name)
         if channel is None:
+            assert not self.channels, "a message counts its attempts for one channel"
             channel = self.channels[name] = Channel(self, name)
             if not self.is_redesigned:
                 channel.queue.extend(self.backlog)
@@ -132,12 +134,7 @@ class Log:
         if not self.channels:
             self.backlog.append(message)
         for channel in self.channels.values():
-            copy = message
-            if len(self.channels) > 1:
-                copy = Message.__new__(Message)
-                for name in Message.__slots__:
-                    setattr(copy, name, getattr(message, name))
-            channel.queue.append(copy)
+            channel.queue.append(message)
             channel.push()
         return message
 
@@ -148,7 +145,7 @@ class Books:
     Attributes:
         stored: body -> the records of it.
         lost: bodies of which a server has lost a record, by being killed.
-        delivered, finished, requeued, refused: how often each body was.
+        finished, refused: how often each body was.
         on_change: called when a server comes or goes, or leads what it did not.
         abandoned: messages in flight on connections that ended.
     """
@@ -157,9 +154,7 @@ class Books:
         self.loop = loop
         self.stored: dict[bytes, list[Message]] = {}
         self.lost: set[bytes] = set()
-        self.delivered: Counter[bytes] = Counter()
         self.finished: Counter[bytes] = Counter()
-        self.requeued: Counter[bytes] = Counter()
         self.abandoned = 0
         self.refused: Counter[bytes] = Counter()  # for what they are, not for a while
         self.commands: Counter[str] = Counter()
@@ -197,36 +192,18 @@ class Moods:
 
 
 class ServerTls:
-    """The server's side of TLS over memory buffers."""
+    """What layers take for a context, for the side of the server."""
 
-    def __init__(self, context: Any) -> None:
-        import ssl
+    def __init__(self) -> None:
+        authority = trustme.CA()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("10.1.0.1").configure_cert(self._context)
 
-        self._wants = ssl.SSLWantReadError
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.is_ready = False
+    def wrap_bio(self, incoming: Any, outgoing: Any, server_hostname: str) -> Any:
+        return self._context.wrap_bio(incoming, outgoing, server_side=True)
 
-    def shake(self) -> bytes:
-        try:
-            self._tls.do_handshake()
-            self.is_ready = True
-        except self._wants:
-            pass
-        return bytes(self._outgoing.read())
 
-    def feed(self, data: bytes) -> None:
-        self._incoming.write(data)
-
-    def read(self) -> bytes:
-        try:
-            return bytes(self._tls.read(65536))
-        except self._wants:
-            return b""
-
-    def encode(self, data: bytes) -> bytes:
-        self._tls.write(data)
-        return bytes(self._outgoing.read())
+server_tls = cache(ServerTls)  # of all: to make a certificate takes longer than a scenario
 
 
 class Conn:
@@ -250,8 +227,8 @@ class Conn:
         self._has_magic = False
         self._has_detail = self._has_ext = False
         self._layers: list[Any] = []
-        self._tls: ServerTls | None = None
-        self._after_tls: Callable[[], None] | None = None
+        self._shaking: TlsLayer | None = None
+        self._compression: Any = None
         self._in = b""
         self._out = bytearray()
         self._replies_free_at = 0.0
@@ -291,14 +268,17 @@ class Conn:
             self.drop("ended by the client")
 
     def _decode(self, data: bytes) -> None:
-        if self._tls is not None and not self._tls.is_ready:
-            self._tls.feed(data)
-            self._send_raw(self._tls.shake())
-            if self._tls.is_ready and self._after_tls is not None:
-                self._after_tls()
-                data = b""
-            else:
+        if self._shaking is not None:
+            tls = self._shaking
+            tls.feed(data)
+            is_done = tls.try_handshake()
+            self._send_raw(tls.take_outgoing())
+            if not is_done:
                 return
+            self._shaking = None
+            self._layers.append(tls)
+            self.send(REPLY, b"OK")
+            self._compress()
         elif self._layers:
             self._layers[0].feed(data)
         else:
@@ -416,53 +396,45 @@ class Conn:
                 self.books.breaks(f"no magic, but {self._in[:20]!r}")
             self._in = self._in[4:]
             self._has_magic = True
-        while not self.is_gone and not self._is_over:
-            size = self._next_size()
-            if size is None:
-                return
-            data, self._in = self._in[:size], self._in[size:]
+        while not self.is_gone and not self._is_over and (command := self._next()) is not None:
             self.last_command_at = self.loop.time()
-            self._execute(data)
+            self._execute(*command)
 
-    def _next_size(self) -> int | None:
-        """How long the next command is, with its body; None: it is not whole."""
+    def _next(self) -> tuple[list[str], bytes] | None:
+        """The words of the next command with its body, or the id that it names; None: it is not whole."""
         data = self._in
-        if data[:4] == b"FIN ":
-            return 21 if len(data) >= 21 else None
-        if data[:6] == b"TOUCH ":
-            return 23 if len(data) >= 23 else None
-        if data[:4] == b"REQ ":
-            end = data.find(b"\n", 20)
-            return None if end < 0 or len(data) < 22 else end + 1
+        name = data[:6].partition(b" ")[0]
+        if name in OF_MESSAGES:  # a binary id may hold what ends a word or a line elsewhere
+            start = len(name) + 1
+            end = data.find(b"\n", start + 16)
+            if end < 0:
+                return None
+            self._in = data[end + 1 :]
+            return [name.decode(), *data[start + 16 : end].decode().split()], data[start : start + 16]
         end = data.find(b"\n")
         if end < 0:
             return None
-        name = data[:end].split(b" ")[0]
-        if name in (b"IDENTIFY", b"AUTH") or b"PUB" in name:
-            if len(data) < end + 5:
-                return None
-            size = end + 5 + int.from_bytes(data[end + 1 : end + 5], "big")
-            return size if len(data) >= size else None
-        return end + 1
+        words, size = data[:end].decode().split(" "), end + 1
+        if words[0] in WITH_BODY:
+            size += 4 + int.from_bytes(data[size : size + 4], "big") if len(data) >= size + 4 else len(data)
+        if len(data) < size:
+            return None
+        self._in = data[size:]
+        return words, data[end + 1 : size]
 
-    def _execute(self, data: bytes) -> None:
-        if data[:4] in BINARY[:2] or data[:6] == BINARY[2]:
-            name = data[: data.index(b" ")].decode()
-            start = len(name) + 1
-            words = [name, *(data[start + 17 : -1].decode().split() if name == "REQ" else [])]
-            body = data[start : start + 16]
-        else:
-            line, _, body = data.partition(b"\n")
-            words = line.decode().split(" ")
-            name = words[0]
+    def _execute(self, words: list[str], body: bytes) -> None:
+        name = words[0]
         self.books.commands[name] += 1
         if self.is_closing and name == "CLS":
             self.books.breaks("CLS twice")
-        action = getattr(self, f"_on_{name.lower()}", None)
-        if action is None:
-            self.books.breaks(f"unknown command {words}")
-        else:
+        if name in RECORDS:
+            self._publish(words, body)
+        elif name in SUBSCRIBES:
+            self._subscribe(words)
+        elif (action := getattr(self, f"_on_{name.lower()}", None)) is not None:
             action(words, body)
+        else:
+            self.books.breaks(f"unknown command {words}")
 
     def _on_nop(self, words: list[str], body: bytes) -> None: ...
 
@@ -482,28 +454,25 @@ class Conn:
             "auth_required": False, "deflate_level": 6, "max_deflate_level": 6, **granted,
         }  # fmt: skip
         self.send(REPLY, json.dumps(reply).encode())
-        if granted["tls_v1"]:
-            self._tls = ServerTls(nsqd.tls_context())
-
-            def after_tls() -> None:
-                self._layers.append(self._tls)
-                self.send(REPLY, b"OK")
-                self._compress(granted)
-
-            self._after_tls = after_tls
-            early, self._in = self._in, b""
-            if early:
-                self._decode(early)
-        else:
-            self._compress(granted)
-
-    def _compress(self, granted: dict[str, bool]) -> None:
         if granted["snappy"] or granted["deflate"]:
-            self._layers.append(SnappyLayer() if granted["snappy"] else DeflateLayer(6))
-            early, self._in = self._in, b""
+            self._compression = SnappyLayer() if granted["snappy"] else DeflateLayer(6)
+        if granted["tls_v1"]:
+            self._shaking = TlsLayer(server_tls(), "")  # type: ignore[arg-type]
+            self._decode_early()
+        else:
+            self._compress()
+
+    def _compress(self) -> None:
+        if self._compression is not None:
+            self._layers.append(self._compression)
             self.send(REPLY, b"OK")
-            if early:
-                self._decode(early)
+            self._decode_early()
+
+    def _decode_early(self) -> None:
+        """What came behind the last command in the clear belongs to the new layer."""
+        early, self._in = self._in, b""
+        if early:
+            self._decode(early)
 
     # Publishing
 
@@ -530,13 +499,13 @@ class Conn:
             return None
         return log
 
-    def _publish(self, words: list[str], parse: Callable[[bytes], Iterator[tuple[bytes, int, bytes | None]]],
-                 body: bytes) -> None:  # fmt: skip
+    def _publish(self, words: list[str], body: bytes) -> None:
         moods, chance = self.nsqd.moods, self.loop.chance
         log = self._log_for(words, 2)
         if log is None:
             return
-        records = list(parse(body[4:]))
+        has_many = words[0].startswith("M")
+        records = [*map(RECORDS[words[0]], _parts(body[4:]) if has_many else (body[4:],))]
         if any(not data for data, _, _ in records):
             self.fail("E_BAD_MESSAGE", "invalid message body size 0")
             return
@@ -544,7 +513,7 @@ class Conn:
             self.books.refused.update(data for data, _, _ in records if len(data) > self.nsqd.max_msg_size)
             self.fail("E_BAD_MESSAGE", "message too big")
             return
-        many = "MPUB" if words[0].startswith("M") else "PUB"
+        many = "MPUB" if has_many else "PUB"
         if not log.is_writable or chance.happens(moods.refuses):
             code = f"E_{many}_FAILED" if log.is_writable else "E_FAILED_ON_NOT_WRITABLE"
             self.books.note(f"{self.nsqd}: refuses {words} {records[0][0][:24]!r}")
@@ -566,43 +535,14 @@ class Conn:
         else:
             self._reply(b"OK")
 
-    def _on_pub(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: iter([(data, 0, None)]), body)
-
-    def _on_mpub(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: ((part, 0, None) for part in _parts(data)), body)
-
-    def _on_dpub(self, words: list[str], body: bytes) -> None:
-        self._publish(words[:2], lambda data: iter([(data, 0, None)]), body)
-
-    def _on_pub_trace(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: iter([_traced(data)]), body)
-
-    def _on_mpub_trace(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: map(_traced, _parts(data)), body)
-
-    def _on_pub_ext(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: iter([_extended(data)]), body)
-
-    def _on_mpub_ext(self, words: list[str], body: bytes) -> None:
-        self._publish(words, lambda data: map(_extended, _parts(data)), body)
-
     # Consuming
 
     @property
     def is_ready(self) -> bool:
         return self.in_flight < self.rdy and not self.is_closing and not self.nsqd.is_frozen
 
-    def _on_sub(self, words: list[str], body: bytes) -> None:
-        self._subscribe(words, has_detail=False)
-
-    def _on_sub_advanced(self, words: list[str], body: bytes) -> None:
-        self._subscribe(words, has_detail=True)
-
-    def _on_sub_ordered(self, words: list[str], body: bytes) -> None:
-        self._subscribe(words, has_detail=True, is_ordered=True)
-
-    def _subscribe(self, words: list[str], *, has_detail: bool, is_ordered: bool = False) -> None:
+    def _subscribe(self, words: list[str]) -> None:
+        has_detail, is_ordered = words[0] != "SUB", words[0] == "SUB_ORDERED"
         if self.channel is not None:
             self.books.breaks("SUB twice")
             return
@@ -644,7 +584,6 @@ class Conn:
         self.channel.flights[message.id] = Flight(message, self, self.loop.time(), timer)
         self.deliveries[message.id] += 1
         self.delivered_at.append(self.loop.time())
-        self.books.delivered[message.body] += 1
         data = struct.pack(">qH", message.timestamp, message.attempts) + message.id
         if message.log.is_ext and self._has_ext:
             data += b"\0" if message.ext is None else b"\4" + struct.pack(">H", len(message.ext)) + message.ext
@@ -664,13 +603,15 @@ class Conn:
         channel.back(message)
         channel.push()
 
-    def _flight(self, name: str, message_id: bytes) -> Flight | None:
+    def _flight(self, words: list[str], message_id: bytes) -> Flight | None:
         """What is answered; None: it is not in flight here, of which the client is told."""
-        channel = self.channel
+        name, channel = words[0], self.channel
         if channel is None:
             self.books.breaks(f"{name} before SUB")
             return None
         flight = channel.flights.get(message_id)
+        if len(words) != (2 if name == "REQ" else 1):
+            self.books.breaks(f"{words} of a message")
         if name != "TOUCH":
             self.answers[message_id] += 1
         if self.answers[message_id] > self.deliveries[message_id]:
@@ -683,26 +624,24 @@ class Conn:
         return None
 
     def _on_fin(self, words: list[str], body: bytes) -> None:
-        flight = self._flight("FIN", body)
+        flight = self._flight(words, body)
         if flight is None or self.channel is None:
             return
         if self.is_redesigned and self.channel.log.leader is not self.nsqd:
             self.fail("E_FAILED_ON_NOT_LEADER")
             return
         self.channel.land(flight)
-        self.channel.finished.append(flight.message.body)
         self.books.finished[flight.message.body] += 1
         self.channel.push()
 
     def _on_req(self, words: list[str], body: bytes) -> None:
-        flight = self._flight("REQ", body)
+        flight = self._flight(words, body)
         channel = self.channel
         if flight is None or channel is None:
             return
         delay = int(words[1]) / 1000
         if delay and channel.is_ordered:
             return  # ignored: it stays in flight until its time is over
-        self.books.requeued[flight.message.body] += 1
         channel.land(flight)
         if delay:
             message = flight.message
@@ -718,7 +657,7 @@ class Conn:
             channel.push()
 
     def _on_touch(self, words: list[str], body: bytes) -> None:
-        flight = self._flight("TOUCH", body)
+        flight = self._flight(words, body)
         if flight is not None:
             flight.timer.cancel()
             end = min(self.loop.time() + self.msg_timeout, flight.at + 900)
@@ -743,15 +682,29 @@ def _parts(data: bytes) -> Iterator[bytes]:
     assert at == len(data), "the lengths of an MPUB do not add up"
 
 
-def _traced(data: bytes) -> tuple[bytes, int, bytes | None]:
+def _plain(data: bytes) -> Record:
+    return data, 0, None
+
+
+def _traced(data: bytes) -> Record:
     return data[8:], int.from_bytes(data[:8], "big"), None
 
 
-def _extended(data: bytes) -> tuple[bytes, int, bytes | None]:
+def _extended(data: bytes) -> Record:
     size = int.from_bytes(data[:2], "big")
     header = data[2 : 2 + size]
     trace_id = int(json.loads(header).get("##trace_id", 0)) if header else 0
     return data[2 + size :], trace_id, header or None
+
+
+SUBSCRIBES = ("SUB", "SUB_ADVANCED", "SUB_ORDERED")
+RECORDS = {
+    "PUB": _plain, "DPUB": _plain, "MPUB": _plain, "PUB_TRACE": _traced, "MPUB_TRACE": _traced, "PUB_EXT": _extended,
+    "MPUB_EXT": _extended,
+}  # fmt: skip
+"""How each publish says a message."""
+
+WITH_BODY = ("IDENTIFY", *RECORDS)
 
 
 class ModelNsqd:
@@ -766,7 +719,6 @@ class ModelNsqd:
     msg_timeout = 60.0
     max_rdy = 2500
     max_msg_size = 1024 * 1024
-    certificate: Any = None  # of all, made once
 
     def __init__(self, network: Network, books: Books, ip: str, dialect: str, cluster: list[Log] | None = None) -> None:
         self.network, self.books = network, books
@@ -779,7 +731,6 @@ class ModelNsqd:
         self.conns: list[Conn] = []
         self.logs: dict[str, Log] = {}
         self.mute_clients = 0
-        self.accepted = 0
         self.start()
 
     def __repr__(self) -> str:
@@ -812,7 +763,6 @@ class ModelNsqd:
         self.network.listen(self.address, self._accept)
 
     def _accept(self, end: End) -> None:
-        self.accepted += 1
         self.conns.append(Conn(self, end))
 
     def kill(self) -> None:
@@ -862,19 +812,6 @@ class ModelNsqd:
                 conn._flush()
                 if conn.channel is not None:
                     conn.channel.push()
-
-    @classmethod
-    def tls_context(cls) -> Any:
-        import ssl
-
-        if cls.certificate is None:
-            import trustme
-
-            authority = trustme.CA()
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            authority.issue_cert("10.1.0.1").configure_cert(context)
-            cls.certificate = context
-        return cls.certificate
 
 
 def move_leader(log: Log, to: ModelNsqd | None) -> None:

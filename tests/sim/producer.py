@@ -188,7 +188,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
         heartbeat_interval=chance.choice((1.0, 5.0)),
         connect_timeout=chance.choice((0.5, 3.0)),
         write_timeout=5.0,
-        lookupd_poll_interval=chance.choice((1.0, 10.0)),
+        lookupd_poll_interval=chance.choice((3.0, 10.0)),
         hostname="h",
     )
     world.books.note(f"producer {producer.config if hasattr(producer, 'config') else producer!r}"[:2000])

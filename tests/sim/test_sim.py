@@ -113,29 +113,6 @@ def test_a_key_keeps_its_order_when_lookup_answers_while_publishes_wait_for_room
     in_virtual_time("order", scenario)
 
 
-def test_a_lookupd_that_hangs_does_not_put_off_when_topics_of_a_pattern_are_looked_for() -> None:
-    async def scenario(loop: SimLoop) -> None:
-        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
-        good, hung = (ModelLookupd(loop.network, loop.books, f"10.2.0.{number}", [nsqd]) for number in (1, 2))
-        hung.freeze()
-        handled: dict[str, float] = {}
-
-        async def handle(_: Any, message: Any) -> None:
-            handled[message.topic] = loop.time()
-
-        async with Consumer(
-            re.compile("orders.*"), "c", lookupd_http_addresses=["10.2.0.1:4161", "10.2.0.2:4161"],
-            message_handler=handle, lookupd_poll_interval=3.0, lookupd_poll_jitter=0.0, lookupd_timeout=60.0,
-        ):  # fmt: skip
-            for number in range(4):
-                nsqd.log(f"orders{number}").store(b"body")
-                good.notice()
-                await asyncio.sleep(4.0)
-                assert f"orders{number}" in handled
-
-    in_virtual_time("pattern", scenario)
-
-
 @pytest.mark.parametrize("made_after", [1.5, 3.0, 5.0])
 def test_a_slow_lookupd_is_asked_about_all_that_another_does_not_know(made_after: float) -> None:
     """Each question keeps it busy for longer than it takes the other to say that it knows none of these topics."""

@@ -245,20 +245,17 @@ class Stats(ModelLookupd):
     def answer(self, path: str, query: dict[str, str]) -> tuple[int, dict[str, Any]]:
         assert (path, query["topic"], query["channel"]) == ("/stats", "t", "c")
         self.asked_at.append(self.books.loop.time())
-        channel = {
-            "channel_name": "c", "depth": len(self.channel.queue), "message_count": len(self.log.messages),
-            "paused": self.is_paused, "deferred_count": self.held,
-        }  # fmt: skip
-        if not self.log.is_redesigned:
-            return 200, {"topics": [{"topic_name": "t", "topic_partition": "", "channels": [channel]}]}
-        empty = {"channel_name": "c", "depth": 0, "message_count": 0, "paused": False, "deferred_count": 0}
-        of_partitions = {"0": channel, "1": empty}
+        waiting = (len(self.channel.queue), len(self.log.messages), self.is_paused, self.held)
+        of_partitions = {"0": waiting, "1": (0, 0, False, 0)} if self.log.is_redesigned else {"": waiting}
+        names = ("depth", "message_count", "paused", "deferred_count")
         return 200, {
             "topics": [
-                {"topic_name": "t", "topic_partition": number, "channels": [one]}
-                for number, one in of_partitions.items()
+                {"topic_name": "t", "topic_partition": number, "channels": [
+                    {"channel_name": "c", **dict(zip(names, figures, strict=True))}
+                ]}
+                for number, figures in of_partitions.items()
             ]
-        }
+        }  # fmt: skip
 
 
 def stats_of(loop: SimLoop, dialect: str = "original") -> Stats:
@@ -291,7 +288,9 @@ async def server_not_pushing(loop: SimLoop, reason: str) -> None:
     stats.log.store(b"work")
     async with consumer_by_lookup() as consumer:
         await asyncio.sleep(2 * MOVING)
-        assert "1 messages" in (await named(loop, consumer, reason)).detail
+        progress = await named(loop, consumer, reason)
+        assert "1 messages" in progress.detail
+        assert {each.partition: each.depth for each in progress.topics[0].connections} == {0: 1, 1: 0}
         del stats.channel.push  # it has come to its senses
         stats.channel.push()
         await named(loop, consumer, None)
@@ -362,18 +361,6 @@ def test_a_blocked_partition_is_told_of_its_topic_while_another_moves() -> None:
     in_virtual_time("progress of a part", scenario)
 
 
-def test_what_waits_is_told_of_its_partition() -> None:
-    async def scenario(loop: SimLoop) -> None:
-        stats = stats_of(loop, "redesigned")
-        stats.log.store(b"work")
-        async with consumer_by_lookup() as consumer:
-            await asyncio.sleep(2 * MOVING)
-            (of_topic,) = (await named(loop, consumer, "server_not_pushing")).topics
-            assert {each.partition: each.depth for each in of_topic.connections} == {0: 1, 1: 0}
-
-    in_virtual_time("progress of partitions", scenario)
-
-
 @pytest.mark.parametrize("stats", [b'{"topics": [{"topic_name": "\xff"}]}', b'{"topics": 1}', b"{"])
 def test_stats_that_cannot_be_read_are_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch, stats: bytes) -> None:
     asked: list[str] = []
@@ -433,9 +420,9 @@ def test_each_reason_is_injected() -> None:
 # Producers
 
 
-async def waits_for(loop: SimLoop, producer: Producer, reason: str, within: float = SOON) -> Any:
+async def waits_for(loop: SimLoop, producer: Producer, reason: str, within: float = SOON, **options: Any) -> Any:
     """A publish waits for this reason; its progress."""
-    waiting = loop.create_task(producer.publish("t", b"body", timeout=60.0))
+    waiting = loop.create_task(producer.publish("t", b"body", timeout=60.0, **options))
     try:
         progress = await named(loop, producer, reason, within)
         assert [(each.topic, each.pending) for each in progress.topics] == [("t", 1)]
@@ -503,11 +490,7 @@ async def publish_no_leader(loop: SimLoop) -> None:
     move_leader(logs[1], None)
     lookupd.notice()
     async with Producer((), [LOOKUPD]) as producer:
-        waiting = loop.create_task(producer.publish("t", b"body", partition=1, timeout=60.0))
-        await named(loop, producer, "no_leader")
-        waiting.cancel()
-        with suppress(NsqError, asyncio.CancelledError):
-            await waiting
+        await waits_for(loop, producer, "no_leader", partition=1)
 
 
 @pytest.mark.parametrize(

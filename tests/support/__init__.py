@@ -14,8 +14,8 @@ Talking to servers:
                                 puts steps together at random, replay has recorded ones
 Clients:
     contract        one scenario on every face; loops
-    ledger          what clients did with messages, and what it means; scenarios: proofs on a cluster that is well;
-    bad_days        ... and on one that has every fault
+    ledger          what clients did with messages, and what it means
+    scenarios       proofs on a cluster that is well; on one that has every fault: tests/bad_days
     worker, spans, browser      what programs and pages show
 Waiting, kinds of tests, the compiled core and its oracle:
     waiting, kinds, compiled, core, oracle, properties

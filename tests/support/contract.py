@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, NamedTuple
 
 import gevent.event
@@ -24,9 +24,10 @@ import pytest
 import nsq_fast
 from nsq_fast import Message, aio, threads
 
-from .held_publishes import OK, PublishNsqd
+from .held_publishes import PublishNsqd
 from .processes import LOOPS, run
 from .waiting import WAIT
+from .wire import OK
 
 Scenario = Coroutine[Any, Any, Any]
 
@@ -127,6 +128,29 @@ class Face:
         """What a consumer gives to who iterates. Close it: ``contextlib.aclosing``."""
         for message in consumer:
             yield message
+
+    @asynccontextmanager
+    async def consuming(
+        self, way: str, handle: Callable[[Any, Message], Scenario], address: object, **options: Any
+    ) -> AsyncIterator[Any]:
+        """A ``Consumer`` of t/c whose messages ``handle`` gets: in "batches", "iterated", or one by one."""
+
+        async def handle_batch(consumer: Any, messages: list[Message]) -> None:
+            for message in messages:
+                await handle(consumer, message)
+
+        async def iterate() -> None:
+            async with aclosing(self.messages(consumer)) as messages:
+                async for message in messages:
+                    await handle(consumer, message)
+
+        handlers = {"batches": {"batch_handler": handle_batch}, "iterated": {}}
+        options |= handlers.get(way, {"message_handler": handle})
+        async with self.client("Consumer", "t", "c", str(address), **options) as consumer:
+            join = await self.begin(iterate) if way == "iterated" else None
+            yield consumer
+        if join is not None:
+            await join()
 
 
 class AsyncioFace(Face):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
 
-OK = struct.pack(">ii", 6, 0) + b"OK"
-
-
-def error_frame(text: bytes) -> bytes:
-    return struct.pack(">ii", len(text) + 4, 1) + text
+from .wire import OK, error_frame, split
 
 
 class PublishNsqd:
@@ -85,7 +81,7 @@ class PublishNsqd:
             data = _sized(stream)
             if sock in self._ended:
                 return
-            bodies = [data] if name == b"PUB" else list(_split(data))
+            bodies = [data] if name == b"PUB" else split(data)
             self.commands.append((sock, bodies))
             if self.react is not None:
                 self.react(sock, bodies)
@@ -93,11 +89,3 @@ class PublishNsqd:
 
 def _sized(stream: BinaryIO) -> bytes:
     return stream.read(struct.unpack(">i", stream.read(4))[0])
-
-
-def _split(data: bytes) -> Iterator[bytes]:
-    at = 4
-    while at < len(data):
-        (size,) = struct.unpack_from(">i", data, at)
-        yield data[at + 4 : at + 4 + size]
-        at += 4 + size

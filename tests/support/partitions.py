@@ -12,17 +12,12 @@ import gevent
 
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
-from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, wait_for
+from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, wait_for
 from support.waiting import WAIT
+from support.wire import OK, frame
 
 VERSION = "0.3.7-HA.1.13.0"
-OK = frame(0, b"OK")
 SIZE = 40
-
-
-def record_id(partition: int, sequence: int) -> bytes:
-    """The id of a message as a cluster makes it; untraced."""
-    return struct.pack(">QQ", (partition << 50) + sequence, 0)
 
 
 class HasAddress(Protocol):
@@ -69,18 +64,16 @@ def push_record(
     body: bytes = b"body",
     attempts: int = 1,
     timestamp: int = 1,
-    partition: int | None = None,
-    offset: int | None = None,
     ext: bytes | None = None,
 ) -> None:
     """Send one message in the layout of the subscription; ``ext`` for an ext topic (b"" for no header)."""
-    number = partition if partition is not None else partition_of(connection) or 0
-    data = struct.pack(">qH", timestamp, attempts) + record_id(number, sequence)
+    partition = partition_of(connection) or 0
+    data = struct.pack(">qHQQ", timestamp, attempts, (partition << 50) + sequence, 0)  # the id as a cluster makes it
     if ext is not None:
         data += struct.pack(">BH", 4, len(ext)) + ext if ext else b"\0"
     sub = subscription(connection)
     if sub is not None and sub[0] != b"SUB":
-        data += struct.pack(">QI", sequence * SIZE if offset is None else offset, SIZE)
+        data += struct.pack(">QI", sequence * SIZE, SIZE)
     connection.send(frame(2, data + body))
 
 

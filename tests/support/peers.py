@@ -14,11 +14,10 @@ from typing import Any
 
 import snappy
 from gevent import socket
-from gevent.event import Event
 from gevent.server import StreamServer
 
 from nsq_fast.names import Address
-from support.waiting import WAIT
+from support.wire import frame, message_frame
 
 
 class Peer:
@@ -114,16 +113,6 @@ class Peer:
         self.sock.close()
 
 
-def frame(kind: int, data: bytes) -> bytes:
-    return struct.pack(">II", len(data) + 4, kind) + data
-
-
-def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> bytes:
-    if isinstance(message_id, int):
-        message_id = b"%016x" % message_id
-    return frame(2, struct.pack(">qH", timestamp, attempts) + message_id + body)
-
-
 class PeerServer:
     """Listens on a free port and runs ``script(peer)`` for every connection.
 
@@ -133,7 +122,6 @@ class PeerServer:
     def __init__(self, script: Callable[[Any], Any], host: str = "127.0.0.1") -> None:
         self._script = script
         self._failures: list[BaseException] = []
-        self._done = Event()
         self.count = 0
         self._server = StreamServer((host, 0), self._serve)
         self._server.start()
@@ -155,12 +143,6 @@ class PeerServer:
             self._failures.append(error)
         finally:
             peer.sock.close()
-            self._done.set()
-
-    def wait(self) -> None:
-        """Wait for the end of a script; raise what it failed with."""
-        assert self._done.wait(WAIT), "the script did not end"
-        self._check()
 
     def stop(self) -> None:
         self._server.stop(timeout=0.1)

@@ -20,7 +20,8 @@ from nsq_fast import Producer
 from nsq_fast.protocol.dialect import PUBLISHES
 from support.partitions import ScriptedLookup
 from support.peers import Peer, PeerServer
-from support.waiting import WAIT
+from support.waiting import WAIT, until
+from support.wire import split
 
 
 class Command(NamedTuple):
@@ -37,7 +38,7 @@ class Command(NamedTuple):
     @property
     def messages(self) -> list[tuple[bytes, bytes]]:
         """What goes before the body of each message (8 bytes of trace id, or a header), and the body."""
-        parts = split_mpub(self.body) if self.name.startswith("MPUB") else [self.body]
+        parts = split(self.body) if self.name.startswith("MPUB") else [self.body]
         if self.name.endswith("_TRACE"):
             return [(part[:8], part[8:]) for part in parts]
         if self.name.endswith("_EXT"):
@@ -67,6 +68,16 @@ def receipt(internal_id: int, trace_id: int, offset: int, size: int) -> bytes:
 
 def stay_mute(peer: Peer, command: Command) -> None:
     """Take it, and never answer."""
+
+
+def numbers(count: int) -> list[bytes]:
+    """So many bodies."""
+    return [b"%d" % number for number in range(count)]
+
+
+def connected(sender: Producer, count: int) -> None:
+    """Wait until it is connected so often."""
+    until(lambda: len(sender.stats()["connected"]) == count)
 
 
 Nsqds = Callable[..., "PublishNsqd"]
@@ -146,15 +157,3 @@ def read_publish(peer: Peer) -> Command | None:
         return None
     assert name in PUBLISHES, name
     return Command(name, params[0], tuple(params[1:]), peer.read_body())
-
-
-def split_mpub(body: bytes) -> list[bytes]:
-    """The messages in the body of an MPUB."""
-    (count,) = struct.unpack_from(">I", body)
-    messages, at = [], 4
-    for _ in range(count):
-        (size,) = struct.unpack_from(">I", body, at)
-        messages.append(body[at + 4 : at + 4 + size])
-        at += 4 + size
-    assert at == len(body)
-    return messages

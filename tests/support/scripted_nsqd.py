@@ -15,8 +15,9 @@ from typing import Any
 from gevent import socket
 from gevent.event import Event
 
-from support.peers import Peer, PeerServer, frame, message_frame
+from support.peers import Peer, PeerServer
 from support.waiting import WAIT
+from support.wire import OK, frame, message_frame
 
 ID_LENGTH = 16
 
@@ -29,6 +30,17 @@ def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what:
         changed.wait(0.01)
         assert monotonic() < end, f"waited in vain; {what()}"
     return result
+
+
+def heard(client: Any, signal: str = "on_error", value: str = "error") -> list[Any]:
+    """What a signal of a client tells from now on, as a list that grows: one of the values that come with it."""
+    found: list[Any] = []
+    getattr(client, signal).connect(lambda _, **values: found.append(values[value]), weak=False)
+    return found
+
+
+def ignore(consumer: Any, message: Any) -> None:
+    """A handler of messages that mean nothing."""
 
 
 class ScriptedConnection(Peer):
@@ -153,7 +165,7 @@ class ScriptedNsqd(PeerServer):
         elif word == b"IDENTIFY":
             connection.send(frame(0, json.dumps(self.info).encode()))
         elif word == b"SUB":
-            connection.send(frame(0, b"OK"))
+            connection.send(OK)
         elif word == b"CLS":
             connection.send(frame(0, b"CLOSE_WAIT"))
 

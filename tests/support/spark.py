@@ -498,8 +498,9 @@ def _make_archive(target: Path, folder: Path) -> None:
             # The JVM writes the archive after the program has ended; it holds the pipe until it has.
             process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            processes.kill_session(process.pid)  # the JVM, too
-    if process.returncode == 0:
+            processes.kill_session(process.pid)  # the JVM, too, which may be in the middle of writing
+            return
+    if process.returncode == 0 and unfinished.exists():
         unfinished.replace(target)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gevent import sleep
 
@@ -58,6 +58,14 @@ def until(probe: Callable[[], T], timeout: float = WAIT, every: float = 0.005, a
             raise AssertionError(f"not so within {timeout} s: {probe} {about()}")
         sleep(every)  # sleep: looks again and again
     return result
+
+
+async def until_on(loop: Any, probe: Callable[[], object]) -> None:
+    """As ``until``, for a test that has the client's port of its loop."""
+    deadline = time.monotonic() + WAIT
+    while not probe():
+        assert time.monotonic() < deadline, f"not so within {WAIT} s: {probe}"
+        await loop.sleep(0.002)  # sleep: looks again and again
 
 
 def block_until(probe: Callable[[], object], what: str = "", wait: float = WAIT) -> None:

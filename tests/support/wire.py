@@ -11,10 +11,27 @@ from gevent import Timeout, socket
 
 from support.waiting import WAIT
 
-# nsqd's TCP protocol by hand: enough to subscribe, publish and see frames, with no client in between.
-
-
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return struct.pack(">II", len(data) + 4, kind) + data
+
+
+def error_frame(text: bytes) -> bytes:
+    return frame(ERROR, text)
+
+
+OK = frame(RESPONSE, b"OK")
+
+
+def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> bytes:
+    if isinstance(message_id, int):
+        message_id = b"%016x" % message_id
+    return frame(MESSAGE, struct.pack(">qH", timestamp, attempts) + message_id + body)
+
+
+# nsqd's TCP protocol by hand: enough to subscribe, publish and see frames, with no client in between.
 
 
 class Frame(NamedTuple):
@@ -104,6 +121,18 @@ def sized(data: bytes) -> bytes:
 
 def many(*messages: bytes) -> bytes:
     return sized(struct.pack(">I", len(messages)) + b"".join(map(sized, messages)))
+
+
+def split(data: bytes) -> list[bytes]:
+    """The messages in the body of an MPUB."""
+    (count,) = struct.unpack_from(">I", data)
+    messages, at = [], 4
+    for _ in range(count):
+        (size,) = struct.unpack_from(">I", data, at)
+        messages.append(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    assert at == len(data)
+    return messages
 
 
 def traced(trace_id: int, body: bytes) -> bytes:

@@ -35,6 +35,22 @@ def note(text):
 """
 
 
+class Shown:
+    """The series of a scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+
+    def samples(self, name: str) -> list[Any]:
+        """Of a metric, with ``labels`` and ``value``."""
+        return [each for family in self.families.values() for each in family.samples if each.name == name]
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        """The sum of the series of a metric of ours that have these labels; None where there is none."""
+        samples = [each for each in self.samples(f"nsq_fast_{name}") if labels.items() <= each.labels.items()]
+        return sum(sample.value for sample in samples) if samples else None
+
+
 class Worker:
     """One run in a session of its own, so that nothing of it is left after the test."""
 
@@ -132,8 +148,7 @@ class Worker:
 
     def samples(self, name: str) -> list[Any]:
         """The samples of a metric, with ``labels`` and ``value``."""
-        families = text_string_to_metric_families(self.asked("/metrics")[1])
-        return [sample for family in families for sample in family.samples if sample.name == name]
+        return Shown(self.asked("/metrics")[1]).samples(name)
 
     def noted(self) -> list[tuple[int, str]]:
         """What handlers noted, with the process in which they ran."""
@@ -153,23 +168,6 @@ class Worker:
         with os.fdopen(output, errors="replace") as lines:
             for line in lines:
                 self.lines.append(line.rstrip())
-
-
-class Shown:
-    """The series of a scrape."""
-
-    def __init__(self, text: str) -> None:
-        self.families = {family.name: family for family in text_string_to_metric_families(text)}
-
-    def __call__(self, name: str, **labels: str) -> float | None:
-        """The sum of the series of a metric that have these labels; None where there is none."""
-        samples = [
-            sample
-            for family in self.families.values()
-            for sample in family.samples
-            if sample.name == f"nsq_fast_{name}" and labels.items() <= sample.labels.items()
-        ]
-        return sum(sample.value for sample in samples) if samples else None
 
 
 @contextmanager

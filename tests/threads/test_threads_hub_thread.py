@@ -81,22 +81,50 @@ print("done")
     assert done.stderr.count("the hub thread of nsq_fast has ended") >= 1
 
 
-def test_nobody_destroys_its_hub(nsqd_process: Any) -> None:
-    run_quietly(f"""
-import gevent, threading
+def test_callbacks_of_futures_harm_nobody_whatever_they_do(nsqd_process: Any) -> None:
+    """They destroy the hub, would wait for themselves, or exit."""
+    done = run_python(f"""
+import sys, threading
+import gevent
 from nsq_fast.errors import WrongThread
 from nsq_fast.threads import Producer
-refused = threading.Event()
+refused, stored, held, go_on = (threading.Event() for _ in range(4))
 def destroy(future):
     try:
         gevent.get_hub().destroy()
     except WrongThread:
         refused.set()
+raised = []
+def publish_more(future):
+    try:
+        producer.publish("t", b"2")
+    except WrongThread as error:
+        raised.append(str(error))
+    producer.publish_nowait("t", b"3").add_done_callback(lambda future: stored.set())
+def hold(future):
+    if threading.current_thread() is not threading.main_thread():  # else it was done before it had a callback
+        held.set()
+        go_on.wait(50)
 with Producer({nsqd_process.address!r}) as producer:
     producer.publish_nowait("t", b"1").add_done_callback(destroy)
     assert refused.wait(50)
+    producer.publish_nowait("t", b"1").add_done_callback(publish_more)
+    assert stored.wait(50)
+    assert len(raised) == 1 and "publish_nowait" in raised[0]
+    while not held.wait(0.1):
+        producer.publish_nowait("t", b"0").add_done_callback(hold)
+    # The hub thread stands still: none of these is done before it has its callback.
+    futures = [producer.publish_nowait("t", b"1") for _ in range(100)]
+    futures += [producer.publish_nowait("t", b"1", defer=5, key="k") for _ in range(10)]  # refused
+    for future in futures:
+        future.add_done_callback(lambda future: sys.exit(3))
+    go_on.set()
+    assert all(future.exception(50) is None for future in futures[:100])
+    assert all(future.exception(50) is not None for future in futures[100:])
     assert producer.publish("t", b"2") == b"OK"
 """)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_process_without_descriptors_is_told_so() -> None:
@@ -117,51 +145,6 @@ for room in range(3):
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 Producer("127.0.0.1:1")  # what was wrong is over
 """)
-
-
-def test_a_callback_of_a_future_that_would_wait_for_itself_is_told_so(nsqd_process: Any) -> None:
-    run_quietly(f"""
-import threading
-from nsq_fast.errors import WrongThread
-from nsq_fast.threads import Producer
-raised, stored = [], threading.Event()
-with Producer({nsqd_process.address!r}) as producer:
-    def publish_more(future):
-        try:
-            producer.publish("t", b"2")
-        except WrongThread as error:
-            raised.append(str(error))
-        producer.publish_nowait("t", b"3").add_done_callback(lambda future: stored.set())
-    producer.publish_nowait("t", b"1").add_done_callback(publish_more)
-    assert stored.wait(50)
-    assert len(raised) == 1 and "publish_nowait" in raised[0]
-""")
-
-
-def test_a_callback_that_exits_keeps_no_result_of_others_back(nsqd_process: Any) -> None:
-    done = run_python(f"""
-import sys, threading
-from nsq_fast.threads import Producer
-held, go_on = threading.Event(), threading.Event()
-def hold(future):
-    if threading.current_thread() is not threading.main_thread():  # else it was done before it had a callback
-        held.set()
-        go_on.wait(50)
-with Producer({nsqd_process.address!r}) as producer:
-    while not held.wait(0.1):
-        producer.publish_nowait("t", b"0").add_done_callback(hold)
-    # The hub thread stands still: none of these is done before it has its callback.
-    futures = [producer.publish_nowait("t", b"1") for _ in range(100)]
-    futures += [producer.publish_nowait("t", b"1", defer=5, key="k") for _ in range(10)]  # refused
-    for future in futures:
-        future.add_done_callback(lambda future: sys.exit(3))
-    go_on.set()
-    assert all(future.exception(50) is None for future in futures[:100])
-    assert all(future.exception(50) is not None for future in futures[100:])
-    assert producer.publish("t", b"2") == b"OK"
-""")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_result_for_a_thread_whose_hub_is_gone_harms_nobody(nsqd_process: Any) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -71,24 +72,25 @@ CALLS: dict[str, Callable[[Producer], object]] = {
 }
 
 
-def interrupt_at_lines(address: str, call: str) -> None:
-    """At each line in turn."""
+def interrupt_at_lines(address: str) -> None:
+    """Of each call, at each line in turn."""
     with Producer(address) as producer:
-        CALLS[call](producer)
-        trace = AtLine(0)
-        number = 0
-        while trace.left <= 0:  # else it has fewer lines
-            number += 1
-            trace = AtLine(number)
-            sys.settrace(trace)
-            with suppress(Interrupted):
-                CALLS[call](producer)
-            sys.settrace(None)
-            others_publish(producer)
+        for call in CALLS.values():
+            call(producer)
+            trace = AtLine(0)
+            number = 0
+            while trace.left <= 0:  # else it has fewer lines
+                number += 1
+                trace = AtLine(number)
+                sys.settrace(trace)
+                with suppress(Interrupted):
+                    call(producer)
+                sys.settrace(None)
+                others_publish(producer)
 
 
-def interrupt_by_timers(address: str, call: str) -> None:
-    """At moments that nobody chose."""
+def interrupt_by_timers(address: str) -> None:
+    """Each call, at moments that nobody chose."""
 
     come: list[int] = []
 
@@ -98,14 +100,13 @@ def interrupt_by_timers(address: str, call: str) -> None:
 
     signal.signal(signal.SIGALRM, interrupt)
     with Producer(address) as producer:
-        CALLS[call](producer)
-        for number in range(INTERRUPTIONS):
+        for call, number in product(CALLS.values(), range(INTERRUPTIONS)):
             come.clear()
             with suppress(Interrupted):
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 37 * 1e-5)
                 while not come:
                     with suppress(PublishFailed):  # as many are pending as may be
-                        CALLS[call](producer)
+                        call(producer)
             if number % 20 == 0:
                 others_publish(producer)
         others_publish(producer)
@@ -146,9 +147,8 @@ WAYS: dict[str, Callable[..., None]] = {
 
 
 @pytest.mark.parametrize("way", ["lines", "timers"])
-@pytest.mark.parametrize("call", CALLS)
-def test_an_exception_in_the_middle_of_a_call_harms_no_other(nsqd_process: Any, way: str, call: str) -> None:
-    run_apart(way, nsqd_process.address, call)
+def test_an_exception_in_the_middle_of_a_call_harms_no_other(nsqd_process: Any, way: str) -> None:
+    run_apart(way, nsqd_process.address)
 
 
 def test_one_whose_caller_is_interrupted_leaves_the_others_of_its_command_alone() -> None:
@@ -161,7 +161,7 @@ def run_apart(*arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, __file__, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        capture_output=True, text=True, timeout=PROCESS + INTERRUPTIONS,
+        capture_output=True, text=True, timeout=PROCESS + len(CALLS) * INTERRUPTIONS,
     )  # fmt: skip
     assert (done.returncode, complaints(done.stderr)) == (0, "")
 
@@ -200,13 +200,13 @@ with Producer(sys.argv[1]) as producer:
 
 
 def test_programs_that_are_ended_by_ctrl_c_end(nsqd_process: Any) -> None:
-    for number in range(8):
+    for milliseconds in (0, 1, 3, 6):
         with subprocess.Popen(
             [sys.executable, "-c", PROGRAM, nsqd_process.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as program:
             assert program.stdout is not None
             program.stdout.readline()
-            threading.Event().wait(0.001 * number)
+            threading.Event().wait(0.001 * milliseconds)
             program.send_signal(signal.SIGINT)
             _, said = program.communicate(timeout=PROCESS)
             assert b"KeyboardInterrupt" in said

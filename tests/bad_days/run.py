@@ -10,14 +10,14 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from gevent import sleep
-
-from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.protocol.publishing import murmur3_partition
 from support.fleet import Fleet
 from support.ledger import Kind, Ledger, Row, is_refused_by_cluster, merged, read
 from support.scenarios import new_topic
 from support.waiting import until
+
+from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
+from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.protocol.publishing import murmur3_partition
 
 from .faults import NAMES, NEEDS, Fault, Site, kill_a_leader, restart_fast, too_few_replicas
 from .programs import Consumers, Job, Publisher, key_name

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from time import monotonic, monotonic_ns
 
 from gevent import sleep
-
-from nsq_fast.names import Address
 from support.fleet import Fleet
 from support.waiting import until
+
+from nsq_fast.names import Address
 
 from .programs import Consumers
 from .watch import Watch
@@ -61,6 +61,25 @@ class Site:
         return self.watch.leaders().get(partition)
 
 
+Fault = Callable[[Site], str]
+NAMES: dict[Fault, str] = {}
+"""Every fault, in the order of a round."""
+
+NEEDS: dict[Fault, str] = {}
+"""What of a fleet, which may not have it (``Fleet.cannot``)."""
+
+
+def named(name: str, needs: str = "") -> Callable[[Fault], Fault]:
+    def note(fault: Fault) -> Fault:
+        NAMES[fault] = name
+        if needs:
+            NEEDS[fault] = needs
+        return fault
+
+    return note
+
+
+@named("leaders moved")
 def move_leaders(site: Site) -> str:
     """Have the cluster move the leader of two partitions."""
     moved = []
@@ -77,6 +96,7 @@ def move_leaders(site: Site) -> str:
     return ", ".join(moved)
 
 
+@named("leader killed (SIGKILL)")
 def kill_a_leader(site: Site) -> str:
     """SIGKILL an nsqd; start it again when others lead."""
     node = site.busiest()
@@ -86,6 +106,7 @@ def kill_a_leader(site: Site) -> str:
     return f"nsqd {node}: {happened}"
 
 
+@named("rolling restart (SIGTERM)")
 def rolling_restart(site: Site) -> str:
     """SIGTERM each nsqd in turn, and start it again at once; the next when the cluster is healthy."""
     times = []
@@ -96,6 +117,7 @@ def rolling_restart(site: Site) -> str:
     return f"healthy again after {', '.join(times)}"
 
 
+@named("leader silent, shortly (SIGSTOP)", needs="freeze")
 def silence_a_leader(site: Site) -> str:
     """SIGSTOP an nsqd for less time than heartbeats allow."""
     node = site.busiest()
@@ -105,6 +127,7 @@ def silence_a_leader(site: Site) -> str:
     return f"nsqd {node} for {SHORT_SILENCE:.0f} s"
 
 
+@named("leader silent for long (SIGSTOP)", needs="freeze")
 def freeze_a_leader(site: Site) -> str:
     """SIGSTOP an nsqd until others lead, and for longer than heartbeats allow."""
     node, began = site.busiest(), monotonic()
@@ -117,6 +140,7 @@ def freeze_a_leader(site: Site) -> str:
     return f"nsqd {node} for {monotonic() - began:.0f} s: {happened}"
 
 
+@named("leader cut off (packets lost)", needs="cut_off")
 def cut_off_a_leader(site: Site) -> str:
     """Lose all packets of an nsqd until others lead."""
     node = site.busiest()
@@ -129,6 +153,7 @@ def cut_off_a_leader(site: Site) -> str:
     return f"nsqd {node}: {happened}"
 
 
+@named("fast restart (SIGKILL)")
 def restart_fast(site: Site) -> str:
     """SIGKILL an nsqd and start it again within a second: the cluster may not notice, and it stays the leader."""
     node, began = site.busiest(), monotonic()
@@ -142,6 +167,7 @@ def restart_fast(site: Site) -> str:
     return f"nsqd {node} gone for {taken:.1f} s; {kept} of {len(before)} leaders as before"
 
 
+@named("too few replicas")
 def too_few_replicas(site: Site) -> str:
     """SIGKILL all nsqds but one; start them again after a while."""
     kept = site.busiest()
@@ -154,6 +180,7 @@ def too_few_replicas(site: Site) -> str:
     return f"{len(killed)} of {len(site.fleet.nodes)} nsqds away for {site.fleet.outage:.0f} s"
 
 
+@named("etcd away", needs="stop_etcd")
 def etcd_away(site: Site) -> str:
     """Stop etcd for a while."""
     site.fleet.stop_etcd()
@@ -164,6 +191,7 @@ def etcd_away(site: Site) -> str:
     return f"{site.fleet.outage:.0f} s"
 
 
+@named("nsqlookupds restarted", needs="restart_lookupd")
 def restart_lookupds(site: Site) -> str:
     """Restart each nsqlookupd in turn."""
     for number in range(len(site.fleet.lookupds)):
@@ -172,6 +200,7 @@ def restart_lookupds(site: Site) -> str:
     return f"{len(site.fleet.lookupds)} in turn"
 
 
+@named("consumer killed (SIGKILL)")
 def kill_a_consumer(site: Site) -> str:
     """SIGKILL a consumer; start another."""
     site.consumers.kill_one()
@@ -179,30 +208,6 @@ def kill_a_consumer(site: Site) -> str:
     site.consumers.start_one()
     return "another started"
 
-
-Fault = Callable[[Site], str]
-
-NAMES: dict[Fault, str] = {
-    move_leaders: "leaders moved",
-    kill_a_leader: "leader killed (SIGKILL)",
-    rolling_restart: "rolling restart (SIGTERM)",
-    silence_a_leader: "leader silent, shortly (SIGSTOP)",
-    freeze_a_leader: "leader silent for long (SIGSTOP)",
-    cut_off_a_leader: "leader cut off (packets lost)",
-    restart_fast: "fast restart (SIGKILL)",
-    too_few_replicas: "too few replicas",
-    etcd_away: "etcd away",
-    restart_lookupds: "nsqlookupds restarted",
-    kill_a_consumer: "consumer killed (SIGKILL)",
-}
-NEEDS: dict[Fault, str] = {
-    silence_a_leader: "freeze",
-    freeze_a_leader: "freeze",
-    cut_off_a_leader: "cut_off",
-    etcd_away: "stop_etcd",
-    restart_lookupds: "restart_lookupd",
-}
-"""What of a fleet, which may not have it (``Fleet.cannot``)."""
 
 ROUND: Sequence[Fault] = tuple(NAMES)
 """Every fault once."""

@@ -18,13 +18,13 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from gevent import Greenlet, Timeout, killall, sleep, spawn
+from support.fleet import leaders
+from support.ledger import HEAD, PROBE_KEY, Kind, Row
+from support.wire import WireClient, sized
 
 from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from support.fleet import leaders
-from support.ledger import HEAD, PROBE_KEY, Kind, Row
-from support.wire import WireClient, sized
 
 LOOK_PAUSE = 0.05
 PROBE_PAUSE = 0.25

@@ -1,6 +1,6 @@
 """The programs under proof, which keep rows of what they do: one publishes messages with keys, some consume them.
 
-    python -m support.bad_days.programs publisher|consumer
+    python -m bad_days.programs publisher|consumer
 
 What they have to do is a line of JSON on stdin. ``Publisher`` and ``Consumers`` start, kill and end them.
 """
@@ -22,9 +22,9 @@ import gevent.subprocess
 from gevent import joinall, sleep, spawn
 from gevent.event import AsyncResult
 from gevent.fileobject import FileObjectPosix
+from support.ledger import HEAD, NO_NODE, ROW_SIZE, Kind, Log, Row, body
 
 from nsq_fast import Consumer, Message, Producer, Receipt
-from support.ledger import HEAD, NO_NODE, ROW_SIZE, Kind, Log, Row, body
 
 PIPELINE = 5
 """Publishes of one key on their way at once."""
@@ -32,7 +32,7 @@ PIPELINE = 5
 SLOW = 50
 """One message of so many takes some time, so that some are in a handler when something happens."""
 
-_TESTS = Path(__file__).parents[2]
+_TESTS = Path(__file__).parents[1]
 
 
 def key_name(key: int) -> str:
