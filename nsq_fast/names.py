@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 from .errors import ConfigError, ConnectFailed, NameInvalid, TypeInvalid
@@ -169,12 +170,24 @@ Addresses: TypeAlias = str | tuple[str, int] | Iterable[str | tuple[str, int]]
 """What programs give as addresses: one, or several."""
 
 
-def parse_addresses(value: Addresses, default_port: int, name: str = "addresses") -> list[Address]:
+def parse_addresses(value: Addresses, default_port: int, name: str = "") -> list[Address]:
     """Read one address or several, without repeats, in the order given. A string may hold a comma separated list.
 
-    ``name`` is what the argument is called in an error.
+    ``name`` is what the argument is called in an error, where the caller does not say it.
     """
-    return list(dict.fromkeys(parse_address(item, default_port) for item in listed(value, name)))
+    with naming(name):
+        return list(dict.fromkeys(parse_address(item, default_port) for item in listed(value, name or "addresses")))
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """A ConfigError of what is read within begins with ``name``."""
+    try:
+        yield
+    except ConfigError as error:
+        if not name or isinstance(error, TypeInvalid):  # what is no address at all is named as it is read
+            raise
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def listed(value: Addresses, name: str) -> list[str | tuple[str, int]]:

@@ -72,7 +72,7 @@ ELSEWHERE = {
         "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and"
     ),
     ("spark-examples", "import json"): (
-        "spark/test_spark_sink_task.py::test_a_kill_between_publish_and_commit_doubles_no_effect"
+        "spark/test_spark_driver_kills.py::test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing"
     ),
     ("spark-operations", "import nsq_fast.spark"): (
         "spark/test_spark_source.py::test_the_figures_of_queries_of_both_kinds"

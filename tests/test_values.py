@@ -115,6 +115,9 @@ def test_what_is_no_address_is_refused_with_the_reason(text, reason):
         with pytest.raises((ConfigError, TypeError), match=reason) as caught:
             parse(argument, 4150)
         assert reason == "address|port" or repr(text) in str(caught.value)
+    for make in (consumer, producer):  # of lookupds: tests/client/test_client_consumer_lookup.py
+        with pytest.raises((ValueError, TypeError)):
+            make(nsqd_tcp_addresses=[text])
 
 
 @pytest.mark.parametrize("text", ["user:secret@nsqd:4150", "http://user:secret@nsqd", "tcp://user:secret@nsqd:x"])
@@ -270,6 +273,7 @@ def test_patterns_that_go_compiles() -> None:
         (r"[\d-z]", "a range that is none"),
         ("[a[b]", "in a class"),
         ("[^]a]", "empty"),
+        ("a]", "write"),
         ("(" * 300 + ")" * 300, "nested too deep"),
     ],
 )
@@ -278,7 +282,7 @@ def test_a_regexp_that_go_may_refuse_is_refused_with_the_reason(pattern: str, co
         check_regexp(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["[v", "v]", "[!]", "[a-cx]", "{a", "a}", "\\", "[a,b]"])
+@pytest.mark.parametrize("pattern", ["[v", "v]", "[!]", "[c-a]", "[a-cx]", "{a", "a}", "\\", "[a,b]"])
 def test_a_glob_that_go_may_refuse(pattern: str) -> None:
     with pytest.raises(PatternInvalid):
         check_glob(pattern)
@@ -438,7 +442,7 @@ def producer(**arguments: Any) -> Producer:
     return Producer(**{"nsqd_tcp_addresses": "127.0.0.1", **arguments})
 
 
-WRONG_SERVERS: list[Any] = [None, 5, b"h:1", [5], ["h:x"]]
+WRONG_SERVERS: list[Any] = [None, 5, b"h:1"]
 NAMES_OF_SERVERS = {"nsqd_tcp_addresses": WRONG_SERVERS, "lookupd_http_addresses": WRONG_SERVERS}
 TLS: list[Any] = [5, "cert.pem", {"ca": "x"}, {"cafile": "/does/not/exist"}, {"certfile": "/does/not/exist"}]
 # maker -> the configs whose options it takes; name of another argument, or of an option -> more wrong values

@@ -220,16 +220,9 @@ def _check_servers(options: NsqdOptions) -> None:
         if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) and each for each in value):
             raise ConfigError(f"{name}={value!r}: must be a tuple of host:port")
         force_setattr(options, name, tuple(value))
-    _check_readable("lookupd_tcp_addresses", options.lookupd_tcp_addresses)
-    _check_readable("statsd_address", options.statsd_address)
+    for name in ("lookupd_tcp_addresses", "statsd_address"):
+        parse_addresses(getattr(options, name), 1, name)  # which port is the default is another's matter
     _check_listen_addresses(options, "statsd_address")  # as those it has no port by default
-
-
-def _check_readable(name: str, addresses: str | tuple[str, ...]) -> None:
-    try:
-        parse_addresses(addresses, 1, name)  # which port is the default is another's matter
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 # --- options of the redesigned cluster: its own, and the defaults of its nodes ---------------------------------------

@@ -105,6 +105,9 @@ def command(
     return decorate
 
 
+NSQD_FLAGS = ("--nsqd-tcp-address", "--nsqd")
+LOOKUPD_FLAGS = ("--lookupd-http-address", "--lookupd")
+
 # Kinds of values
 
 if TYPE_CHECKING:

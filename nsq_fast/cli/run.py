@@ -27,11 +27,9 @@ def _of_worker(declared: Option) -> Any:
 
 
 _SETTINGS = {
-    "nsqd_tcp_addresses": several(
-        "--nsqd-tcp-address", "--nsqd", metavar="HOST:PORT", help="An nsqd (repeatable; port 4150)."
-    ),
+    "nsqd_tcp_addresses": several(*options.NSQD_FLAGS, metavar="HOST:PORT", help="An nsqd (repeatable; port 4150)."),
     "lookupd_http_addresses": several(
-        "--lookupd-http-address", "--lookupd", metavar="HOST:PORT", help="An nsqlookupd (repeatable; port 4161)."
+        *options.LOOKUPD_FLAGS, metavar="HOST:PORT", help="An nsqlookupd (repeatable; port 4161)."
     ),
     **{name: _of_worker(declared) for name, declared in WorkerConfig.OPTIONS.items()},
 }

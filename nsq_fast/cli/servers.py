@@ -21,7 +21,7 @@ from nsq_fast.config import LookupConfig
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, DEFAULT_NSQD_HTTP_PORT, DEFAULT_NSQD_TCP_PORT
 from nsq_fast.worker.health import ECHO
 
-from .options import FILE, Kind, address, flag, option, several, together
+from .options import FILE, LOOKUPD_FLAGS, NSQD_FLAGS, Kind, address, flag, option, several, together
 
 
 def endpoint(default_port: int) -> Kind:
@@ -47,7 +47,7 @@ class Face(NamedTuple):
 
 
 NSQD_TCP = Face(
-    "nsqd", ("--nsqd-tcp-address", "--nsqd"), "NSQD_TCP_ADDRESSES", DEFAULT_NSQD_TCP_PORT,
+    "nsqd", NSQD_FLAGS, "NSQD_TCP_ADDRESSES", DEFAULT_NSQD_TCP_PORT,
     address(DEFAULT_NSQD_TCP_PORT), "An nsqd (repeatable; port 4150).",
 )  # fmt: skip
 NSQD_HTTP = Face(
@@ -55,7 +55,7 @@ NSQD_HTTP = Face(
     endpoint(DEFAULT_NSQD_HTTP_PORT), "HTTP of an nsqd (repeatable; port 4151).",
 )  # fmt: skip
 LOOKUPD = Face(
-    "nsqlookupd", ("--lookupd-http-address", "--lookupd"), "NSQ_LOOKUPD_HTTP_ADDRESSES", DEFAULT_LOOKUPD_HTTP_PORT,
+    "nsqlookupd", LOOKUPD_FLAGS, "NSQ_LOOKUPD_HTTP_ADDRESSES", DEFAULT_LOOKUPD_HTTP_PORT,
     endpoint(DEFAULT_LOOKUPD_HTTP_PORT), "An nsqlookupd that knows the nsqds (repeatable; port 4161).",
 )  # fmt: skip
 

@@ -42,7 +42,7 @@ from nsq_fast.log_events import (
     TOPIC_UNKNOWN,
     TOPICS_UNKNOWN,
 )
-from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, Addresses, check_topic, listed
+from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, Addresses, check_topic, listed, naming
 from nsq_fast.protocol.rdy import grown
 from nsq_fast.protocol.topology import (
     ACCEPT,
@@ -223,7 +223,8 @@ class LookupdList:
     def __init__(self, lookupds: Addresses, config: LookupConfig, access: str) -> None:
         self._config = config
         self._access = access
-        self._configured = parse_lookupds(listed(lookupds, "lookupd addresses"))
+        with naming("lookupd_http_addresses"):
+            self._configured = parse_lookupds(listed(lookupds, "lookupd addresses"))
         if not self._configured:
             raise ConfigError("no lookupd address is given")
         if config.lookupd_tls_options and all(each.scheme == "http" for each in self._configured):

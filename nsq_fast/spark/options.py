@@ -313,7 +313,7 @@ def _endpoints(port: int) -> Parse:
     return _places(lambda value, name: dict.fromkeys(parse_endpoint(each, port) for each in listed(value, name)))
 
 
-_addresses = _places(lambda value, name: parse_addresses(value, DEFAULT_NSQD_TCP_PORT, name))
+_addresses = _places(lambda value, _: parse_addresses(value, DEFAULT_NSQD_TCP_PORT))
 
 
 def _column_names(name: str, value: str) -> tuple[str, ...]:

@@ -307,7 +307,7 @@ def _checked_alone(given: Given, known: frozenset[str]) -> Any:
     if name in _MAPPINGS and isinstance(value, str):
         value = _mapping(name, value)
     if name == "nsqd_tcp_addresses":
-        parse_addresses(value, DEFAULT_NSQD_TCP_PORT, name)
+        parse_addresses(value, DEFAULT_NSQD_TCP_PORT)
     elif name == "lookupd_http_addresses":
         listed(value, name)
     elif name == "max_age_policy":

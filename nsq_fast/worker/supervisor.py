@@ -493,8 +493,7 @@ class Supervisor:
         self._scrapes: deque[threading.Event] = deque()
         self._answering: list[threading.Event] = []
         self._replacement: Iterator[None] = iter(())
-        self._stop_signal = 0
-        self._stopped_at = 0.0
+        self._stopped_at: float | None = None
         self._exit_code = 0
         self._is_up = False
         self._notifier = Notifier()
@@ -643,7 +642,7 @@ class Supervisor:
 
     def _stop(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._stop_signal:
+        if self._stopped_at is not None:
             if monotonic() - self._stopped_at < ECHO:
                 return
             text = "%s again: the processes are killed; nsqd delivers again what they held"
@@ -654,14 +653,14 @@ class Supervisor:
             return
         limit = self._config.drain_timeout
         logger.info("%s: the processes drain for %g s at most", name, limit, extra=WORKER_DRAINING)
-        self._stop_signal, self._stopped_at = number, monotonic()
+        self._stopped_at = monotonic()
         self._notifier.tell("STOPPING=1")
         for slot in self._slots:
             slot.drain()
 
     @property
     def _is_ending(self) -> bool:
-        return bool(self._stop_signal or self._exit_code)
+        return self._stopped_at is not None or self._exit_code != 0
 
     @property
     def _is_over(self) -> bool:

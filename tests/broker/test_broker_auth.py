@@ -16,13 +16,13 @@ from gevent import Timeout, sleep, socket
 from gevent.event import Event
 from gevent.server import StreamServer
 from support.http import ask, exchange
+from support.http_server import Question, ScriptedHttp
 from support.waiting import WAIT, promptly
 from support.wire import WireClient, sized
 
-from nsq_fast.broker import Faults, LookupdServer, NsqdServer
+from nsq_fast.broker import LookupdServer, NsqdServer
 from nsq_fast.broker.auth import query_auth
-from nsq_fast.broker.http import HttpFace, Request, Router, style_v1
-from nsq_fast.broker.net import FaultyLink, bind, reset
+from nsq_fast.broker.net import FaultyLink, reset
 from nsq_fast.errors import AuthFailed
 from nsq_fast.names import Address
 
@@ -34,29 +34,25 @@ GRANT = {"topic": "^t", "channels": [".*"], "permissions": ["subscribe", "publis
 ANSWER = {"ttl": 60, "identity": "me", "identity_url": "http://me", "authorizations": [GRANT]}
 
 
-class AuthServer:
-    """Answers /auth with ``answer``, and keeps what it was asked."""
+class AuthServer(ScriptedHttp):
+    """Gives ``answer``, a status or JSON, and keeps what it was asked: the method, the arguments, and the head."""
 
     def __init__(self, answer: Any) -> None:
+        super().__init__(self._auth)
         self.asked: list[tuple[str, dict[str, list[str]], str]] = []
-        self.faults = Faults()
         self.answer = answer
-        routes = [(method, path, self._auth) for method in ("GET", "POST") for path in ("/auth", "/elsewhere")]
-        router = Router((style_v1, routes))
-        self.face = HttpFace("auth", bind("127.0.0.1:0"), router, self.faults)
-        self.face.start()
-        self.address = str(self.face.address)
 
-    def _auth(self, request: Request) -> Any:
-        query = request.query or request.body(10_000, "TOO_BIG").decode()
-        self.asked.append((request.method, parse_qs(query, keep_blank_values=True), request.header("Accept")))
+    def _auth(self, question: Question) -> None:
+        query = question.target.partition("?")[2] or question.body.decode()
+        self.asked.append((question.method, parse_qs(query, keep_blank_values=True), question.head))
         if isinstance(self.answer, int):
-            raise request.refuse(self.answer, "NOT_AUTHORIZED")
-        return self.answer
+            question.answer({"message": "NOT_AUTHORIZED"}, f"{self.answer} refused")
+        else:
+            question.answer(self.answer)
 
 
 @pytest.fixture
-def auth_server() -> Iterator[Callable[[Any], AuthServer]]:
+def auth_server() -> Iterator[Callable[..., AuthServer]]:
     servers: list[AuthServer] = []
 
     def make(answer: Any = ANSWER) -> AuthServer:
@@ -65,16 +61,18 @@ def auth_server() -> Iterator[Callable[[Any], AuthServer]]:
 
     yield make
     for server in servers:
-        server.face.stop()
+        server.stop()
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_the_question_tells_who_asks(auth_server: Callable[..., AuthServer], method: str) -> None:
     server = auth_server()
-    state = query_auth([server.address], "s&cret", "10.0.0.1", tls=True, common_name="cn", method=method)
+    state = query_auth([str(server.address)], "s&cret", "10.0.0.1", tls=True, common_name="cn", method=method)
     assert (state.ttl, state.identity, state.identity_url) == (60, "me", "http://me")
-    asked = {"secret": ["s&cret"], "remote_ip": ["10.0.0.1"], "tls": ["true"], "common_name": ["cn"]}
-    assert server.asked == [(method.upper(), asked, "application/vnd.nsq; version=1.0")]
+    [(asked, arguments, head)] = server.asked
+    assert asked == method.upper()
+    assert arguments == {"secret": ["s&cret"], "remote_ip": ["10.0.0.1"], "tls": ["true"], "common_name": ["cn"]}
+    assert "Accept: application/vnd.nsq; version=1.0\r\n" in head
 
 
 def test_a_full_url_is_asked_as_it_stands(auth_server: Callable[..., AuthServer]) -> None:
@@ -87,17 +85,17 @@ def test_a_full_url_is_asked_as_it_stands(auth_server: Callable[..., AuthServer]
 def test_a_server_that_fails_is_passed_over(auth_server: Callable[..., AuthServer]) -> None:
     broken, good = auth_server(500), auth_server()
     for _ in range(4):  # whichever is asked first
-        assert query_auth([broken.address, good.address], "s", "::1").identity == "me"
+        assert query_auth([str(broken.address), str(good.address)], "s", "::1").identity == "me"
 
 
 def test_a_server_that_hangs_or_is_not_there_costs_the_timeout(auth_server: Callable[..., AuthServer]) -> None:
     server = auth_server()
-    server.faults.drop_replies = True
+    server.script = Question.hang
     with pytest.raises(AuthFailed, match="no reply within"):
-        query_auth([server.address], "s", "::1", timeout=0.05)
-    server.face.stop()
+        query_auth([str(server.address)], "s", "::1", timeout=0.05)
+    server.stop()
     with pytest.raises(AuthFailed, match="refused"):
-        query_auth([server.address], "s", "::1")
+        query_auth([str(server.address)], "s", "::1")
     with pytest.raises(AuthFailed):
         query_auth([], "s", "::1")
 
@@ -105,7 +103,7 @@ def test_a_server_that_hangs_or_is_not_there_costs_the_timeout(auth_server: Call
 @pytest.fixture
 def guard(start_nsqd: Callable[..., Any]) -> Callable[[AuthServer], Any]:
     """Start an nsqd, ours or the original's, that asks an auth server."""
-    return lambda server: start_nsqd(auth_http_addresses=(server.address,))
+    return lambda server: start_nsqd(auth_http_addresses=(str(server.address),))
 
 
 PUB = b"PUB %s\n" + sized(b"x")
@@ -132,7 +130,7 @@ NO_ANSWER, NO_GRANT = b"E_AUTH_FAILED AUTH failed", b"E_UNAUTHORIZED AUTH no aut
 
 ANSWERS = [
     (403, NO_ANSWER, "403"),
-    ("nonsense", NO_ANSWER, "JSON"),
+    (b"nonsense", NO_ANSWER, "JSON"),
     ([], NO_ANSWER, "object"),
     ({**ANSWER, "ttl": 0}, NO_ANSWER, "invalid TTL 0"),
     ({**ANSWER, "ttl": "60"}, NO_ANSWER, "int"),

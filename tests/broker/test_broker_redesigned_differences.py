@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gevent import socket
 from support.differential import Stage, open_stage
 from support.http import ask, shape
 from support.replay import DATA, Replay, conversations
+from support.servers import accepts
 from support.transcripts import Place, Transcript, differences, perform
 from support.waiting import WAIT, promptly, until
 from support.wire import Consumer, WireClient, headed, identify, sized
@@ -322,15 +322,7 @@ def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
         client.send(b"PUB_EXT ext 0\n" + sized(headed({"k": "a"}, b"a")))
         assert consumer.reader.read() == b""  # nsqd panics, and the process ends
         client.close()
-        until(lambda: not accepts(node))
-
-
-def accepts(node: Any) -> bool:
-    try:
-        socket.create_connection(node.tcp_address).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+        until(lambda: not accepts(node.tcp_address))
 
 
 def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:

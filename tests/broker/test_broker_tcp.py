@@ -28,19 +28,15 @@ NO_ID = b"0123456789abcdef"
 OK = struct.pack(">ii", 6, 0) + b"OK"
 
 
+INVALID = {"heartbeat_interval": 60001, "output_buffer_size": 65537, "sample_rate": 100, "msg_timeout": 900001}
+
 # What is in no recorded sequence: test_answers_are_those_of_the_real_servers has the others.
 FATAL = {
     "identify huge": (b"IDENTIFY\n" + struct.pack(">i", 6000000), "E_BAD_BODY IDENTIFY body too big 6000000 > 5242880"),
-    "heartbeat high": (
-        identify(heartbeat_interval=60001),
-        "E_BAD_BODY IDENTIFY heartbeat interval (60001) is invalid",
-    ),
-    "buffer size high": (
-        identify(output_buffer_size=65537),
-        "E_BAD_BODY IDENTIFY output buffer size (65537) is invalid",
-    ),
-    "sample rate": (identify(sample_rate=100), "E_BAD_BODY IDENTIFY sample rate (100) is invalid"),
-    "msg timeout high": (identify(msg_timeout=900001), "E_BAD_BODY IDENTIFY msg timeout (900001) is invalid"),
+    **{
+        name: (identify(**{name: value}), f"E_BAD_BODY IDENTIFY {name.replace('_', ' ')} ({value}) is invalid")
+        for name, value in INVALID.items()
+    },
     "two compressions": (
         identify(feature_negotiation=True, snappy=True, deflate=True),
         "E_IDENTIFY_FAILED cannot enable both deflate and snappy compression",
@@ -58,13 +54,13 @@ FATAL = {
     ),
     "rdy high": (SUB + b"RDY 2501\n", "E_INVALID RDY count 2501 out of range 0-2500"),
     "cls twice": (SUB + b"CLS\nCLS\n", "E_INVALID cannot CLS in current state"),
-    "sub params": (b"SUB t\n", "E_INVALID SUB insufficient number of parameters"),
     "rdy word": (SUB + b"RDY x\n", "E_INVALID RDY could not parse count x"),
     "fin params": (SUB + b"FIN\n", "E_INVALID FIN insufficient number of params"),
     "cls early": (b"CLS\n", "E_INVALID cannot CLS in current state"),
-    "pub params": (b"PUB\n", "E_INVALID PUB insufficient number of parameters"),
-    "mpub params": (b"MPUB\n", "E_INVALID MPUB insufficient number of parameters"),
-    "dpub params": (b"DPUB t\n", "E_INVALID DPUB insufficient number of parameters"),
+    **{
+        line: (b"%b\n" % line.encode(), f"E_INVALID {line.split()[0]} insufficient number of parameters")
+        for line in ("PUB", "MPUB", "DPUB t", "SUB t")
+    },
     "pub big": (b"PUB t\n" + struct.pack(">i", 1048577), "E_BAD_MESSAGE PUB message too big 1048577 > 1048576"),
     "mpub big": (b"MPUB t\n" + struct.pack(">i", 5242881), "E_BAD_BODY MPUB body too big 5242881 > 5242880"),
     "mpub count": (

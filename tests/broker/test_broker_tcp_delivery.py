@@ -177,6 +177,25 @@ def test_paused_channel_and_topic_deliver_nothing(server: Any, publisher: WireCl
         assert consumer.message().body == what.encode()
 
 
+def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(server: Any, publisher: WireClient) -> None:
+    consumer = subscribed(server)
+    pub_many(publisher, b"a", b"b", b"c")
+    publisher.command(b"DPUB t 60000\n" + sized(b"d"))
+    frame = consumer.receive()
+    # A consumer that is ready may get one more while nsqd empties: nsqio/nsq: nsqd/channel.go, Empty.
+    consumer.send(b"RDY 0\n")
+    until(lambda: channel_figures(server)["clients"][0]["ready_count"] == 0)
+    until(lambda: channel_figures(server)["deferred_count"] == 1)
+    post(server, "/channel/empty?topic=t&channel=c")
+    stats = channel_figures(server)
+    assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
+    consumer.send(b"RDY 1\n")
+    publisher.publish("t", b"new")
+    assert consumer.receive().body == b"new"
+    consumer.finish(frame)
+    assert consumer.frame().data == b"E_FIN_FAILED FIN " + frame.id + b" failed ID not in flight"
+
+
 def test_what_is_ephemeral_goes_with_its_last_client_or_the_last_channel_that_is_deleted(server: Any) -> None:
     def left() -> dict[str, int]:
         topics = ask(server.http_address, "GET", "/stats?format=json").json["topics"] or ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -102,12 +102,17 @@ def _storm(chance: random.Random, start: float, end: float, menu: Sequence[tuple
 # it never outlives its parent.
 
 
-KINDS = ("delay", "split", "blackhole", "refuse", "cut", "garble")
+KINDS: dict[str, Callable[[FaultyLink], object]] = {
+    "delay": lambda link: setattr(link, "delay", 0.15),
+    "split": lambda link: setattr(link, "chunk", 3),
+    "blackhole": FaultyLink.stall,
+    "refuse": lambda link: (link.refuse(), link.cut()),
+    "cut": FaultyLink.cut,
+    "garble": FaultyLink.garble,
+}
 """What a proxy can do wrong."""
 
 ANSWER_TIMEOUT = 20.0
-DELAY = 0.15
-SPLIT = 3
 
 
 class Links:
@@ -167,15 +172,7 @@ class _Child:
         return link.address
 
     def fault(self, name: str, kind: str) -> None:
-        link = self._links[name]
-        if kind == "delay":
-            link.delay = DELAY
-        elif kind == "split":
-            link.chunk = SPLIT
-        else:
-            {"blackhole": link.stall, "refuse": link.refuse, "cut": link.cut, "garble": link.garble}[kind]()
-        if kind == "refuse":
-            link.cut()
+        KINDS[kind](self._links[name])
 
     def clear(self, name: str) -> None:
         link = self._links[name]

@@ -44,7 +44,6 @@ ROOT = Path(__file__).parents[2]
 OURS = [sys.executable, "-m", "nsq_fast"]
 PYTHON = [sys.executable, "-c"]
 HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
-LIMIT = 30.0
 FACES = ("--tcp-address", "--http-address", "--lookupd-listen-tcp-address", "--lookupd-listen-http-address")
 ANY_PORTS = [word for face in FACES for word in (face, "127.0.0.1:0")]
 
@@ -62,7 +61,7 @@ def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
 def run_beside(_link: object, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """A command in a process of its own, while this one serves a link."""
     command = [*OURS, *arguments]
-    return gevent_subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
+    return gevent_subprocess.run(command, capture_output=True, timeout=PROCESS, check=False)
 
 
 class Command:
@@ -71,7 +70,7 @@ class Command:
     def __init__(self, *arguments: str, program: Sequence[str] = OURS, **how: Any) -> None:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen([*program, *arguments], **pipes, **how)
-        self._timer = threading.Timer(LIMIT, self.process.kill)
+        self._timer = threading.Timer(PROCESS, self.process.kill)
         self._timer.start()
 
     @property
@@ -87,7 +86,7 @@ class Command:
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        _, error = self.process.communicate(timeout=LIMIT)
+        _, error = self.process.communicate(timeout=PROCESS)
         self._timer.cancel()
         return self.process.returncode, error.decode()
 
@@ -113,7 +112,7 @@ def test_pub_sends_lines_of_standard_input_and_of_files_and_tail_prints_them(
 ) -> None:
     nsqd = "--nsqd", str(broker.nsqd.tcp)
     command = [*OURS, "pub", topic, *nsqd]
-    done = subprocess.run(command, input=b"one\ntwo\n\nthree", capture_output=True, timeout=LIMIT, check=False)
+    done = subprocess.run(command, input=b"one\ntwo\n\nthree", capture_output=True, timeout=PROCESS, check=False)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"published 3 messages to {topic}\n")
     (tmp_path / "one").write_bytes(b"a\0b\0")
     (tmp_path / "two").write_bytes(b"c")
@@ -316,7 +315,7 @@ def test_tail_ends_quietly_when_nobody_reads_any_more(broker: Servers, topic: st
     assert command.line() == "one\n"
     command.stdout.close()
     pub(topic, b"two\n", "--nsqd", nsqd)
-    assert command.process.wait(LIMIT) == 0
+    assert command.process.wait(PROCESS) == 0
     assert command.process.stderr.read() == b""
 
 
@@ -405,7 +404,7 @@ def test_stat_ends_when_nobody_reads_any_more(broker: Servers, start: Any, form:
     command = start("stat", *form, "--interval", "10ms", "--nsqd", str(broker.nsqd.http))
     assert command.line()
     command.stdout.close()
-    assert (command.process.wait(LIMIT), command.process.stderr.read()) == (0, b"")
+    assert (command.process.wait(PROCESS), command.process.stderr.read()) == (0, b"")
 
 
 def test_what_only_shows_has_not_failed_when_nobody_reads(broker: Servers, topic: str) -> None:
@@ -414,7 +413,7 @@ def test_what_only_shows_has_not_failed_when_nobody_reads(broker: Servers, topic
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
         assert done.stdout is not None
         done.stdout.close()
-        assert (done.wait(LIMIT), done.stderr and done.stderr.read()) == (0, "")
+        assert (done.wait(PROCESS), done.stderr and done.stderr.read()) == (0, "")
 
 
 def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:

@@ -338,6 +338,7 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["broker", "--lookupd-listen-tcp-address", "foo"], "of the nsqlookupd: tcp_address='foo': must be host:port"),
         (["pub", "t", "--nsqd", "h", "--rate", "nan"], "--rate"),
         (["bench", "consume", "--rate", "inf"], "--rate"),
+        (["bench", "consume", "--rate", "fast"], "'fast' is not a rate: a number, 0 or more"),
         (["bench", "idle", "--json", "/dev/null/x.json"], "/dev/null/x.json cannot be written: /dev/null is no folder"),
         (["run-as-gnsq", "/"], "no such file: /"),
         (["no-such-command"], "No such command"),

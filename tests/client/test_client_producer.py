@@ -388,6 +388,10 @@ def test_the_error_of_a_batch_says_what_became_of_each_message(leading):
         sender.multipublish("t", [b"1" * 40, b"worse" * 8, b"3" * 40])
     assert isinstance(caught.value.__cause__, errors.BadMessage)
     assert caught.value.possibly_stored, "the rest of the batch"
+    with pytest.raises(errors.PublishFailed) as caught:  # several commands, and none is stored
+        sender.multipublish("t", [b"worse" * 5] * 4)
+    assert [isinstance(result, errors.PublishRefused) for result in caught.value.results] == [True] * 4
+    assert not caught.value.possibly_stored
     with pytest.raises(errors.PublishFailed) as caught:  # one command fails as a whole
         sender.multipublish("t", [b"bad", b"b", b"c"], raise_error=False).get(timeout=WAIT)
     assert caught.value.results == [caught.value] * 3

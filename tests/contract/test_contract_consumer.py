@@ -56,7 +56,7 @@ async def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic)
     assert set(found) == BODIES
 
 
-async def test_as_many_handlers_as_concurrency_says(face: Face, topic: Topic) -> None:
+async def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
     running: set[bytes] = set()
     most = 0
 
@@ -68,15 +68,14 @@ async def test_as_many_handlers_as_concurrency_says(face: Face, topic: Topic) ->
             await face.sleep(0.001)  # sleep: looks again and again
         running.discard(message.body)
 
-    options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
-    async with topic.consumer(face, message_handler=handle, **options) as consumer:
+    async with face.consuming("concurrent", handle, filled, concurrency=20, max_in_flight=60) as consumer:
         await face.until(lambda: consumer.stats().totals.finished == 100)
     assert most == 20
 
 
-async def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, topic: Topic) -> None:
+async def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, filled: str) -> None:
     found: set[bytes] = set()
-    async with topic.consumer(face, max_in_flight=30, concurrency=3) as consumer:
+    async with face.client("Consumer", "t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
 
         async def take() -> None:
             async with aclosing(face.messages(consumer)) as messages:
@@ -103,8 +102,7 @@ async def test_a_server_that_restarts_loses_no_message(face: Face, nsqd_process:
             await face.sleep(0.001)  # sleep: looks again and again
         found.add(message.body)
 
-    options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
-    async with face.client("Consumer", "t", "c", filled, message_handler=handle, **options) as consumer:
+    async with face.consuming("one by one", handle, filled, max_in_flight=10, max_reconnect_delay=0.1) as consumer:
         # A real nsqd that is stopped while it sends may lose a message that is in none of its queues just then
         # (nsqio/nsq: nsqd/protocol_v2.go, messagePump, and channel.go, flush). Killed, it loses what is in flight.
         await face.until(lambda: len(found) >= 50 and consumer.stats().in_flight == 10)
@@ -128,9 +126,7 @@ async def test_an_nsqd_that_hangs_while_it_is_consumed_costs_no_message(
     # The shortest interval that nsqd takes. Thawed, it sends messages to the old connection still, and has them again
     # when they time out (nsqio/nsq: nsqd/channel.go, RemoveClient): sooner than this test gives up.
     options: dict[str, Any] = {"max_reconnect_delay": 0.1, "heartbeat_interval": 1.0, "msg_timeout": 10.0}
-    async with face.client(
-        "Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10, **options
-    ) as consumer:
+    async with face.consuming("one by one", handle, filled, max_in_flight=10, **options) as consumer:
         await face.until(lambda: len(found) >= 50 and not is_connected(consumer))  # nothing came for two intervals
         nsqd_process.thaw()
         await face.until(lambda: found == BODIES and is_connected(consumer) and consumer.total_in_flight == 0)
@@ -151,9 +147,7 @@ async def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
         while len(found) == 50 and not over:
             await face.sleep(0.001)  # sleep: looks again and again
 
-    async with face.client(
-        "Consumer", "t", "c", filled, message_handler=handle, max_in_flight=10, max_reconnect_delay=0.1
-    ) as consumer:
+    async with face.consuming("one by one", handle, filled, max_in_flight=10, max_reconnect_delay=0.1) as consumer:
         await face.until(lambda: len(found) >= 50)
         await face.do(nsqd_process.kill)
         over.append(1)
@@ -236,12 +230,10 @@ async def test_a_response_that_is_lost_with_its_connection_makes_room_for_anothe
         message.enable_async()
         taken.append(message)
 
-    options: dict[str, Any] = {"max_in_flight": 1, "max_reconnect_delay": 0.1, "message_handler": handle}
-    async with face.client("Consumer", "t", "c", str(nsqd.address), **options) as consumer:
-        await face.until(lambda: is_ready(nsqd, 1))
-        await face.do(lambda: nsqd.connections[0].push(1))
+    async with face.consuming("one by one", handle, nsqd.address, max_in_flight=1, max_reconnect_delay=0.1) as consumer:
+        connection = await send(face, nsqd, 1)
         await face.until(lambda: taken)
-        await face.do(nsqd.connections[0].close)
+        await face.do(connection.close)
         await face.until(lambda: len(nsqd.connections) == 2 and b"SUB" in nsqd.connections[1].words())
         await face.until(lambda: consumer.stats().orphaned == 1)
         message = taken.popleft()
@@ -375,7 +367,7 @@ async def test_close_waits_for_a_handler_whose_message_is_in_flight_no_more(face
         ended.append(way)
 
     server = await face.do(lambda: servers({"msg_timeout": 300 if way == "expired" else 60_000}))
-    async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
+    async with face.consuming("one by one", handle, server.address) as consumer:
         connection = await send(face, server, 1)
         await face.until(lambda: begun)
         if way == "expired":
@@ -399,7 +391,7 @@ async def test_close_says_once_what_it_waits_for(face: Face, servers: Any, told:
             await face.sleep(0.01)  # sleep: looks again and again
 
     server = await face.do(lambda: servers(replies={b"CLS": b"" if owes == "CLOSE_WAIT" else frame(0, b"CLOSE_WAIT")}))
-    async with face.client("Consumer", "t", "c", str(server.address), message_handler=handle) as consumer:
+    async with face.consuming("one by one", handle, server.address) as consumer:
         await send(face, server, 1)
         await face.until(lambda: begun)
         await face(consumer.close(timeout=2.0 if owes == "CLOSE_WAIT" else None))
@@ -420,9 +412,8 @@ async def test_close_ends_in_time_while_a_handler_runs_and_says_so(
     over: list[int] = []
     handle = holding(face, begun, over, is_answering=way == "close")
     server = await face.do(servers)
-    options = {"message_handler": handle, "close_timeout": 0.3}
     with promptly():  # less than the 30 s that it is without the option
-        async with face.client("Consumer", "t", "c", str(server.address), **options) as consumer:
+        async with face.consuming("one by one", handle, server.address, close_timeout=0.3) as consumer:
             await send(face, server, 1)
             await face.until(lambda: begun)
             if way == "close":

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from support.contract import Face, Topic
+from support.contract import Face
 from support.held_publishes import PublishNsqd
 from support.waiting import WAIT
 
@@ -19,21 +19,20 @@ from nsq_fast.errors import PublishFailed
 NOBODY = "127.0.0.1:1"
 
 
-async def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face, topic: Topic) -> None:
+async def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face, filled: str) -> None:
     is_released = False
 
     async def handle_in_vain(consumer: Any, message: Message) -> None:
         while not is_released:
             await face.sleep(0.001)  # sleep: looks again and again
 
-    options: dict[str, Any] = {"message_handler": handle_in_vain, "max_in_flight": 10, "concurrency": 2}
-    async with topic.consumer(face, **options) as consumer:
+    async with face.consuming("concurrent", handle_in_vain, filled, max_in_flight=10, concurrency=2) as consumer:
         await face.until(lambda: (found := consumer.progress().handler) and found.age > 1.1, consumer.progress)
         progress = consumer.progress()
         (of_topic,) = progress.topics
         (connection,) = of_topic.connections
         assert (progress.reason, of_topic.reason, connection.reason) == ("handlers_busy",) * 3
-        assert of_topic.topic == topic.name
+        assert of_topic.topic == "t"
         assert (connection.in_flight, connection.unstarted, connection.rdy) == (10, 8, 10)
         assert connection.since_delivery >= 1.0
         assert connection.since_finish is None

@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from core.readers import pieces
 from support.compiled import BUILT_TWICE, NAMES
-from support.core import pieces
 
 import nsq_fast
 from nsq_fast import _codec, errors

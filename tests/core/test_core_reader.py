@@ -13,9 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from support.core import (
+from core.readers import (
     LAYOUTS,
     PASSED_OVER,
     Conversation,
@@ -26,6 +24,8 @@ from support.core import (
     read,
     read_columns,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from support.oracle import OracleFrame, OracleMessage, decode
 
 from nsq_fast import _frame, errors

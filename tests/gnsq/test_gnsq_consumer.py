@@ -31,6 +31,21 @@ from nsq_fast.gnsq.contrib import (
 from nsq_fast.gnsq.errors import NSQBadTopic, NSQException, NSQInvalid, NSQNoConnections, NSQRequeueMessage
 
 
+@pytest.fixture
+def make_consumer(nsqd):
+    """Make a consumer of the scripted nsqd, not started; closed after the test."""
+    made = []
+
+    def make(kind=gnsq.Consumer, **options):
+        defaults = {"nsqd_tcp_addresses": str(nsqd.address), "max_in_flight": 10, "max_backoff_duration": 0}
+        made.append(kind("topic", "channel", **{**defaults, **options}))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close(drain=False)
+
+
 def start(nsqd, consumer):
     """Start a consumer; its connection at the nsqd."""
     consumer.start(block=False)

@@ -426,6 +426,7 @@ def test_a_message_keeps_what_it_was_made_of_and_is_answered_once(answer, expect
 
 def test_what_a_consumer_hands_over_is_an_instance():
     assert isinstance(_codec.Message(1, 1, b"0" * 16, b"body"), gnsq.Message)
+    assert isinstance(gnsq.Message(1, 1, "id", "body"), _codec.Message)
     assert not isinstance("message", gnsq.Message)
 
 

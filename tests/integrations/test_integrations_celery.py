@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -38,6 +38,22 @@ import nsq_fast.integrations.celery  # which makes nsq:// known
 from nsq_fast.integrations.celery_queues import nsq_name
 
 QUEUE = Queue("orders", Exchange("orders"), "orders")
+
+
+class Nsqd(NamedTuple):
+    address: str
+    http: str
+
+
+@pytest.fixture(params=["embedded", "original"])
+def memory_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
+    """An nsqd with a queue in memory, which what is ephemeral needs."""
+    if request.param == "original":
+        server = request.getfixturevalue("real_nsqd")()
+        yield Nsqd(str(server.tcp_address), str(server.http_address))
+        return
+    with BrokerProcess(lookupd=False) as broker:
+        yield Nsqd(str(broker.nsqds[0].tcp), str(broker.nsqds[0].http))
 
 
 class Client:

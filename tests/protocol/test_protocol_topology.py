@@ -260,6 +260,8 @@ def test_answers_are_united_and_the_majority_names_the_leader() -> None:
     assert merged == Topology(producers=(nsqd(1), nsqd(2), nsqd(3)), channels=("a", "b"))
     with pytest.raises(AttributeError):
         merged.producers = ()  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        merged.partitions[1] = nsqd(2)  # type: ignore[index]
     assert merge([]).is_empty
     one, two = nsqd(1, "0.3.7-HA.1"), nsqd(2, "0.3.7-HA.1")
     stale, fresh = (LookupAnswer(partitions={0: leader}, meta=Meta(1, 1)) for leader in (one, two))

@@ -68,7 +68,7 @@ def test_a_query_loses_and_doubles_nothing_whatever_dies(fleet: Fleet, tmp_path:
     topic = "spark_real"
     fleet.create_topic(topic, 2, 2, channels=("spark",), multi_part=True)
     publisher = Publisher(tmp_path, "p", topic, RATE, lookupd_http_addresses=",".join(fleet.lookupds))
-    driver = start_query(tmp_path, fleet, topic, points={"reading": "hold", "sink": "hold"}, forever=True)
+    driver = start_query(tmp_path, fleet, topic, places={"reading": "hold", "sink": "hold"}, forever=True)
     try:
         for point in ("reading", "sink"):
             driver.wait_mark(point, timeout=PATIENCE)
@@ -105,6 +105,7 @@ def test_a_query_loses_and_doubles_nothing_whatever_dies(fleet: Fleet, tmp_path:
 
 
 def test_an_ordered_topic_keeps_its_order(fleet: Fleet, tmp_path: Path, report: list[str]) -> None:
+    from support.spark_ledger import Delivered
     from support.spark_replay import Topic
     from support.spark_replay_program import check
 
@@ -112,7 +113,7 @@ def test_an_ordered_topic_keeps_its_order(fleet: Fleet, tmp_path: Path, report: 
     fleet.create_topic(topic, 2, 2, channels=("spark",), ordered=True)
     bodies = Topic(topic, fleet.lookupds[0]).fill(ORDERED)
     fleet.wait_stable()
-    driver = start_query(tmp_path, fleet, topic, ORDERED_BATCH, points={"reading": "hold"}, forever=False)
+    driver = start_query(tmp_path, fleet, topic, ORDERED_BATCH, places={"reading": "hold"}, forever=False)
     try:
         driver.wait_mark("reading", timeout=PATIENCE)
         for partition in (0, 1):
@@ -121,5 +122,6 @@ def test_an_ordered_topic_keeps_its_order(fleet: Fleet, tmp_path: Path, report: 
         driver.wait(PATIENCE)
     finally:
         driver.close()
-    delivered = check(tmp_path, bodies)
+    delivered = Delivered(tmp_path / "out")
+    check(delivered, bodies)
     report.append(f"{len(delivered.bodies())} rows of {ORDERED} in order, both leaders moved within a batch")

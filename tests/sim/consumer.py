@@ -12,7 +12,7 @@ from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import CLOSING_SHARE
 from nsq_fast.errors import NsqError
 
-from .clock import SimError, SimLoop
+from .clock import SimLoop
 from .connection import expect
 from .world import World
 
@@ -239,6 +239,3 @@ async def _close(world: World, consumer: Consumer, handler: Handler, msg_timeout
         expect(took < 5.0, f"close took {took:.3f} s, and nothing was wrong")
     if not world.is_faulty and drain and took < timeout - 0.1:
         expect(not world.books.abandoned, f"close left {world.books.abandoned} messages in flight")
-
-
-__all__ = ["SimError", "scenario"]

@@ -8,7 +8,7 @@ from typing import Any
 from nsq_fast.aio import Producer
 from nsq_fast.errors import NsqError, PublishFailed
 
-from .clock import SimError, SimLoop
+from .clock import SimLoop
 from .connection import expect
 from .world import World
 
@@ -214,6 +214,3 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
     ends.judge(at_most_once)
     return {"published": len(ends.sent), "stored": len(ends.stored), "unknown": len(ends.unknown),
             "refused": len(ends.refused)}  # fmt: skip
-
-
-__all__ = ["SimError", "scenario"]

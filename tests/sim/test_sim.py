@@ -45,7 +45,7 @@ QUICK = 40
 
 MORE = {"connection": 1400, "producer": 2400, "consumer": 850, "lookup": 350}
 
-"""Each to its end: 5,000 seeds, in 100 s of CPU, about."""
+"""Each to its end: 5,000 seeds, in 80 s of CPU, about."""
 
 
 @pytest.fixture(scope="module")

@@ -361,6 +361,39 @@ def test_a_blocked_partition_is_told_of_its_topic_while_another_moves() -> None:
     in_virtual_time("progress of a part", scenario)
 
 
+def test_a_connection_without_rdy_says_what_has_it() -> None:
+    """With fewer messages allowed than connections."""
+
+    async def scenario(loop: SimLoop) -> None:
+        nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "original") for number in (1, 2)]
+        may_go_on, held = asyncio.Event(), []
+
+        async def handle(consumer: Any, message: Any) -> None:
+            await may_go_on.wait()
+            message.enable_async()
+            held.append(message)
+
+        addresses = [f"10.1.0.{number}:4150" for number in (1, 2)]
+        async with Consumer("t", "c", addresses, message_handler=handle, max_in_flight=1) as consumer:
+
+            async def says(reason: str, detail: str) -> None:
+                await asyncio.sleep(0.1)
+                (waiting,) = (each for each in consumer.progress().topics[0].connections if not each.rdy)
+                assert (waiting.reason, detail in waiting.detail) == (reason, True), waiting
+
+            while consumer.total_ready_count != 1 or len(consumer.stats().connections) < 2:
+                await asyncio.sleep(0.1)
+            await says("max_in_flight_zero", "it is another's turn")
+            (ready,) = (each for each in consumer.stats().connections if each.rdy)
+            next(each for each in nsqds if each.address == tuple(ready.address)).log("t").store(b"work")
+            await says("handlers_busy", "1 handlers hold all of max_in_flight=1")
+            may_go_on.set()
+            await says("awaiting_answers", "hold all of max_in_flight=1")
+            held.pop().finish()
+
+    in_virtual_time("progress of those who wait", scenario)
+
+
 @pytest.mark.parametrize("stats", [b'{"topics": [{"topic_name": "\xff"}]}', b'{"topics": 1}', b"{"])
 def test_stats_that_cannot_be_read_are_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch, stats: bytes) -> None:
     asked: list[str] = []

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import spark_needs
-from support.servers import SERVERS, find_server
+from support.servers import SERVERS, RealNsqd, find_server
 from support.spark import LOCAL, make_ready, spark_environment, spark_settings
-from support.spark_replay import Topic
+from support.spark_replay import MakeTopic, Topic
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 
@@ -51,7 +51,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterProcess]:
     """An embedded redesigned cluster whose leaders may move and die."""
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, kind=True) as cluster:
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as cluster:
         yield cluster
 
 
@@ -63,25 +63,44 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def topic(cluster: ClusterProcess) -> Topic:
-    """A topic of two partitions, unlike all others."""
-    name = f"topic{next(TOPIC_NUMBERS)}"
-    cluster.create_topic(name, partitions=2, replicas=2, multi_part=True, channels=["spark"])
-    return Topic(name, str(cluster.lookupds[0].http))
+def make_topic(cluster: ClusterProcess) -> MakeTopic:
+    """A factory of topics of the cluster, unlike all others where they are given no name."""
+
+    def make(partitions: int = 2, replicas: int = 1, *, name: str = "", **flags: Any) -> Topic:
+        name = name or f"topic{next(TOPIC_NUMBERS)}"
+        multi = {} if flags.get("ordered") else {"multi_part": True}
+        cluster.create_topic(name, partitions, replicas, **{"channels": ["spark"], **multi, **flags})
+        return Topic(name, str(cluster.lookupds[0].http))
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """A topic of two partitions."""
+    return make_topic(replicas=2)
 
 
 @pytest.fixture(params=["ours", "real"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """One original nsqd with a topic and a channel: ours in a process of its own, or the real one."""
+def server(
+    request: pytest.FixtureRequest, kept_nsqds: dict[str, RealNsqd], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One original nsqd with a topic and a channel: ours in a process of its own, or the real one.
+
+    The next test gets it, too, without what this one has left, unless it is gone or somebody still uses it.
+    """
     from support.journal import Server
 
     if request.param == "real" and find_server("nsqd") is None:
         pytest.skip(f"no real nsqd below {SERVERS}")
-    folder = tmp_path / "nsqd"
-    folder.mkdir()
-    made = Server.broker(folder) if request.param == "ours" else Server.real(folder)
+    kept = kept_nsqds.pop(f"journal of {request.param}", None)
+    made = Server(kept) if kept else Server.start(tmp_path_factory.mktemp("nsqd"), is_real=request.param == "real")
     yield made
-    made.close()
+    made.client.close()
+    if made.process.forget():
+        kept_nsqds[f"journal of {request.param}"] = made.process
+    else:
+        made.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +185,13 @@ def standalone(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def connect_server(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    """A Spark Connect server. Its clients live in processes of their own: a process is either classic or remote."""
+def connect_server(standalone: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """A Spark Connect server with the executors of the cluster, which nobody else gets from then on.
+
+    Its clients live in processes of their own: a process is either classic or remote.
+    """
     from support.spark import ConnectServer
 
-    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+    server = ConnectServer(tmp_path_factory.mktemp("connect"), standalone.url)
     yield server
     server.stop()

@@ -1,4 +1,4 @@
-"""Both readers and the sink where Spark runs for real: on a standalone cluster, and behind Spark Connect."""
+"""Both readers and the sink where Spark runs for real: on a standalone cluster, by itself and behind Spark Connect."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from support import processes, spark, spark_replay_program
-from support.spark import LOCAL, ROOT, Driver, spark_environment
+from support import processes, spark
+from support.spark import BESIDE, ROOT, ConnectServer, Driver, spark_environment
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT
 from support.spark_replay import Topic
-from support.waiting import until
+from support.spark_replay_program import COUNT, Replayable
+from support.spark_sink import all_of
 
-from nsq_fast import Consumer, Producer
+from nsq_fast import Producer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.spark.versions import TELLS_START
-
-if TYPE_CHECKING:
-    from support.spark import ConnectServer
 
 Drivers = Callable[..., Driver]
 BODIES = [b"%06d" % number for number in range(6000)]
 
-# A session that is either classic or remote: on the server of a remote one, the format is registered all the same.
-SESSION = """
-from support.spark_program import Collector, arguments, register, say, session
+READ_AND_WRITE = """
+from pyspark.sql import SparkSession
+from support.spark_program import arguments, register, say
 
 given = arguments()
-if given["remote"]:
-    from pyspark.sql import SparkSession
-    spark = SparkSession.builder.remote(given["remote"]).getOrCreate()
-    register(spark)
-else:
-    spark = session()
-"""
-READ_AND_WRITE = f"""{SESSION}
+spark = SparkSession.builder.remote(given["remote"]).getOrCreate()
+register(spark)  # on the server
 for each in given["jobs"]:
     rows = spark.readStream.format("nsq").options(**each["options"]).load()
     writer = rows.writeStream.format("parquet").option("path", each["out"])
@@ -72,45 +64,47 @@ def both(tmp_path: Path) -> Iterator[dict[str, Servers]]:
         }
 
 
-@pytest.fixture(params=["standalone", "connect"])
-def deployment(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The master of a driver program, and the server it is a client of."""
-    if request.param == "standalone":
-        return {"master": request.getfixturevalue("standalone").url, "remote": ""}
-    return {"master": LOCAL, "remote": request.getfixturevalue("connect_server").url}
-
-
 def publish(lookupd: str) -> None:
     with Producer(lookupd_http_addresses=lookupd) as producer:
         for start in range(0, len(BODIES), 500):
             producer.multipublish("orders", BODIES[start : start + 500])
 
 
-def consume(lookupd: str) -> list[bytes]:
-    """All messages that were written, by a client that is not Spark."""
-    found: list[bytes] = []
-    consumer = Consumer(
-        "back",
-        "spark",
-        lookupd_http_addresses=lookupd,
-        message_handler=lambda _, message: found.append(message.body),
-        max_in_flight=500,
-    )
-    consumer.start(block=False)
-    until(lambda: len(set(found)) == len(BODIES))
-    consumer.close()
-    consumer.join()
-    return found
+@pytest.mark.slow
+@pytest.mark.kill
+def test_two_attempts_at_one_task_of_the_replayable_reader(
+    standalone: Any, spark_driver: Drivers, topic: Topic, tmp_path: Path
+) -> None:
+    """On two hosts, and before the server of Spark Connect has all their cores."""
+    bodies = topic.fill(COUNT)
+    speculative = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.0",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    query = Replayable(topic, tmp_path / "query", {"reading": "hold"})
+    driver = spark_driver(BESIDE, standalone.url, speculative, programs=[query.program.given])
+    driver.start()
+    driver.wait_mark("reading", marks=query.marks)
+    batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow
+    driver.wait_said("batch", batches)  # the other attempt has done it, while the first still held its channel
+    query.marks.release("reading")
+    driver.wait()
+    attempts = query.marks.details("attempt")
+    assert len(attempts) > len(set(attempts))
+    query.check(bodies)
 
 
 def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
-    both: dict[str, Servers], deployment: dict[str, Any], spark_driver: Drivers, tmp_path: Path
+    both: dict[str, Servers], connect_server: ConnectServer, spark_driver: Drivers, tmp_path: Path
 ) -> None:
     """With each reader, one after the other: executors are started once."""
     for servers in both.values():
         publish(servers.lookupd)
     jobs = [job(servers, tmp_path / reader) for reader, servers in both.items()]
-    driver = spark_driver(READ_AND_WRITE, **deployment, jobs=jobs, count=len(BODIES))
+    driver = spark_driver(READ_AND_WRITE, remote=connect_server.url, jobs=jobs, count=len(BODIES))
     driver.start()
     driver.wait()
     assert len(driver.said("written")) == len(jobs)
@@ -119,7 +113,7 @@ def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
         rows = read_sink(tmp_path / reader / "out")
         account(BODIES, rows["body"].to_pylist()).check()
         assert set(rows["topic"].to_pylist()) == {"orders"}, reader
-        account(BODIES, consume(servers.lookupd)).check()
+        account(BODIES, all_of("back", "spark", servers.lookupd, len(BODIES))).check()
 
 
 def job(servers: Servers, folder: Path) -> dict[str, Any]:
@@ -149,34 +143,6 @@ def test_the_program_of_the_page_reads_through_spark_connect(connect_server: Con
     assert done.returncode == 0, done.stderr
     rows = parquet.read_table(tmp_path / "orders" / "connect")["text"].to_pylist()
     assert sorted(rows) == [body.decode() for body in BODIES]
-
-
-@pytest.mark.slow
-@pytest.mark.kill
-def test_two_attempts_at_one_task_of_the_replayable_reader(
-    standalone: Any, spark_driver: Drivers, topic: Topic, tmp_path: Path
-) -> None:
-    """On two hosts. Queries whose processes die: see the other files of kills, and test_spark_task_faults."""
-    bodies = topic.fill(spark_replay_program.COUNT)
-    speculative = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "50ms",
-        "spark.speculation.multiplier": "1.0",
-        "spark.speculation.quantile": "0.1",
-        "spark.speculation.minTaskRuntime": "50ms",
-    }
-    options = {**topic.options, "maxOffsetsPerTrigger": str(spark_replay_program.BATCH)}
-    given = spark_replay_program.arguments(options, tmp_path, {"reading": "hold"})
-    driver = spark_driver(spark_replay_program.PROGRAM, standalone.url, speculative, **given)
-    driver.start()
-    driver.wait_mark("reading")
-    batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow
-    driver.wait_said("batch", batches)  # the other attempt has done it, while the first still held its channel
-    driver.marks.release("reading")
-    driver.wait()
-    attempts = driver.marks.details("attempt")
-    assert len(attempts) > len(set(attempts))
-    spark_replay_program.check(tmp_path, bodies)
 
 
 SLEEPS = """

@@ -6,20 +6,29 @@ them is a restart from what the one before has left.
 
 from __future__ import annotations
 
+import re
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import processes, spark_journal_program, spark_replay_program
+from support import processes
 from support.journal import Server, several_servers
 from support.servers import find_server
-from support.spark import BESIDE, Driver, Program
+from support.spark import BESIDE, ROOT, Driver, Program
+from support.spark_journal_program import WHILE_IT_MAY, Journalled
 from support.spark_ledger import account
 from support.spark_replay import Topic
-from support.spark_replay_program import BATCH, COUNT, next_hold
+from support.spark_replay_program import COUNT, Replayable, next_hold
 from support.spark_sink import check_keys, numbered, taken, with_keys
+from support.waiting import PROCESS, until
 
+from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.broker.process import ServerAddresses
 
 MASTER = "local[8,4]"
 """Tasks are tried again; one of each query holds while others go on."""
@@ -31,20 +40,14 @@ FAULTS = {"before": "raise", "read": "exit"}
 @pytest.fixture
 def originals(tmp_path: Path) -> Iterator[list[Server]]:
     """Two nsqds, real ones where there are any."""
-    with several_servers(2, tmp_path, Server.real if find_server("nsqd") else Server.broker) as made:
+    with several_servers(2, tmp_path, is_real=find_server("nsqd") is not None) as made:
         yield made
-
-
-@pytest.fixture
-def sink_broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(lookupd=False) as running:
-        yield running
 
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     originals: list[Server],
-    sink_broker: BrokerProcess,
+    broker: BrokerProcess,
     cluster: ClusterProcess,
     topic: Topic,
     spark_driver: Callable[..., Driver],
@@ -52,28 +55,27 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
 ) -> None:
     """And tasks of the replayable reader fail. Of what the sink writes, a batch that was killed is there twice."""
     original = originals[0]
-    folders = {"journalled": tmp_path / "journalled", "replayable": tmp_path / "replayable"}
-    bodies = {"journalled": original.publish(30_000), "replayable": topic.fill(COUNT)}
-    given = spark_journal_program.arguments(original, folders["journalled"], dict.fromkeys(PLACES, "hold"))
-    journalled = Program(spark_journal_program.PROGRAM, folders["journalled"], **given)
-    points = {**dict.fromkeys(POINTS, "hold"), **FAULTS}
-    options = {**topic.options, "maxOffsetsPerTrigger": str(BATCH)}
-    given = spark_replay_program.arguments(options, folders["replayable"], points)
-    replayable = Program(spark_replay_program.PROGRAM, folders["replayable"], **given)
-    sinks = KilledStreams(tmp_path / "sinks", sink_broker, cluster)
+    places = dict.fromkeys(PLACES, "hold")
+    journalled = Journalled(original, tmp_path / "journalled", original.publish(30_000), places)
+    points, bodies = {**dict.fromkeys(POINTS, "hold"), **FAULTS}, topic.fill(COUNT)
+    replayable = Replayable(topic, tmp_path / "replayable", points)
+    sinks = KilledStreams(tmp_path / "sinks", broker, cluster)
     adoption = Adoption(originals[1], tmp_path / "adoption")
-    programs = [journalled, replayable, sinks.program, *adoption.programs]
+    bills = Bills(tmp_path / "bills", broker, cluster)
+    programs = [journalled.program, replayable.program, sinks.program, *adoption.programs, *bills.programs]
     driver = spark_driver(BESIDE, MASTER, programs=[each.given for each in programs])
     driver.start()
     to_come = list(POINTS)
     for number, place in enumerate(PLACES):
         driver.wait_mark(place, marks=journalled.marks)
-        held = next_hold(driver, replayable.marks, to_come) if to_come else None
+        held = next_hold(driver, replayable, to_come) if to_come else None
         adoption.before_kill(driver, number)
         if number == 0:
             for each in sinks.topics:
                 driver.wait_mark(each, marks=sinks.program.marks)
             assert sinks.committed_before_the_hold()
+            for program in bills.programs:
+                driver.wait_mark("published", marks=program.marks)
         elif number <= 2:
             driver.wait_said("sunk")
         driver.kill_driver()
@@ -91,23 +93,16 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     driver.wait()
     assert driver.said("left")[0]["count"] == 0
     assert not journalled.marks.count("tried again")  # no task of it failed
-    spark_journal_program.check(original, journalled.marks, bodies["journalled"], folders["journalled"], 1)
-    assert all(replayable.marks.count(f"{name}-reached") == 1 for name in points)
-    assert spark_replay_program.check(folders["replayable"], bodies["replayable"]).replays()
+    journalled.check(replays=1)
+    assert all(replayable.marks.count(name) == 1 for name in points)
+    replayable.check(bodies)
+    assert replayable.delivered.replays()
     sinks.check()
     adoption.check()
+    bills.check()
 
 
 # A new checkpoint: what the killed query had acknowledged is the first batch of another one, which is killed, too.
-
-
-WHILE_IT_MAY = f"""
-from support.spark_program import marks
-
-marks().wait("begin")
-if not marks().count("over"):
-    exec({spark_journal_program.PROGRAM!r})
-"""
 
 
 class Adoption:
@@ -118,17 +113,13 @@ class Adoption:
     """
 
     def __init__(self, server: Server, folder: Path) -> None:
-        self._server, self._folder = server, folder / "new"
-        self._bodies = server.publish(6_000)
-        self.programs = [
-            Program(
-                WHILE_IT_MAY,
-                folder / name,
-                **spark_journal_program.arguments(server, folder / name, places, journal=str(folder / "journal")),
-            )
-            for name, places in (("old", {"before seal": "hold"}), ("new", {"in the sink": "hold"}))
-        ]
-        self._old, self._new = (each.marks for each in self.programs)
+        bodies = server.publish(6_000)
+        old, self._query = (
+            Journalled(server, folder / name, bodies, {place: "hold"}, WHILE_IT_MAY, journal=str(folder / "journal"))
+            for name, place in (("old", "before seal"), ("new", "in the sink"))
+        )
+        self.programs = [old.program, self._query.program]
+        self._old, self._new = old.marks, self._query.marks
         self._old.reach("begin")
 
     def before_kill(self, driver: Driver, number: int) -> None:
@@ -148,7 +139,7 @@ class Adoption:
             self._new.reach("over")
 
     def check(self) -> None:
-        spark_journal_program.check(self._server, self._new, self._bodies, self._folder, 1)
+        self._query.check(replays=1)
 
 
 # What is written into the sink when the driver is killed.
@@ -239,3 +230,90 @@ class KilledStreams:
 
     def _commits(self, topic: str) -> list[Path]:
         return list((self._folder / f"checkpoint-{topic}" / "commits").glob("[0-9]*"))
+
+
+# docs/spark-examples.md, "Exactly once into NSQ": its programs, killed when a batch is published and not committed.
+
+
+PAGE = (ROOT / "docs" / "spark-examples.md").read_text().partition("## Exactly once into NSQ")[2]
+
+OF_REDESIGNED, OF_ORIGINAL, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+ORDERS = [f"order {number}" for number in range(300)]
+
+PUBLISHING = """
+from support.spark_program import arguments, marks, run_to_end
+
+at = marks()
+def held(publish):
+    def wrapped(rows, batch):
+        publish(rows, batch)
+        if batch == 0 and at.once("killed"):
+            at.hold("published")
+    return wrapped
+if not at.count("done"):
+    run_to_end(lambda: exec(arguments()["source"], globals()))
+    at.reach("done")
+"""
+
+
+class Bills:
+    """The programs of the page, each held when all of its first batch is published, in the first run.
+
+    Attributes:
+        programs: for the driver.
+    """
+
+    def __init__(self, folder: Path, broker: BrokerProcess, cluster: ClusterProcess) -> None:
+        with NsqdHTTPClient(*broker.nsqd.http) as client:
+            for topic, channel in (("orders", "bills"), ("bills", "ledger")):
+                client.create_topic(topic)
+                client.create_channel(topic, channel)
+        cluster.create_topic("orders", 2, 1, multi_part=True, channels=["bills"])
+        cluster.create_topic("bills", 2, 1, multi_part=True, ext=True, channels=["ledger"])
+        self.programs: list[Program] = []
+        self._places: list[tuple[Path, str, list[ServerAddresses]]] = []
+        for text, lookupd, nsqds in (
+            (OF_ORIGINAL, str(broker.lookupd.http), broker.nsqds),
+            (OF_REDESIGNED, str(cluster.lookupds[0].http), cluster.nsqds),
+        ):
+            own = folder / f"{len(self.programs)}"
+            (own / "orders").mkdir(parents=True)
+            assert "foreachBatch(publish)" in text
+            source = _here(text, own, lookupd).replace("foreachBatch(publish)", "foreachBatch(held(publish))")
+            self.programs.append(Program(PUBLISHING, own, source=source))
+            self._places.append((own, lookupd, nsqds))
+            with Producer(lookupd_http_addresses=lookupd) as producer:
+                producer.multipublish("orders", [order.encode() for order in ORDERS])
+
+    def check(self) -> None:
+        """What a consumer, the program of the page, has in its ledger when it has had all messages, copies too.
+
+        Copies are of the first batch, which need not be all there is: a task ends when its server is slow to send more.
+        """
+        for folder, lookupd, nsqds in self._places:
+            process = subprocess.Popen([sys.executable, "-c", _here(CONSUMER, folder, lookupd)], cwd=ROOT)
+            try:
+                until(lambda nsqds=nsqds: _bills(nsqds)[1] == 0, PROCESS, 0.1)
+                assert _bills(nsqds)[0] > len(ORDERS), "there are no copies"
+            finally:
+                process.kill()
+                process.wait()
+            with closing(sqlite3.connect(folder / "orders" / "ledger.db")) as ledger:
+                assert sorted(text for (text,) in ledger.execute("SELECT text FROM bills")) == sorted(ORDERS)
+
+
+def _here(text: str, folder: Path, lookupd: str) -> str:
+    assert "127.0.0.1:4161" in text
+    return text.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder))
+
+
+def _bills(nsqds: list[ServerAddresses]) -> tuple[int, int]:
+    """How many messages there were for the consumer, and how many of them it has not finished."""
+    topics = []
+    for nsqd in nsqds:
+        with NsqdHTTPClient(*nsqd.http) as client:
+            topics += client.stats("bills")["topics"]
+    held = ("depth", "in_flight_count", "deferred_count")
+    left = sum(channel[name] for topic in topics for channel in topic["channels"] for name in held)
+    return sum(topic["message_count"] for topic in topics), left

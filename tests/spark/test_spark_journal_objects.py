@@ -357,7 +357,7 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(
     query, seen = shared
     bodies = server.publish(ROWS)
     task = query.plan_task()
-    Attempt(seen(task), place, tmp_path).kill()
+    Attempt(seen(task), place).kill()
     query.done(query.run_task(task))
     query.drain(server)
     account(bodies, query.rows).check()
@@ -374,7 +374,7 @@ def test_of_two_attempts_on_two_machines_one_is_kept(
     bodies = server.publish(2_000)
     task = query.plan_task()
     task.rows = 1_000
-    first = Attempt(seen(task), "before claim 0", tmp_path)
+    first = Attempt(seen(task), "before claim 0")
     rows = query.run_task(task)
     if is_committed:
         query.done(rows)
@@ -624,7 +624,7 @@ def test_a_task_killed_while_it_collects_leaves_what_it_claimed_to_a_new_checkpo
     options = {**server.options, "nsq.msg_timeout": "1"}
     old = Query(tmp_path / "j", options)
     task = old.plan_task()
-    Attempt(task, place, tmp_path).kill()
+    Attempt(task, place).kill()
     query = Query(tmp_path / "j", options)
     query.drain(server)
     account(bodies, query.rows).check()
@@ -636,7 +636,7 @@ def test_a_task_of_the_old_query_that_wakes_up_keeps_nothing(server: Server, tmp
     old = Query(tmp_path / "j", server.options)
     task = old.plan_task()
     task.rows = 500
-    late = Attempt(task, "after claim 0", tmp_path)
+    late = Attempt(task, "after claim 0")
     query = Query(tmp_path / "j", server.options)
     assert query.plan()
     rows = query.run()

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -17,8 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.journal import forked
+from support.journal_places import race
 from support.s3 import BUCKET, REGION
-from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
@@ -341,11 +341,6 @@ def test_a_journal_is_readable_by_its_owner_only(journal):
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
 
 
-def test_a_journal_of_another_topic_is_refused(journal):
-    with pytest.raises(JournalError, match="is of topic orders, channel spark: a checkpoint cannot be used for a, b"):
-        journal.check(About("a", "b"))
-
-
 def test_commit_takes_a_batch_away_with_all_before_it(journal):
     for number in (1, 2, 3):
         journal.open_batch(number)
@@ -373,15 +368,6 @@ def test_commit_goes_on_where_an_earlier_one_stopped(journal, monkeypatch):
     monkeypatch.undo()
     journal.commit(1)
     assert not any(".gone-" in name for name in os.listdir(journal.path))
-
-
-def test_commit_forgets_suspects_that_a_batch_has_met(journal):
-    keys = keys_of(columns_of([b"a", b"b"]))
-    journal.suspects.add(keys)
-    journal.open_batch(1)
-    journal.chain(1, 0).claim(0, seal([], "run", keys[:1]))
-    journal.commit(1)
-    assert journal.suspects.load() == {keys[1]}
 
 
 @pytest.mark.parametrize(
@@ -671,45 +657,14 @@ def test_a_good_storage_is_left_as_it_was(root: Storage) -> None:
     assert root.names() == []
 
 
-RACER = """
-import sys
-from nsq_fast.errors import JournalTaken
-from nsq_fast.spark.journal.files import open_storage
-from nsq_fast.spark.options import ObjectStore
-storage = open_storage(sys.argv[1], ObjectStore(*sys.argv[3:]))
-print("ready", flush=True)
-sys.stdin.readline()
-won = 0
-for slot in range(40):
-    try:
-        storage.claim(f"s{slot}-0", [sys.argv[2].encode()])
-    except JournalTaken:
-        continue
-    won += 1
-print(won, flush=True)
-"""
-
-
 def test_of_two_processes_that_race_one_wins_each_name_and_all_see_whose_it_is(
     stored_batch: Storage, place: tuple[str, ObjectStore]
 ) -> None:
-    told = [each for each in (place[1].endpoint, place[1].region) if each]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, stored_batch.path, name, *told],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in "ab"
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    wins = {name: int(process.communicate(timeout=PROCESS)[0]) for name, process in zip("ab", processes, strict=True)}
+    racers = {name: forked(race, stored_batch.path, place[1], name)[1] for name in "ab"}
+    for racer in racers.values():
+        assert racer.recv() == "ready"
+    for racer in racers.values():
+        racer.send("go")
+    wins = {name: racer.recv() for name, racer in racers.items()}
     owners = [bytes(stored_batch.view(f"s{slot}-0")).decode() for slot in range(40)]
     assert {name: owners.count(name) for name in "ab"} == wins

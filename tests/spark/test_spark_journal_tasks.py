@@ -23,7 +23,7 @@ from support.journal_places import Placed
 from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
-from support.spark_replay import Topic
+from support.spark_replay import MakeTopic
 from support.waiting import WAIT, until
 
 from nsq_fast.broker import Broker
@@ -126,23 +126,16 @@ def die_at(place: str, query: Query, task: Any) -> None:
 
 
 @each_storage
-def test_all_messages_come_once_and_are_finished(server: Server, query: Query) -> None:
+def test_messages_come_once_and_a_replay_gives_the_same_in_the_same_order(server: Server, query: Query) -> None:
+    """It asks no server."""
     bodies = server.publish(ROWS)
-    assert len(query.batch()) == ROWS
-    account(bodies, query.rows).check()
-    assert server.depth() == (0, 0, 0)
-    assert not query.plan()
-
-
-@each_storage
-def test_a_replay_gives_the_same_rows_in_the_same_order_and_asks_no_server(server: Server, query: Query) -> None:
-    server.publish(ROWS)
     query.plan()
     first = query.run()
+    account(bodies, first).check()
+    assert server.depth() == (0, 0, 0)
     server.close()
     query.start()
     assert query.run() == first
-    assert len(first) == ROWS
 
 
 def test_a_limit_is_kept_to_the_row_and_nothing_is_left_in_flight(server: Server, tmp_path: Path) -> None:
@@ -154,6 +147,7 @@ def test_a_limit_is_kept_to_the_row_and_nothing_is_left_in_flight(server: Server
         sizes.append(len(rows))
         assert server.depth() == (ROWS - sum(sizes), 0, 0)
     assert sizes == [2600, 2600, 800]
+    assert not query.plan()
     account(bodies, query.rows).check()
 
 
@@ -425,7 +419,7 @@ def test_of_two_attempts_one_is_kept_and_the_other_acknowledges_nothing_more(
     bodies = server.publish(ROWS)
     task = query.plan_task()
     task.rows = 3_000
-    other = Attempt(task, f"before claim {at}", tmp_path)
+    other = Attempt(task, f"before claim {at}")
     rows = query.run_task(task)
     assert len(rows) == (2_500 if at else 3_000)  # the segment that the first has claimed, or others
     theirs = 500 if at else 3_000
@@ -469,7 +463,7 @@ def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_fli
     count, in_flight = 20_000, Placed.connections * 2_500
     folder = tmp_path / "nsqd"
     folder.mkdir()
-    server = Server.real(folder, "-mem-queue-size=0", "-sync-timeout=50ms")
+    server = Server.start(folder, "-mem-queue-size=0", "-sync-timeout=50ms", is_real=True)
     try:
         kills = reading_once("before finish 1", lambda _: server.kill_and_start())
         query = Query(tmp_path / "journal", server.options, kills)
@@ -720,12 +714,6 @@ def test_few_messages_wait_for_more(server: Server, tmp_path: Path) -> None:
     assert sorted(query.batch()) == sorted(bodies)
 
 
-def test_a_new_query_has_a_journal_of_its_own(server: Server, tmp_path: Path) -> None:
-    one, other = (Query(tmp_path / "journal", server.options) for _ in range(2))
-    assert one.offset != other.offset
-    assert len(list((tmp_path / "journal").iterdir())) == 2
-
-
 def test_a_query_whose_batch_another_one_has_adopted_fails(server: Server, query: Query, journal: Journal) -> None:
     bodies = server.publish(10)
     assert query.plan()
@@ -736,6 +724,14 @@ def test_a_query_whose_batch_another_one_has_adopted_fails(server: Server, query
         query.done(rows)
     query.start()
     query.reader.commit(query.offset)  # as Spark may, when a query begins again
+
+
+def test_a_query_of_several_sources_may_begin_without_messages(server: Server, query: Query) -> None:
+    """Spark commits the offset of each of them, here the one where it begins."""
+    query.start()
+    query.reader.commit(query.offset)
+    bodies = server.publish(10)
+    account(bodies, query.batch()).check()
 
 
 def test_a_reader_has_no_side_effects_until_it_is_used(server: Server, tmp_path: Path) -> None:
@@ -755,12 +751,13 @@ def test_a_query_that_is_refused_creates_no_channel(server: Server, query: Query
     assert [channel["channel_name"] for channel in topic["channels"]] == [CHANNEL]
 
 
-def test_a_query_has_its_channel_once_it_has_begun(cluster: ClusterProcess, tmp_path: Path) -> None:
-    fill(cluster, "begun", 1)
-    query = Query(tmp_path / "journal", {**cluster_options(cluster, "begun"), "channel": "of-its-own"})
+def test_a_query_has_its_channel_once_it_has_begun(make_topic: MakeTopic, tmp_path: Path) -> None:
+    topic = make_topic(1)
+    topic.fill(10, [0])
+    query = Query(tmp_path / "journal", {**topic.options, "channel": "of-its-own"})
     query.reader.prepareForTriggerAvailableNow()
     assert query.reader.latestOffset(query.offset, ReadAllAvailable()) == query.offset
-    assert "of-its-own" in Topic("begun", str(cluster.lookupd.http)).channels(0)
+    assert "of-its-own" in topic.channels(0)
 
 
 @pytest.mark.parametrize("name", ["topic", "channel"])
@@ -836,21 +833,18 @@ def test_a_batch_read_that_consumes_gives_the_same_rows_as_long_as_its_journal_i
 # Redesigned servers
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=2, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as made:
-        yield made
-
-
-def test_partitions_of_a_redesigned_topic_are_slots(cluster: ClusterProcess, tmp_path: Path) -> None:
-    bodies = fill(cluster, "shared", 4)
-    query = Query(tmp_path / "journal", cluster_options(cluster, "shared"))
+def test_partitions_of_a_redesigned_topic_are_slots(
+    cluster: ClusterProcess, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic(4, 2)
+    bodies = topic.fill(1_000, range(4))
+    query = Query(tmp_path / "journal", {**topic.options, "nsq.msg_timeout": "1"})
     query.plan()
     assert query.planned is not None
     assert sorted(query.planned["slots"]) == ["p0", "p1", "p2", "p3"]
     tasks = query.tasks()
     die_at("before finish 0", query, tasks[1])
-    cluster.move_leader("shared", 2)
+    cluster.move_leader(topic.name, 2)
     query.start()
     query.done(query.run())
     until(lambda: (query.batch(), len(query.rows) >= len(bodies))[1], timeout=20, every=0.1)
@@ -858,19 +852,19 @@ def test_partitions_of_a_redesigned_topic_are_slots(cluster: ClusterProcess, tmp
     account(bodies, query.rows).check()
 
 
-def cluster_options(cluster: ClusterProcess, topic: str) -> dict[str, str]:
-    return {"topic": topic, "lookupd_http_addresses": str(cluster.lookupd.http), "nsq.msg_timeout": "1"}
+def test_headers_are_kept(make_topic: MakeTopic, tmp_path: Path) -> None:
+    topic = make_topic(1, ext=True)
+    topic.call(0, "POST", "/pub_ext", b"body", ext='{"k":"v"}')
+    query = Query(tmp_path / "journal", {**topic.options, "columns": "headers"})
+    until(query.plan)
+    [rows] = [rows for task in query.tasks() for rows in query.reader.read(task)]
+    assert rows["headers"].to_pylist() == ['{"k":"v"}']
 
 
-def fill(cluster: ClusterProcess, topic: str, partitions: int) -> list[bytes]:
-    from nsq_fast import Producer
-
-    cluster.create_topic(topic, partitions, 2, channels=[CHANNEL], multi_part=True)
-    bodies = [b"%d" % number for number in range(1_000)]
-    with Producer(lookupd_http_addresses=str(cluster.lookupd.http)) as producer:
-        for number, start in enumerate(range(0, len(bodies), 50)):  # by itself it would pass over who connects late
-            producer.multipublish(topic, bodies[start : start + 50], partition=number % partitions)
-    return bodies
+def test_an_ordered_topic_is_refused(make_topic: MakeTopic, tmp_path: Path) -> None:
+    topic = make_topic(ordered=True)
+    with pytest.raises(ConfigError, match=f"topic {topic.name} is ordered: .* use the replayable reader"):
+        Query(tmp_path / "journal", topic.options).plan()
 
 
 def test_messages_that_trickle_do_not_keep_a_slot(server: Server, query: Query) -> None:

@@ -32,10 +32,10 @@ from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader, Columns
 from nsq_fast.broker import Broker, BrokerProcess, RedesignedCluster
 from nsq_fast.client.http import Endpoint
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed
+from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import arrow_schema, to_batch
-from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, nsqd_client
+from nsq_fast.spark.discovery import discover, in_cluster
 from nsq_fast.spark.options import HEADERS_AS, NAMES, SinkOptions, SourceOptions, of_topic
 from nsq_fast.spark.source import check_load, check_use, choose, spark_schema
 
@@ -75,10 +75,6 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (options.topic, options.topics, options.channel) == ("t", ("t",), "c")
     assert options.servers.nsqd_tcp == (Address("a", 4150), Address("b", 5150))
     assert options.servers.nsqd_http == (Endpoint("http", Address("a", 4151)), Endpoint("https", Address("b", 5151)))
-    assert options.columns == ("timestamp", "body", "topic", "attempts")
-    assert (options.reader, options.journal, options.orphans, options.headers_as) == ("auto", None, "adopt", "json")
-    assert (options.consume, options.suppress_duplicates, options.fail_on_data_loss) == (False, True, True)
-    assert options.starting_offsets is options.starting_timestamp is options.max_offsets_per_trigger is None
     assert options.connection.user_agent.endswith("spark")
 
 
@@ -283,28 +279,26 @@ REFUSED: list[tuple[dict[str, str | None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), REFUSED)
-def test_what_is_refused(options: dict[str, str | None], text: str) -> None:
-    assert refusal(source, options).startswith(text)
-
-
 def test_what_is_like_no_other_option_has_no_hint() -> None:
     assert refusal(source, {"zzz": "1"}) == "unknown option 'zzz'"
     assert refusal(source, {"nsq.zzz": "1"}) == "unknown option 'nsq.zzz'"
 
 
+REFUSED_BY_A_SINK: list[tuple[dict[str, str | None], str]] = [
+    ({"startingOffsets": "latest"}, "unknown option"),
+    ({"topic": "a b"}, "topic='a b'"),
+    ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
+    ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
+    ({"nsq.sample_rate": "5"}, "nsq.sample_rate: is for consumers"),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"startingOffsets": "latest"}, "unknown option"),
-        ({"topic": "a b"}, "topic='a b'"),
-        ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
-        ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
-        ({"nsq.sample_rate": "5"}, "nsq.sample_rate: is for consumers"),
-    ],
+    ("kind", "options", "text"),
+    [*((source, *each) for each in REFUSED), *((sink, *each) for each in REFUSED_BY_A_SINK)],
 )
-def test_what_a_sink_refuses(options: dict[str, str | None], text: str) -> None:
-    assert refusal(sink, options).startswith(text)
+def test_what_is_refused(kind: Any, options: dict[str, str | None], text: str) -> None:
+    assert refusal(kind, options).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -416,12 +410,6 @@ def test_a_row_of_an_original_server_has_no_more_than_it_says() -> None:
     assert (row["attempts"], row["message_id"], row["body"]) == (65535, ID, b"x")
 
 
-def test_ids_are_reinterpreted_as_signed() -> None:
-    message = encode_message(T0, 1, b"\xff" * 15 + b"\xfe", b"", ext_version=0, offset=0, raw_size=0)
-    (row,) = to_batch(columns(message), **PLACE).to_pylist()
-    assert (row["internal_id"], row["trace_id"]) == (-1, -2)
-
-
 @pytest.mark.parametrize(("first", "count"), [(0, 10), (3, 4), (0, 0), (10, 0), (9, None), (0, None)])
 def test_a_part_of_the_rows(first: int, count: int | None) -> None:
     whole = columns(*(full(n, b'{"n":%d}' % n, 4) if n % 2 else full(n, b"", 0) for n in range(10)))
@@ -433,12 +421,6 @@ def test_a_part_of_the_rows(first: int, count: int | None) -> None:
     assert batch.column("offset").to_pylist() == [n * 100 for n in range(first, end)]
     assert batch.column("headers").to_pylist() == [f'{{"n":{n}}}' if n % 2 else None for n in range(first, end)]
     assert [each.microsecond - 123456 for each in batch.column("timestamp").to_pylist()] == [*range(first, end)]
-
-
-@pytest.mark.parametrize(("first", "count"), [(0, 3), (3, None), (-1, 1), (1, -1)])
-def test_rows_that_there_are_not(first: int, count: int | None) -> None:
-    with pytest.raises(ValueError, match="rows"):
-        to_batch(columns(full(1), full(2)), first=first, count=count, **PLACE)
 
 
 def test_headers_are_null_where_there_is_no_json() -> None:
@@ -541,52 +523,6 @@ def three_nodes() -> Iterator[RedesignedCluster]:
         yield three_nodes
 
 
-@pytest.mark.parametrize("way", ["lookup", "direct"])
-def test_an_original_topic(two_nsqds: Broker, way: str) -> None:
-    for nsqd in two_nsqds.nsqds:
-        with nsq_fast.NsqdHTTPClient(*nsqd.http_address) as client:
-            client.create_topic("t")
-    options = options_of(lookupds=[two_nsqds.lookupd]) if way == "lookup" else options_of(nsqds=two_nsqds.nsqds)
-    servers = discover(options)
-    assert {nsqd.tcp for nsqd in servers.nsqds} == {nsqd.tcp_address for nsqd in two_nsqds.nsqds}
-    assert {nsqd.http.address for nsqd in servers.nsqds} == {nsqd.http_address for nsqd in two_nsqds.nsqds}
-    assert (servers.leaders, servers.meta, servers.is_redesigned) == ({}, None, False)
-    assert (servers.has_ext, servers.is_ordered) == (False, False)
-    with nsqd_client(options, servers.nsqds[0]) as client:
-        assert client.ping() == b"OK"
-
-
-@pytest.mark.parametrize("way", ["lookup", "direct"])
-def test_a_redesigned_topic(three_nodes: RedesignedCluster, way: str) -> None:
-    options = options_of(lookupds=three_nodes.lookupds) if way == "lookup" else options_of(nsqds=three_nodes.nsqds)
-    servers = discover(options)
-    leaders = {number: three_nodes.leader_of("t", number).tcp_address for number in range(3)}
-    assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == leaders
-    assert servers.is_redesigned
-    assert (servers.has_ext, servers.is_ordered) == (True, False)
-    assert all(nsqd.is_redesigned for nsqd in servers.nsqds)
-
-
-def test_a_leader_that_has_moved_is_found_anew(three_nodes: RedesignedCluster) -> None:
-    three_nodes.create_topic("u", partitions=1, replicas=2)
-    options = SourceOptions.parse(
-        {"topic": "u", "channel": "c", "lookupd_http_addresses": str(three_nodes.lookupds[0].http_address)}
-    )
-    before = discover(options).leaders[0]
-    three_nodes.move_leader("u", 0)
-    after = discover(options).leaders[0]
-    assert after.tcp == three_nodes.leader_of("u", 0).tcp_address != before.tcp
-
-
-def test_an_unknown_topic_has_no_servers(two_nsqds: Broker, three_nodes: RedesignedCluster) -> None:
-    assert discover(options_of(lookupds=[two_nsqds.lookupd])) == TopicServers()
-    unknown = options_of(lookupds=three_nodes.lookupds, topic="unknown")
-    servers = discover(unknown)
-    assert (servers.nsqds, servers.is_redesigned) == ((), True)
-    with pytest.raises(LookupFailed, match="topic 'unknown' is not known"):
-        choose(unknown, is_stream=True)
-
-
 def test_a_lookup_service_that_is_away_is_asked_again(two_nsqds: Broker) -> None:
     with nsq_fast.NsqdHTTPClient(*two_nsqds.nsqds[0].http_address) as client:
         client.create_topic("t")
@@ -607,16 +543,6 @@ def test_a_lookup_service_that_is_away_is_passed_over(
     away.stop()
     assert len(discover(options_of(lookupds=three_nodes.lookupds)).leaders) == 3
     assert re.search(rf"lookup services that fail are passed over: .*{away.http_address}", caplog.text)
-
-
-@pytest.mark.parametrize("way", ["lookup", "direct"])
-def test_nobody_answers(way: str) -> None:
-    names = {"lookup": ("lookupd_http_addresses",), "direct": ("nsqd_tcp_addresses", "nsqd_http_addresses")}[way]
-    options = SourceOptions.parse({"topic": "t", "channel": "c", **dict.fromkeys(names, "127.0.0.1:1")})
-    start = time.monotonic()
-    with pytest.raises((LookupFailed, HttpError), match=r"127\.0\.0\.1:1"):
-        discover(options, timeout=0.5)
-    assert time.monotonic() - start < 3.0
 
 
 @pytest.mark.parametrize("family", ["original", "redesigned"])

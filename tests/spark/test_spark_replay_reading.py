@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, count
+from itertools import chain
 from typing import Any
 
 import pytest
 from gevent import joinall, sleep, spawn
 from hypothesis import given
 from hypothesis import strategies as st
-from support.spark_replay import Topic, ask
+from support.spark_replay import MakeTopic, Topic, ask
 from support.waiting import WAIT, holds, until
 
 from nsq_fast._codec import encode_message
@@ -31,26 +31,6 @@ from nsq_fast.spark.replay.stream import share_out
 from nsq_fast.spark.versions import ReadAllAvailable, ReadMaxRows
 
 # Pieces of a log of the embedded cluster are read whole, in order and once, while the cluster is not well.
-
-
-NAMES = (f"topic{number}" for number in count())
-
-
-@pytest.fixture(scope="module")
-def moving_cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as moving_cluster:
-        yield moving_cluster
-
-
-@pytest.fixture
-def make_topic(moving_cluster: ClusterProcess) -> Callable[..., Topic]:
-    def make(partitions: int = 2, replicas: int = 1, **flags: Any) -> Topic:
-        name = next(NAMES)
-        multi = {} if flags.get("ordered") else {"multi_part": True}
-        moving_cluster.create_topic(name, partitions, replicas, **{"channels": ["spark"], **multi, **flags})
-        return Topic(name, str(moving_cluster.lookupds[0].http))
-
-    return make
 
 
 def options(topic: Topic, **given: str) -> SourceOptions:
@@ -90,13 +70,13 @@ def piece_of(topic: Topic, partition: int = 0, **given: str) -> tuple[SourceOpti
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_all_of_a_topic_is_read_in_order(make_topic: Callable[..., Topic], ordered: bool) -> None:
+def test_all_of_a_topic_is_read_in_order(make_topic: MakeTopic, ordered: bool) -> None:
     topic = make_topic(ordered=ordered)
     bodies = topic.fill(3000)
     assert read(topic) == bodies[::2] + bodies[1::2]
 
 
-def test_columns_of_ext_topics(make_topic: Callable[..., Topic]) -> None:
+def test_columns_of_ext_topics(make_topic: MakeTopic) -> None:
     topic = make_topic(1, ext=True)
     for number in range(3):
         header = json.dumps({"##trace_id": str(70 + number), "k": "é"})
@@ -112,7 +92,7 @@ def test_columns_of_ext_topics(make_topic: Callable[..., Topic]) -> None:
     assert [entries and dict(entries)["k"] for entries in batch["headers"].to_pylist()] == ["é", "é", "é", None]
 
 
-def test_cut_anywhere_the_pieces_make_up_the_whole(make_topic: Callable[..., Topic]) -> None:
+def test_cut_anywhere_the_pieces_make_up_the_whole(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(40, [0])
     end = topic.stats(0)["backend_depth"]
@@ -124,7 +104,7 @@ def test_cut_anywhere_the_pieces_make_up_the_whole(make_topic: Callable[..., Top
         assert [*chain(*halves)] == bodies
 
 
-def test_more_pieces_than_partitions(make_topic: Callable[..., Topic]) -> None:
+def test_more_pieces_than_partitions(make_topic: MakeTopic) -> None:
     topic = make_topic()
     bodies = topic.fill(1000)
     reader = ReplayStreamReader(options(topic, minPartitions="7"))
@@ -134,7 +114,7 @@ def test_more_pieces_than_partitions(make_topic: Callable[..., Topic]) -> None:
 
 
 @pytest.mark.parametrize("least", [None, "12"])
-def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topic], least: str | None) -> None:
+def test_a_task_reads_no_more_records_than_it_may(make_topic: MakeTopic, least: str | None) -> None:
     topic = make_topic()
     # Of several sizes: equal parts in bytes are none in records.
     bodies = [b"%03d" % number + b"x" * (number % 97) for number in range(501)]
@@ -152,7 +132,7 @@ def test_a_task_reads_no_more_records_than_it_may(make_topic: Callable[..., Topi
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
-def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic], name: str) -> None:
+def test_an_ordered_topic_is_not_cut(make_topic: MakeTopic, name: str) -> None:
     topic = make_topic(ordered=True)
     with pytest.raises(ConfigError, match=rf"{name}: .*ordered"):
         read(topic, **{name: "3"})
@@ -160,7 +140,7 @@ def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic], name: str
         ReplayBatchReader(options(topic, **{name: "3"})).partitions()
 
 
-def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> None:
+def test_the_channel_of_a_query_is_its_own(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     found = options(topic)
     leader = topic.leader(0)
@@ -176,7 +156,7 @@ def _route(topic: Topic, leader: dict[str, Any]) -> Route:
     return Route(Nsqd(Address(host, leader["tcp_port"]), http), False, False, False)
 
 
-def test_a_query_begins_where_its_channel_stands(make_topic: Callable[..., Topic]) -> None:
+def test_a_query_begins_where_its_channel_stands(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(10, [0])
     plain = topic.options
@@ -190,7 +170,7 @@ def test_a_query_begins_where_its_channel_stands(make_topic: Callable[..., Topic
     assert topic.channels(0)["fresh"]["depth"] == 0
 
 
-def test_starting_offsets(make_topic: Callable[..., Topic]) -> None:
+def test_starting_offsets(make_topic: MakeTopic) -> None:
     topic = make_topic()
     topic.fill(20)
     middle, end = topic.stats(0)["backend_depth"] // 2, topic.stats(1)["backend_depth"]
@@ -207,7 +187,7 @@ def test_starting_offsets(make_topic: Callable[..., Topic]) -> None:
         initial(f'{{"0": 0, "1": {end + 1}}}')
 
 
-def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> None:
+def test_a_batch_by_offsets_and_by_time(make_topic: MakeTopic) -> None:
     topic = make_topic()
     before = topic.fill(300, label="before")
     sleep(0.005)  # sleep: times are in milliseconds
@@ -226,6 +206,7 @@ def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> Non
     assert slice(startingOffsets=at) == slice(startingTimestamp=str(between)) == sorted(after)
     assert slice(startingOffsets=at, endingOffsets=at) == []
     assert slice(startingTimestamp=str(between + 10**6)) == []
+    assert topic.channels(0)["spark"]["depth"] == 250  # left where it was
     with pytest.raises(ConfigError, match="endingOffsets: partition 0 ends at"):
         slice(endingOffsets='{"0": 999999999, "1": -1}')
 
@@ -266,35 +247,33 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_leader_moves_within_a_piece(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], ordered: bool
-) -> None:
+def test_a_leader_moves_within_a_piece(cluster: ClusterProcess, make_topic: MakeTopic, ordered: bool) -> None:
     topic = make_topic(1, 2, ordered=ordered)
     bodies = topic.fill(6000, [0])
     before = topic.leader(0)["tcp_port"]
-    reader = Troubled(*piece_of(topic), lambda: moving_cluster.move_leader(topic.name, 0))
+    reader = Troubled(*piece_of(topic), lambda: cluster.move_leader(topic.name, 0))
     assert rows(reader.batches()) == bodies
     assert reader.connections > 1
     assert topic.leader(0)["tcp_port"] != before
 
 
-def test_a_leader_dies_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_a_leader_dies_within_a_piece(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(1, 2)
     bodies = topic.fill(6000, [0])
-    node = topic.leading_node(moving_cluster)
-    reader = Troubled(*piece_of(topic), lambda: moving_cluster.kill_node(node))
+    node = topic.leading_node(cluster)
+    reader = Troubled(*piece_of(topic), lambda: cluster.kill_node(node))
     try:
         found = [row for batch in reader.batches() for row in batch.to_pylist()]
     finally:
-        moving_cluster.restart_node(node)
+        cluster.restart_node(node)
     assert [row["body"] for row in found] == bodies
     assert len({row["nsqd"] for row in found}) == 2
 
 
 @pytest.mark.parametrize(("moment", "dies"), [("record_at", False), ("record_number", False), ("record_at", True)])
 def test_a_leader_moves_or_dies_while_a_batch_by_time_is_planned(
-    moving_cluster: ClusterProcess,
-    make_topic: Callable[..., Topic],
+    cluster: ClusterProcess,
+    make_topic: MakeTopic,
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
     dies: bool,
@@ -305,8 +284,8 @@ def test_a_leader_moves_or_dies_while_a_batch_by_time_is_planned(
     between = time.time_ns() // 1_000_000
     sleep(0.005)  # sleep: times are in milliseconds
     after = topic.fill(200, [0], label="after")
-    node = topic.leading_node(moving_cluster)
-    ask, trouble = getattr(TopicLogs, moment), [moving_cluster.kill_node if dies else moving_cluster.move_leader]
+    node = topic.leading_node(cluster)
+    ask, trouble = getattr(TopicLogs, moment), [cluster.kill_node if dies else cluster.move_leader]
 
     def ask_after_trouble(*question: Any) -> Any:
         if trouble:
@@ -319,25 +298,23 @@ def test_a_leader_moves_or_dies_while_a_batch_by_time_is_planned(
         assert bodies_of(reader, reader.partitions()) == after
     finally:
         if dies:
-            moving_cluster.restart_node(node)
+            cluster.restart_node(node)
     assert not trouble
 
 
-def test_a_partition_without_a_leader_is_waited_for(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
-) -> None:
+def test_a_partition_without_a_leader_is_waited_for(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(1, 1)
     bodies = topic.fill(500, [0])
     found, piece = piece_of(topic)
-    node = topic.leading_node(moving_cluster)
-    moving_cluster.kill_node(node)
+    node = topic.leading_node(cluster)
+    cluster.kill_node(node)
     job = spawn(lambda: rows(PieceReader(found, piece).batches()))
     holds(lambda: not job.ready(), 0.5)
-    moving_cluster.restart_node(node)
+    cluster.restart_node(node)
     assert job.get(timeout=WAIT) == bodies
 
 
-def test_a_connection_that_ends_is_made_again(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_a_connection_that_ends_is_made_again(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(6000, [0])
     reader = Troubled(*piece_of(topic), _raise(ConnectionLost("gone")))
@@ -352,7 +329,7 @@ def _raise(error: Exception) -> Callable[[], None]:
     return fail
 
 
-def test_what_will_not_pass_is_raised_at_once(make_topic: Callable[..., Topic]) -> None:
+def test_what_will_not_pass_is_raised_at_once(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     topic.fill(10, [0])
     reader = Troubled(*piece_of(topic), _raise(Unauthorized("no")))
@@ -361,7 +338,7 @@ def test_what_will_not_pass_is_raised_at_once(make_topic: Callable[..., Topic]) 
     assert reader.connections == 1
 
 
-def test_what_does_not_pass_is_raised_after_a_while(make_topic: Callable[..., Topic]) -> None:
+def test_what_does_not_pass_is_raised_after_a_while(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     topic.fill(10, [0])
 
@@ -374,34 +351,32 @@ def test_what_does_not_pass_is_raised_after_a_while(make_topic: Callable[..., To
 
 
 def test_a_query_begins_when_all_partitions_can_be_asked(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(2, 1)
     topic.fill(10)
-    node = topic.leading_node(moving_cluster, 1)
-    moving_cluster.kill_node(node)
+    node = topic.leading_node(cluster, 1)
+    cluster.kill_node(node)
     job = spawn(ReplayStreamReader(options(topic)).initialOffset)
     holds(lambda: not job.ready(), 0.3)
-    moving_cluster.restart_node(node)
+    cluster.restart_node(node)
     assert job.get(timeout=WAIT)["offsets"] == {topic.name: {"0": 0, "1": 0}}
 
 
-def test_no_news_while_the_servers_cannot_be_asked(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
-) -> None:
+def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(1, 1)
     topic.fill(10, [0])
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    node = topic.leading_node(moving_cluster)
-    moving_cluster.kill_node(node)
+    node = topic.leading_node(cluster)
+    cluster.kill_node(node)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
-    moving_cluster.restart_node(node)
+    cluster.restart_node(node)
     until(lambda: reader.latestOffset(start, ReadAllAvailable()) != start)
 
 
 @pytest.mark.parametrize(("registered", "attempts"), [(False, 3), (True, 2)])
-def test_attempts_do_not_disturb_each_other(make_topic: Callable[..., Topic], registered: bool, attempts: int) -> None:
+def test_attempts_do_not_disturb_each_other(make_topic: MakeTopic, registered: bool, attempts: int) -> None:
     """Those on a channel that must be registered share it, and read around each other."""
     topic = make_topic(1, disable_channel_auto_create=registered)
     bodies = topic.fill(4000, [0])
@@ -412,7 +387,7 @@ def test_attempts_do_not_disturb_each_other(make_topic: Callable[..., Topic], re
     until(lambda: set(topic.channels(0)) == {"spark"})
 
 
-def test_a_dead_attempt_that_still_holds_a_registered_channel(make_topic: Callable[..., Topic]) -> None:
+def test_a_dead_attempt_that_still_holds_a_registered_channel(make_topic: MakeTopic) -> None:
     topic = make_topic(1, disable_channel_auto_create=True)
     bodies = topic.fill(4000, [0])
     found, piece = piece_of(topic, **{"nsq.heartbeat_interval": "1"})
@@ -424,7 +399,7 @@ def test_a_dead_attempt_that_still_holds_a_registered_channel(make_topic: Callab
     zombie.abort()
 
 
-def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Callable[..., Topic]) -> None:
+def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(30_000, [0])
     found, piece = piece_of(topic)
@@ -443,14 +418,12 @@ def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Call
     assert topic.channels(0)["spark"]["depth"] == len(later)
 
 
-def test_retention_that_has_overtaken_a_query_is_told(
-    moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]
-) -> None:
+def test_retention_that_has_overtaken_a_query_is_told(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(100, [0])
     found, piece = piece_of(topic)
     cut = topic.stats(0)["backend_depth"] // 4
-    moving_cluster.forget_log(topic.name, 0, cut)
+    cluster.forget_log(topic.name, 0, cut)
     lost = rf"topic '{topic.name}', partition 0: offsets 0 up to {cut} are lost: .*has overtaken.*; failOnDataLoss"
     with pytest.raises(DataLost, match=lost):
         list(PieceReader(found, piece).batches())
@@ -476,8 +449,8 @@ def made_anew(cluster: ClusterProcess, topic: Topic, count: int) -> None:
 
 @pytest.mark.parametrize("is_bounded", [False, True])
 def test_a_topic_made_anew_that_is_shorter_than_what_was_read_is_data_lost(
-    moving_cluster: ClusterProcess,
-    make_topic: Callable[..., Topic],
+    cluster: ClusterProcess,
+    make_topic: MakeTopic,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_bounded: bool,
@@ -486,7 +459,7 @@ def test_a_topic_made_anew_that_is_shorter_than_what_was_read_is_data_lost(
     topic = make_topic(1)
     topic.fill(100, [0])
     end = topic.stats(0)["backend_depth"]
-    made_anew(moving_cluster, topic, 10)
+    made_anew(cluster, topic, 10)
     short = topic.stats(0)["backend_depth"]
     lost = rf"topic '{topic.name}', partition 0: offsets {short} up to {end} are lost: .* made anew.*failOnDataLoss"
     reader = ReplayStreamReader(options(topic))
@@ -516,9 +489,7 @@ def test_a_topic_made_anew_that_is_shorter_than_what_was_read_is_data_lost(
     assert len(rows(reader.read(piece))) == (10 if is_bounded else 1010)
 
 
-def test_a_log_that_is_short_for_a_moment_is_waited_for(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_short_for_a_moment_is_waited_for(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = make_topic(1)
     topic.fill(100, [0])
     end = topic.stats(0)["backend_depth"]
@@ -538,7 +509,7 @@ def test_a_log_that_is_short_for_a_moment_is_waited_for(
 
 
 def test_a_log_that_can_be_had_from_a_later_record_on_only_is_told(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a real nsqd, which cleans its log of publishes earlier than the data: see ``TopicLogs``."""
     topic = make_topic(1)
@@ -561,20 +532,20 @@ def test_a_log_that_can_be_had_from_a_later_record_on_only_is_told(
     assert read(topic) == bodies[40:]  # from the earliest on
 
 
-def test_retention_within_a_piece(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_retention_within_a_piece(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     topic.fill(6000, [0])
     found, piece = piece_of(topic)
 
     def forget() -> None:
-        moving_cluster.forget_log(topic.name, 0, piece.end // 2)
+        cluster.forget_log(topic.name, 0, piece.end // 2)
         raise ConnectionLost("and gone")
 
     with pytest.raises(DataLost, match="partition 0"):
         list(Troubled(found, piece, forget).batches())
 
 
-def test_a_log_that_ends_too_early_is_told(make_topic: Callable[..., Topic]) -> None:
+def test_a_log_that_ends_too_early_is_told(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(10, [0])
     found, piece = piece_of(topic)
@@ -585,7 +556,7 @@ def test_a_log_that_ends_too_early_is_told(make_topic: Callable[..., Topic]) -> 
     assert rows(PieceReader(tolerant, longer, patience=0.5).batches()) == bodies
 
 
-def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., Topic]) -> None:
+def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     bodies = topic.fill(10, [0])
     found, piece = piece_of(topic)
@@ -596,32 +567,30 @@ def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., T
     assert job.get(timeout=WAIT) == [*bodies, b"late"]
 
 
-def test_an_unknown_topic(moving_cluster: ClusterProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_topic(cluster: ClusterProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsq_fast.spark.discovery.MISSING_PATIENCE", 0.5)
-    topic = Topic("nowhere", str(moving_cluster.lookupds[0].http))
+    topic = Topic("nowhere", str(cluster.lookupds[0].http))
     with pytest.raises(LookupFailed, match="nowhere"):
         ReplayStreamReader(options(topic)).initialOffset()
 
 
-def test_nsqds_without_lookup(moving_cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+def test_nsqds_without_lookup(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     topic = make_topic(2, 2)
     bodies = topic.fill(2000)
     given = {
         "topic": topic.name,
         "channel": "spark",
-        "nsqd_tcp_addresses": ",".join(str(nsqd.tcp) for nsqd in moving_cluster.nsqds),
-        "nsqd_http_addresses": ",".join(str(nsqd.http) for nsqd in moving_cluster.nsqds),
+        "nsqd_tcp_addresses": ",".join(str(nsqd.tcp) for nsqd in cluster.nsqds),
+        "nsqd_http_addresses": ",".join(str(nsqd.http) for nsqd in cluster.nsqds),
         "startingOffsets": "earliest",
     }
     reader = ReplayStreamReader(SourceOptions.parse(given))
     pieces = whole(reader)
-    moving_cluster.move_leader(topic.name, 0)
+    cluster.move_leader(topic.name, 0)
     assert sorted(bodies_of(reader, pieces)) == bodies
 
 
-def test_servers_are_asked_for_news_now_and_then(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_are_asked_for_news_now_and_then(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = make_topic(1)
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
@@ -672,13 +641,6 @@ def test_a_record_belongs_to_the_range_in_which_it_begins() -> None:
     assert first.is_complete
     assert assembled(second, range(10)) == []  # only the log can tell that nothing is missing
     assert rows_of(second.skip_to(OFFSETS[6])) == [6, 7, 8, 9]
-
-
-def test_what_came_too_early_waits() -> None:
-    assembly = Assembly(0, END)
-    assert assembled(assembly, [7, 8, 9], [3]) == []
-    assert assembly.held_rows == 4
-    assert assembled(assembly, [0, 1, 2], [3, 4, 5, 6]) == list(range(10))
 
 
 def test_what_was_let_go_has_to_come_again() -> None:

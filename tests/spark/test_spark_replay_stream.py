@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT, poll
-from support.spark_publisher import Publisher
 from support.spark_replay import Topic
 
 from nsq_fast.broker import ClusterProcess
@@ -20,7 +18,6 @@ from nsq_fast.spark import source as choice
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import FilteringBatchReader
 from nsq_fast.spark.replay import batch as filters
-from nsq_fast.spark.replay.batch import MARGIN, Bounds, Range, bounds_of
 from nsq_fast.spark.replay.logs import Log, Record, Resolver
 from nsq_fast.spark.versions import PUSHES_FILTERS, TELLS_START
 
@@ -76,22 +73,6 @@ def test_available_now_reads_what_there_is_exactly_and_goes_on_from_there(query:
     account(first + second, query.bodies()).check()
 
 
-def test_available_now_stops_where_it_began_although_more_is_published(
-    query: Query, topic: Topic, tmp_path: Path
-) -> None:
-    publisher = Publisher(tmp_path, "p", topic.name, 2000, lookupd_http_addresses=topic.lookupd)
-    try:
-        poll(lambda: len(publisher.stored) > 1000)
-        before = len(publisher.stored)
-        read = sum(query.run(AVAILABLE_NOW, maxOffsetsPerTrigger="500"))
-        assert before <= read < len(publisher.stored)
-        publisher.stop()
-    finally:
-        publisher.kill()
-    query.run(AVAILABLE_NOW)
-    account(publisher.stored, query.bodies()).check()
-
-
 def test_once_reads_all_in_one_batch_whatever_the_limit(query: Query, topic: Topic) -> None:
     topic.fill(900)
     assert query.run({"once": True}, maxOffsetsPerTrigger="100") == [900]
@@ -121,45 +102,6 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
         assert told[-1]["metrics"]["bytesPerSecond"] > 0  # of the batches before
     finally:
         running.stop()
-
-
-def test_a_batch_is_a_slice(spark: Any, topic: Topic) -> None:
-    topic.fill(300, label="before")
-    at = {str(partition): topic.stats(partition)["backend_depth"] for partition in (0, 1)}
-    time.sleep(0.002)  # sleep: times are in milliseconds
-    between = time.time_ns() // 1_000_000
-    time.sleep(0.002)  # sleep: times are in milliseconds
-    topic.fill(200, label="after")
-
-    def rows(**options: str) -> Any:
-        return spark.read.format("nsq").options(**topic.options, **options).load()
-
-    assert rows().count() == 500
-    assert rows(minPartitions="6").rdd.getNumPartitions() >= 6
-    assert (
-        rows(minPartitions="6", columns="partition,offset").selectExpr("count(distinct partition, offset)").first()[0]
-        == 500
-    )
-    later = rows(startingOffsets=json.dumps(at), columns="body,timestamp").collect()
-    assert {bytes(row.body[:5]) for row in later} == {b"after"}  # a bytearray with PySpark 4.0
-    assert rows(startingTimestamp=str(between)).count() == 200
-    assert rows(endingTimestamp=str(between)).count() == 300
-    assert topic.channels(0)["spark"]["depth"] == 250  # left where it was
-
-
-def test_what_retention_has_taken_ends_a_query_or_not(query: Query, topic: Topic, cluster: ClusterProcess) -> None:
-    topic.fill(100, label="read")
-    assert query.run(AVAILABLE_NOW) == [100]
-    gone, kept = topic.fill(100, label="gone"), topic.fill(100, label="kept")
-    behind = topic.stats(0)["backend_depth"]
-    size = behind // 150
-    cluster.forget_log(topic.name, 0, 100 * size)
-    running = query.start(AVAILABLE_NOW)
-    with pytest.raises(Exception, match=rf"partition 0: offsets {50 * size} up to {100 * size} are lost"):
-        running.awaitTermination(int(LIMIT))
-    assert query.run(AVAILABLE_NOW, failOnDataLoss="false") == [150]
-    expected = {*gone[1::2], *kept}
-    assert {body for body in query.bodies() if not body.startswith(b"read")} == expected
 
 
 def test_a_query_with_the_offsets_of_another_source_says_so(
@@ -200,26 +142,37 @@ def rows_of(topic: Topic, *wanted: Any, **given: str) -> list[dict[str, Any]]:
 
 
 @needs_pushing
-def test_the_bounds_that_filters_set() -> None:
+def test_only_what_the_filters_ask_for_is_read(topic: Topic) -> None:
     from pyspark.sql import datasource as of
 
-    def offsets(*wanted: Any) -> Range:
-        assert bounds_of(wanted)[::2] == Bounds()[::2]
-        return bounds_of(wanted).offsets
-
-    assert offsets(of.EqualTo(OFFSET, 7)) == offsets(of.EqualNullSafe(OFFSET, 7)) == Range(7, 7)
-    assert offsets(of.GreaterThan(OFFSET, 7), of.LessThan(OFFSET, 20)) == Range(8, 19)
-    assert offsets(of.GreaterThanOrEqual(OFFSET, 7), of.GreaterThan(OFFSET, 3)) == Range(7, None)
-    assert offsets(of.LessThanOrEqual(OFFSET, 7), of.In(OFFSET, (9, 3, 5))) == Range(3, 7)
-    assert bounds_of([of.In(PARTITION, (4, 2)), of.LessThan(PARTITION, 4)]) == Bounds(Range(2, 3))
-    assert bounds_of([of.EqualTo(TOPIC, "a")]).topics == bounds_of([of.EqualNullSafe(TOPIC, "a")]).topics == {"a"}
-    assert bounds_of([of.In(TOPIC, ("a", "b")), of.In(TOPIC, ("b", "c"))]).topics == {"b"}
+    topic.fill(400)
+    rows = rows_of(topic)
+    assert len(rows) == 400
+    assert rows_of(topic, of.EqualTo(PARTITION, 1)) == [row for row in rows if row["partition"] == 1]
+    assert rows_of(topic, of.EqualTo(PARTITION, 5)) == []
+    places = sorted({row["offset"] for row in rows})
+    for low, high in ((places[3], places[50]), (places[3] + 1, places[50] - 1), (0, places[0]), (places[-1], 10**15)):
+        found = rows_of(topic, of.GreaterThanOrEqual(OFFSET, low), of.LessThanOrEqual(OFFSET, high))
+        assert found == [row for row in rows if low <= row["offset"] <= high]
+    for one in (of.EqualTo(OFFSET, places[7]), of.EqualNullSafe(OFFSET, places[7])):
+        assert rows_of(topic, one) == [row for row in rows if row["offset"] == places[7]]
+    found = rows_of(topic, of.LessThanOrEqual(OFFSET, places[7]), of.In(OFFSET, (places[9], places[3], places[5])))
+    assert found == [row for row in rows if places[3] <= row["offset"] <= places[7]]
+    assert rows_of(topic, of.In(PARTITION, (4, 1)), of.LessThan(PARTITION, 4)) == rows_of(
+        topic, of.EqualTo(PARTITION, 1)
+    )
+    assert rows_of(topic, of.LessThan(OFFSET, 5), of.GreaterThan(OFFSET, 5)) == []
+    later = {"startingOffsets": f'{{"0": {places[9]}, "1": {places[20]}}}'}  # what the options say holds, too
+    assert rows_of(topic, of.GreaterThan(OFFSET, places[12]), **later) == [
+        row for row in rows if row["offset"] >= (places[13], places[20])[row["partition"]]
+    ]
 
 
 @needs_pushing
-def test_what_sets_no_bounds() -> None:
+def test_what_sets_no_bounds_leaves_nothing_out(topic: Topic) -> None:
     from pyspark.sql import datasource as of
 
+    topic.fill(10)
     unknown: list[Any] = [
         of.Not(of.EqualTo(OFFSET, 7)),
         of.IsNotNull(OFFSET),
@@ -234,36 +187,7 @@ def test_what_sets_no_bounds() -> None:
         of.GreaterThan(TIMESTAMP, NOON.replace(tzinfo=None)),
         of.GreaterThan(OFFSET, 7.5),
     ]
-    assert bounds_of(unknown) == bounds_of([]) == Bounds()
-
-
-@needs_pushing
-def test_bounds_of_times_leave_room_for_clocks_that_differ() -> None:
-    from pyspark.sql import datasource as of
-
-    found = bounds_of([of.GreaterThan(TIMESTAMP, NOON), of.LessThanOrEqual(TIMESTAMP, NOON + timedelta(seconds=1))])
-    assert found.times == Range(NOON_NS + 1000 - MARGIN, NOON_NS + SECOND + 1000 + MARGIN)
-    assert MARGIN == 600 * SECOND
-
-
-@needs_pushing
-def test_only_what_the_filters_ask_for_is_read(topic: Topic) -> None:
-    from pyspark.sql import datasource as of
-
-    topic.fill(400)
-    rows = rows_of(topic)
-    assert len(rows) == 400
-    assert rows_of(topic, of.EqualTo(PARTITION, 1)) == [row for row in rows if row["partition"] == 1]
-    assert rows_of(topic, of.EqualTo(PARTITION, 5)) == []
-    places = sorted({row["offset"] for row in rows})
-    for low, high in ((places[3], places[50]), (places[3] + 1, places[50] - 1), (0, places[0]), (places[-1], 10**15)):
-        found = rows_of(topic, of.GreaterThanOrEqual(OFFSET, low), of.LessThanOrEqual(OFFSET, high))
-        assert found == [row for row in rows if low <= row["offset"] <= high]
-    assert rows_of(topic, of.LessThan(OFFSET, 5), of.GreaterThan(OFFSET, 5)) == []
-    later = {"startingOffsets": f'{{"0": {places[9]}, "1": {places[20]}}}'}  # what the options say holds, too
-    assert rows_of(topic, of.GreaterThan(OFFSET, places[12]), **later) == [
-        row for row in rows if row["offset"] >= (places[13], places[20])[row["partition"]]
-    ]
+    assert len(rows_of(topic, *unknown)) == 10
 
 
 @needs_pushing
@@ -278,8 +202,13 @@ def test_of_several_topics_those_are_read_that_the_filters_name(cluster: Cluster
     reader = FilteringBatchReader(
         SourceOptions.parse({**topics[0].options, "topic": "of_a,of_b,of_c", "pushFilters": "true"})
     )
-    reader.pushFilters([of.EqualTo(TOPIC, "of_b")])
-    assert {piece.topic for piece in reader.partitions()} == {"of_b"}
+    for wanted in (
+        [of.EqualTo(TOPIC, "of_b")],
+        [of.EqualNullSafe(TOPIC, "of_b")],
+        [of.In(TOPIC, ("of_a", "of_b")), of.In(TOPIC, ("of_b", "of_c"))],
+    ):
+        reader.pushFilters(wanted)
+        assert {piece.topic for piece in reader.partitions()} == {"of_b"}
     reader.pushFilters([of.EqualTo(TOPIC, "another")])
     assert reader.partitions() == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from support.http_server import Question, scripted_http
 from support.journal import CHANNEL, Query, Server
-from support.spark_replay import Topic
+from support.spark_replay import MakeTopic
 from support.waiting import until
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
@@ -24,17 +23,6 @@ from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.source import choose
 from nsq_fast.spark.streams import Pace, Reminder, Throughput
-
-MakeTopic = Callable[[str], Topic]
-
-
-@pytest.fixture
-def make_topic(cluster: ClusterProcess) -> MakeTopic:
-    def make(name: str, partitions: int = 2) -> Topic:
-        cluster.create_topic(name, partitions=partitions, replicas=1, multi_part=True, channels=["spark"])
-        return Topic(name, str(cluster.lookupds[0].http))
-
-    return make
 
 
 class Stream:
@@ -65,7 +53,7 @@ class Stream:
 
 
 def test_a_stream_of_two_topics_with_a_limit(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
-    first, second = make_topic("two_a"), make_topic("two_b")
+    first, second = make_topic(name="two_a"), make_topic(name="two_b")
     bodies = first.fill(30, label="a") + second.fill(10, label="b")
     stream = Stream(cluster, topic="two_a,two_b", maxOffsetsPerTrigger="8")
     taken = [stream.batch() for _ in range(5)]
@@ -75,23 +63,37 @@ def test_a_stream_of_two_topics_with_a_limit(cluster: ClusterProcess, make_topic
     assert stream.offset["offsets"].keys() == {"two_a", "two_b"}
 
 
+def test_available_now_stops_where_it_began_although_more_is_published(
+    cluster: ClusterProcess, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(name="available")
+    topic.fill(25, label="first")
+    stream = Stream(cluster, topic="available", maxOffsetsPerTrigger="10")
+    stream.reader.prepareForTriggerAvailableNow()
+    taken: list[bytes] = []
+    while len(taken) < 100 and (rows := stream.batch()):
+        taken += rows
+        topic.fill(20, label=f"later{len(taken)}")
+    assert (len(taken), {body[:5] for body in taken}) == (25, {b"first"})
+
+
 def test_a_topic_and_a_partition_that_appear_are_read_from_their_beginning(
     cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsq_fast.spark.discovery.TOPICS_AGE", 0.1)
-    first = make_topic("appear_a")
-    make_topic("other")
+    first = make_topic(name="appear_a")
+    make_topic(name="other")
     stream = Stream(cluster, topicPattern="appear_.*", startingOffsets="latest")
     assert stream.offset["offsets"].keys() == {"appear_a"}
-    second = make_topic("appear_b")
+    second = make_topic(name="appear_b")
     stream.until(second.fill(10, label="b") + first.fill(10, label="a"))
     going_on = Stream(cluster, stream.offset, topicPattern="appear_.*")
-    going_on.until(make_topic("appear_c").fill(10, label="c"))
+    going_on.until(make_topic(name="appear_c").fill(10, label="c"))
     assert stream.reader.options.topic_pattern == "appear_.*"
 
 
 def test_a_limit_in_bytes_makes_progress_record_by_record(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
-    topic = make_topic("bytes")
+    topic = make_topic(name="bytes")
     bodies = topic.fill(20, size=100)
     stream = Stream(cluster, topic="bytes", maxBytesPerTrigger="300")
     sizes = []
@@ -108,7 +110,7 @@ def test_a_limit_in_bytes_makes_progress_record_by_record(cluster: ClusterProces
 def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
     cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = make_topic("dies_counted")
+    topic = make_topic(name="dies_counted")
     bodies = topic.fill(20)
     stream = Stream(cluster, topic="dies_counted", maxOffsetsPerTrigger="8")
     taken = stream.batch()
@@ -127,7 +129,7 @@ def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
 
 
 def test_an_old_checkpoint_is_read_on_and_completed(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
-    topic = make_topic("old")
+    topic = make_topic(name="old")
     topic.fill(10)
     stream = Stream(cluster, topic="old")
     stream.batch()
@@ -153,7 +155,7 @@ def test_a_batch_waits_for_its_fewest_rows(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_stream_waits_for_its_fewest_rows(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
-    topic = make_topic("fewest")
+    topic = make_topic(name="fewest")
     stream = Stream(cluster, topic="fewest", minOffsetsPerTrigger="12")
     first = topic.fill(8, label="a")
     for _ in range(3):
@@ -166,36 +168,17 @@ def test_a_stream_waits_for_its_fewest_rows(cluster: ClusterProcess, make_topic:
 
 @pytest.mark.parametrize("server", ["ours", "real"], indirect=True)
 def test_a_journalled_stream_of_two_topics(server: Server, tmp_path: Path) -> None:
-    for name in ("pay", "refund"):
-        server.client.create_topic(name)
-        server.client.create_channel(name, CHANNEL)
-        server.client.multipublish(name, [f"{name}{number}".encode() for number in range(50)], binary=True)
+    bodies = [body for name in ("pay", "refund") for body in server.publish(50, name, topic=name)]
     query = Query(tmp_path / "journal", {**server.options, "topic": "pay,refund", "columns": "topic,body"})
     until(lambda: query.plan() and sum(query.planned["slots"].values()) == 100)  # type: ignore[index]
     assert set(query.planned["slots"]) == {f"pay/{server.tcp}", f"refund/{server.tcp}"}  # type: ignore[index]
     first = query.run()
-    assert sorted(first) == sorted(f"{name}{number}".encode() for name in ("pay", "refund") for number in range(50))
+    assert sorted(first) == sorted(bodies)
     assert sorted(query.run()) == sorted(first)  # again, from the journal
     query.done(first)
     query.change(topic="pay")
     with pytest.raises(JournalError, match=r"is of topic pay,refund, .* cannot be used for pay, .* not read refund"):
         query.plan()
-
-
-def fill(server: Server, topic: str, label: str) -> list[bytes]:
-    """Fifty messages, in the channel. A topic that is not there is made with it."""
-    server.client.create_topic(topic)
-    server.client.create_channel(topic, CHANNEL)
-    bodies = [f"{topic}-{label}{number}".encode() for number in range(50)]
-    server.client.multipublish(topic, bodies, binary=True)
-
-    def has_all() -> bool:
-        (found,) = server.client.stats(topic)["topics"]
-        (channel,) = found["channels"]
-        return int(channel["depth"]) >= len(bodies)
-
-    until(has_all)
-    return bodies
 
 
 @pytest.mark.parametrize("server", ["ours", "real"], indirect=True)
@@ -215,13 +198,13 @@ def test_topics_of_a_journalled_checkpoint_may_change(
     server: Server, tmp_path: Path, before: dict[str, str], after: dict[str, str]
 ) -> None:
     """The batch that was planned before is run again as it was; what is added is read from its beginning."""
-    bodies = fill(server, "a", "0")
+    bodies = server.publish(50, "a-0-", topic="a")
     query = Query(tmp_path / "journal", {**server.options, **before, "failOnMissingTopic": "false"})
     query.batch()
-    bodies += fill(server, "a", "1")
+    bodies += server.publish(50, "a-1-", topic="a")
     assert query.plan()
     planned = query.planned
-    bodies += fill(server, "b", "1")
+    bodies += server.publish(50, "b-1-", topic="b")
     query.change(**after)
     assert query.planned == planned
     query.done(query.run())
@@ -232,7 +215,7 @@ def test_topics_of_a_journalled_checkpoint_may_change(
 def test_rows_of_a_topic_among_others_are_adopted_by_who_reads_all_of_them(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bodies = fill(server, "a", "0") + fill(server, "b", "0")
+    bodies = server.publish(50, "a-", topic="a") + server.publish(50, "b-", topic="b")
     old = Query(tmp_path, {**server.options, "topic": "a,b"})
     until(lambda: old.plan() and len(old.planned["slots"]) == 2)  # type: ignore[index]
     assert len(old.run()) == 100
@@ -296,7 +279,7 @@ def test_a_missing_topic_of_the_journalled_reader(server: Server, tmp_path: Path
 def test_a_missing_topic_of_the_replayable_reader(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
     with pytest.raises(LookupFailed, match=MISSING):
         Stream(cluster, topic="nowhere")
-    bodies = make_topic("there").fill(10)
+    bodies = make_topic(name="there").fill(10)
     given = {"channel": "spark", "lookupd_http_addresses": str(cluster.lookupds[0].http), "topic": "nowhere,there"}
     with pytest.raises(LookupFailed, match=MISSING):
         ReplayBatchReader(SourceOptions.parse(given)).partitions()

@@ -45,12 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3, kind=True) as running:
-        yield running
-
-
 @pytest.fixture(params=["embedded", "real"])
 def one_nsqd(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) -> Iterator[Address]:
     if request.param == "embedded":

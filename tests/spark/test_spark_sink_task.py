@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pyarrow as pa
 import pytest
@@ -21,14 +15,11 @@ from support.cluster import Standalone
 from support.peers import Peer
 from support.publishing import Command, EndOfPeer, PublishNsqd, refuse
 from support.servers import RealLookupd, RealNsqd
-from support.spark import BESIDE, ROOT, Driver, Program
 from support.spark_ledger import account
 from support.spark_sink import batch, numbered, taken, write
-from support.waiting import until
 from support.wire import WireClient
 
-from nsq_fast import NsqdHTTPClient, Producer
-from nsq_fast.broker import Broker, BrokerProcess, ClusterProcess
+from nsq_fast.broker import Broker
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import BadTopic, ConfigError, NoNsqd, RowInvalid, WriteFailed
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, hashcode_partition, murmur3_partition
@@ -118,19 +109,6 @@ def redesigned(own_cluster: RedesignedCluster, request: pytest.FixtureRequest) -
         return OnCluster(own_cluster, name, partitions)
 
     return make
-
-
-@pytest.fixture
-def scripted() -> Iterator[Callable[..., PublishNsqd]]:
-    servers: list[PublishNsqd] = []
-
-    def make(*args: Any, **info: Any) -> PublishNsqd:
-        servers.append(PublishNsqd(*args, **info))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.stop()
 
 
 def test_every_row_of_every_batch_once(original: OnBroker) -> None:
@@ -477,11 +455,11 @@ def test_one_bad_topic_stops_the_others_of_the_batch(redesigned: Callable[..., O
     assert good.bodies() == []
 
 
-def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishNsqd]) -> None:
+def test_a_refusal_is_named_with_what_is_stored(servers: Callable[..., Any]) -> None:
     def answer(peer: Peer, command: Command) -> None:
         refuse(peer, b"E_BAD_TOPIC MPUB is not allowed here") if b"bad" in command.bodies else peer.ok()
 
-    nsqd = scripted(answer)
+    nsqd = servers(answer, kind=PublishNsqd)
     bodies = numbered(30)
     bodies[25] = b"bad"
     rows = batch(body=bodies, key=pa.nulls(30, pa.string()))
@@ -494,7 +472,7 @@ def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishN
     assert isinstance(caught.value.__cause__, BadTopic)
 
 
-def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -> None:
+def test_an_unknown_outcome_is_called_so(servers: Callable[..., Any]) -> None:
     def answer(peer: Peer, command: Command) -> None:
         if len(nsqd.commands) == 1:
             peer.ok()
@@ -502,15 +480,15 @@ def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -
             peer.sock.shutdown(2)
             raise EndOfPeer
 
-    nsqd = scripted(answer)
+    nsqd = servers(answer, kind=PublishNsqd)
     options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.publish_timeout": "2"}
     with pytest.raises(WriteFailed, match=r"may have been stored.*10 rows are stored, 10 may be") as caught:
         write([batch(body=numbered(20))], topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
     assert (caught.value.rows_stored, caught.value.rows_unknown, caught.value.possibly_stored) == (10, 10, True)
 
 
-def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
-    nsqd = scripted()
+def test_nobody_there(servers: Callable[..., Any]) -> None:
+    nsqd = servers(kind=PublishNsqd)
     nsqd.stop()
     with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
         write([batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"})
@@ -618,100 +596,3 @@ def test_a_redesigned_nsqd(standalone_nsqd: Standalone) -> None:
     assert all(offsets[row] + sizes[row] == offsets[row + 1] for row in (0, 1, 2, 3, 5, 6, 7))
     headed = batch(body=numbered(3), partition=pa.array([0] * 3, pa.int32()), headers=['{"n": "1"}', None, "{}"])
     assert write([headed], topic="ext", **servers).rows == 3
-
-
-# docs/spark-examples.md, "Exactly once into NSQ": its programs, killed when a batch is published and not committed.
-
-
-PAGE = (ROOT / "docs" / "spark-examples.md").read_text().partition("## Exactly once into NSQ")[2]
-
-REDESIGNED, ORIGINAL, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-ONCE = {f"order {number}" for number in range(300)}
-
-# The program of the page, whose first batch is held when all of it is published, in the first run.
-RUN = """
-from support.spark_program import arguments, marks
-
-at = marks()
-def held(publish):
-    def wrapped(rows, batch):
-        publish(rows, batch)
-        at.reach("published")
-        if batch == 0 and at.once("killed"):
-            at.hold("here")
-    return wrapped
-exec(arguments()["source"])
-"""
-
-
-@pytest.fixture
-def servers() -> Iterator[dict[str, str]]:
-    with BrokerProcess() as broker, ClusterProcess(nodes=1, lookupds=1, kind=True) as cluster:
-        with NsqdHTTPClient(*broker.nsqd.http) as client:
-            for topic, channel in (("orders", "bills"), ("bills", "ledger")):
-                client.create_topic(topic)
-                client.create_channel(topic, channel)
-        cluster.create_topic("orders", 2, 1, multi_part=True, channels=["bills"])
-        cluster.create_topic("bills", 2, 1, multi_part=True, ext=True, channels=["ledger"])
-        yield {"original": str(broker.lookupd.http), "redesigned": str(cluster.lookupds[0].http)}
-
-
-def here(text: str, lookupd: str, folder: Path) -> str:
-    assert "127.0.0.1:4161" in text
-    return text.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder))
-
-
-def test_a_kill_between_publish_and_commit_doubles_no_effect(
-    servers: dict[str, str], spark_driver: Callable[..., Driver], tmp_path: Path
-) -> None:
-    programs = {}
-    for kind, text in (("original", ORIGINAL), ("redesigned", REDESIGNED)):
-        folder = tmp_path / kind
-        (folder / "orders").mkdir(parents=True)
-        assert "foreachBatch(publish)" in text
-        text = here(text, servers[kind], folder).replace("foreachBatch(publish)", "foreachBatch(held(publish))")
-        programs[kind] = Program(RUN, folder, source=text)
-        with Producer(lookupd_http_addresses=servers[kind]) as producer:
-            producer.multipublish("orders", [body.encode() for body in sorted(ONCE)])
-    driver = spark_driver(BESIDE, programs=[each.given for each in programs.values()])
-    driver.start()
-    for each in programs.values():
-        driver.wait_mark("here", marks=each.marks)
-    driver.kill()
-    driver.start()
-    driver.wait()
-    for kind, lookupd in servers.items():
-        assert effects(lookupd, tmp_path / kind) == sorted(ONCE), kind
-
-
-def effects(lookupd: str, folder: Path) -> list[str]:
-    """What a consumer, the program of the page, has in its ledger when it has had all messages, copies too.
-
-    Copies are of the first batch, which need not be all there is: a task ends when its server is slow to send more.
-    """
-    process = subprocess.Popen([sys.executable, "-c", here(CONSUMER, lookupd, folder)], cwd=ROOT)
-    try:
-        until(lambda: published(lookupd)[1] == 0, 120, 0.1, lambda: str(published(lookupd)))
-        assert published(lookupd)[0] > len(ONCE), "there are no copies"
-    finally:
-        process.kill()
-        process.wait()
-    with closing(sqlite3.connect(folder / "orders" / "ledger.db")) as ledger:
-        return sorted(text for (text,) in ledger.execute("SELECT text FROM bills"))
-
-
-def published(lookupd: str) -> tuple[int, int]:
-    """How many messages there were for the consumer, and how many of them it has not finished."""
-    with urlopen(f"http://{lookupd}/nodes", timeout=10) as reply:
-        found = json.load(reply)
-    count = left = 0
-    for node in (found.get("data") or found)["producers"]:
-        with urlopen(f"http://{node['broadcast_address']}:{node['http_port']}/stats?format=json", timeout=10) as reply:
-            stats = json.load(reply)
-        for topic in (stats.get("data") or stats)["topics"]:
-            if topic["topic_name"] == "bills":
-                count += topic["message_count"]
-                for each in topic["channels"]:
-                    left += each["depth"] + each["in_flight_count"] + each["deferred_count"]
-    return count, left

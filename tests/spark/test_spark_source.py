@@ -38,7 +38,6 @@ from nsq_fast.errors import ConfigError, DataLost
 from nsq_fast.spark import MetricsListener, NsqDataSource
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.lag import SourceState, read_checkpoint
-from nsq_fast.spark.source import spark_schema
 from nsq_fast.spark.versions import TELLS_START
 
 if TYPE_CHECKING:
@@ -109,74 +108,6 @@ def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
     assert (chosen.columns, chosen.count()) == (["headers", "body"], 4)
     as_map = source.option("headersAs", "map").load()
     assert [row[0] for row in as_map.selectExpr("headers['k']").collect()] == ["v"] * 4
-
-
-PLANS = """
-import contextlib, io, os
-from support.spark_program import GIVEN, arguments, say
-import json
-from pyspark.sql import SparkSession
-
-builder = SparkSession.builder
-for name, value in json.loads(os.environ[GIVEN])["settings"].items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()  # and nothing is registered
-given = {**arguments(), "reader": "journalled"}
-
-def explained(frame):
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        frame.explain(True)
-    return text.getvalue()
-
-def failed(action):
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__} {error}"
-    return "nothing"
-
-stream = spark.readStream.format("nsq").options(**given).load()
-say("schema", text=stream.schema.simpleString())
-say("plan", text=explained(stream))
-query = lambda: stream.writeStream.format("noop").option("checkpointLocation", "checkpoint").start().awaitTermination()
-say("query", text=failed(query))
-batch = spark.read.format("nsq").options(**given).option("consume", "true")
-say("batch", text=failed(lambda: batch.load().count()))
-say("load", text=failed(lambda: batch.option("nsq.snappy", "x").load()))
-unreachable = spark.read.format("nsq").options(**arguments()).load()
-say("unreachable", text=failed(unreachable.count))
-write = spark.range(3).selectExpr("cast(id as string) body").write.format("nsq").mode("append")
-sink = {key: value for key, value in arguments().items() if key not in ("channel", "nsqd_http_addresses")}
-say("write", text=failed(lambda: write.options(**sink).option("nsq.publish_timeout", "1").save()))
-spark.stop()
-"""
-
-
-def test_secrets_are_nowhere_and_the_format_is_found_by_itself(spark_driver: Drivers, tmp_path: Path) -> None:
-    events = tmp_path / "events"
-    events.mkdir()
-    settings = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": str(events),
-        "spark.eventLog.compress": "false",
-        "spark.eventLog.rolling.enabled": "false",
-    }
-    driver = spark_driver(PLANS, settings=settings, **OPTIONS)
-    driver.start()
-    driver.wait()
-    said = {what: driver.said(what)[0]["text"] for what in ("schema", "plan", "query", "batch", "load", "write")}
-    assert said["schema"] == spark_schema(NsqDataSource(OPTIONS).source_options().columns).simpleString()
-    assert "nsq.auth_secret=*********(redacted)" in said["plan"]
-    assert "ConfigError: journal: is required by the journalled reader" in said["query"].splitlines()[0]
-    assert "ConfigError: journal: is required by the journalled reader" in said["batch"]
-    assert "AnalysisException" in said["load"]
-    assert "ConfigError: nsq.snappy='x': must be true or false" in said["load"]
-    assert "127.0.0.1:1" in driver.said("unreachable")[0]["text"]
-    assert said["write"] != "nothing"
-    written = [path.read_text(errors="replace") for path in events.rglob("*") if path.is_file()]
-    assert any("nsq" in text for text in written)
-    texts = [*said.values(), driver.said("unreachable")[0]["text"], driver.log(None), *written]
-    assert not [text for text in texts if SECRET in text]
 
 
 def load(spark: SparkSession, **options: str) -> Any:
@@ -258,13 +189,20 @@ def publish(broker: BrokerProcess, topic: str, bodies: list[bytes]) -> None:
             client.multipublish(topic, bodies, binary=True)
 
 
+@pytest.fixture
+def three(broker: BrokerProcess, name: str) -> dict[str, str]:
+    """Where three messages are: options of a source."""
+    publish(broker, name, numbered(3))
+    return {"topic": name, "lookupd_http_addresses": str(broker.lookupd.http)}
+
+
 def failure(action: Any) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark has many kinds; the text is what counts
         action()
     return str(caught.value)
 
 
-def test_a_table_is_read_by_sql(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
+def test_a_table_and_a_view_are_read_by_sql(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
     publish(broker, name, numbered(30))
     options = (
         f"topic '{name}', channel 'spark', lookupd_http_addresses '{broker.lookupd.http}', columns 'body,attempts'"
@@ -274,6 +212,8 @@ def test_a_table_is_read_by_sql(spark: SparkSession, broker: BrokerProcess, name
     assert sorted(row.text.encode() for row in found) == sorted(numbered(30))
     assert spark.read.table(name).columns == ["body", "attempts"]
     assert spark.read.table(name).count() == 30
+    spark.sql(f"CREATE TEMP VIEW {name}_view USING nsq OPTIONS ({options})")
+    assert spark.sql(f"SELECT * FROM {name}_view").count() == 30
     assert "it was made to be read" in failure(lambda: spark.sql(f"INSERT INTO {name} SELECT cast('a' AS binary), 1"))
 
 
@@ -292,13 +232,6 @@ def test_rows_are_inserted_into_a_table(spark: SparkSession, broker: BrokerProce
     assert "mode" in failure(lambda: spark.sql(f"INSERT OVERWRITE {name} VALUES ('5')"))
     text = failure(lambda: spark.sql(f"SELECT * FROM {name}").collect())
     assert "channel: the table has none, so it is a sink" in text
-
-
-def test_a_view_is_read_by_sql(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
-    publish(broker, name, numbered(5))
-    options = f"topic '{name}', channel 'spark', lookupd_http_addresses '{broker.lookupd.http}'"
-    spark.sql(f"CREATE TEMP VIEW {name} USING nsq OPTIONS ({options})")
-    assert spark.sql(f"SELECT count(*) AS rows FROM {name}").first()["rows"] == 5  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -342,10 +275,9 @@ def test_a_topic_that_nobody_knows_is_named(spark: SparkSession, broker: BrokerP
     assert "topic 'nowhere' is not known" in failure(spark.sql("SELECT * FROM nowhere").collect)
 
 
-def test_an_nsqd_that_is_down_is_named(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
-    publish(broker, name, numbered(3))
+def test_an_nsqd_that_is_down_is_named(spark: SparkSession, broker: BrokerProcess, three: dict[str, str]) -> None:
     tcp, http = f"127.0.0.1:1,{broker.nsqd.tcp}", f"127.0.0.1:1,{broker.nsqd.http}"
-    given = {"topic": name, "nsqd_tcp_addresses": tcp, "nsqd_http_addresses": http}
+    given = {"topic": three["topic"], "nsqd_tcp_addresses": tcp, "nsqd_http_addresses": http}
     assert "nsqd 127.0.0.1:1 cannot be reached" in failure(source(spark, **given).load().count)
     assert source(spark, **given, failOnDataLoss="false").load().count() == 3
 
@@ -371,41 +303,34 @@ def test_a_start_that_cannot_be_is_refused_with_the_reason(spark: SparkSession, 
 
 
 def test_the_replayable_reader_refuses_original_servers_at_once(
-    spark: SparkSession, broker: BrokerProcess, name: str, tmp_path: Path
+    spark: SparkSession, three: dict[str, str], tmp_path: Path
 ) -> None:
-    publish(broker, name, numbered(3))
-    for topic in (name, "nowhere"):
-        given = {"topic": topic, "lookupd_http_addresses": broker.lookupd.http, "reader": "replayable"}
+    for topic in (three["topic"], "nowhere"):
+        given = {**three, "topic": topic, "reader": "replayable"}
         assert "are the original NSQ's" in failure(source(spark, **given).load().count)
-        rows = spark.readStream.format("nsq").options(
-            channel="spark", **{key: str(each) for key, each in given.items()}
-        )
+        rows = spark.readStream.format("nsq").options(channel="spark", **given)
         writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / topic))
         query = writer.trigger(availableNow=True).start()
         assert "are the original NSQ's" in failure(lambda query=query: query.awaitTermination(int(LIMIT)))
 
 
-def test_a_schema_of_the_users_own_chooses_columns(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
-    publish(broker, name, numbered(3))
-    given = {"topic": name, "lookupd_http_addresses": broker.lookupd.http}
-    rows = source(spark, **given).schema("attempts int, body binary").load()
+def test_a_schema_of_the_users_own_chooses_columns(spark: SparkSession, three: dict[str, str]) -> None:
+    rows = source(spark, **three).schema("attempts int, body binary").load()
     assert sorted((row.attempts > 0, bytes(row.body)) for row in rows.collect()) == [
         (True, each) for each in numbered(3)
     ]
-    text = failure(source(spark, **given).schema("body string, price double").load().count)
+    text = failure(source(spark, **three).schema("body string, price double").load().count)
     assert "schema struct<body:string,price:double>: the source gives struct<topic:string" in text
-    text = failure(source(spark, **given, columns="body").schema("attempts int").load().count)
+    text = failure(source(spark, **three, columns="body").schema("attempts int").load().count)
     assert "the source gives struct<body:binary>" in text
 
 
-def test_the_first_line_of_an_error_is_ours(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
-    publish(broker, name, numbered(3))
-    given = {"topic": name, "lookupd_http_addresses": broker.lookupd.http}
-    planning = failure(source(spark, **given, reader="replayable").load().count)
+def test_the_first_line_of_an_error_is_ours(spark: SparkSession, three: dict[str, str]) -> None:
+    planning = failure(source(spark, **three, reader="replayable").load().count)
     assert "ConfigError: reader='replayable'" in planning.splitlines()[0]
     assert "Traceback" not in planning
     frame = spark.createDataFrame([(None,)], "body string")
-    writing = failure(frame.write.format("nsq").mode("append").options(**{**given, "nsq.publish_timeout": "1"}).save)
+    writing = failure(frame.write.format("nsq").mode("append").options(**{**three, "nsq.publish_timeout": "1"}).save)
     lines = 2 if TELLS_START else 3  # before PySpark 4.2 a line of Spark's is above ours
     assert "row 0 of Arrow batch 0: body is null" in "".join(writing.splitlines()[:lines])
     assert "Traceback" not in writing
@@ -413,13 +338,11 @@ def test_the_first_line_of_an_error_is_ours(spark: SparkSession, broker: BrokerP
 
 @pytest.mark.parametrize("kind", ["file", "below a file"])
 def test_a_journal_that_cannot_be_is_named(
-    spark: SparkSession, broker: BrokerProcess, name: str, tmp_path: Path, kind: str
+    spark: SparkSession, three: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
-    publish(broker, name, numbered(3))
     (tmp_path / "file").write_text("")
     journal = tmp_path / "file" if kind == "file" else tmp_path / "file" / "journal"
-    given = {"topic": name, "lookupd_http_addresses": broker.lookupd.http, "journal": journal, "consume": "true"}
-    text = failure(source(spark, **given).load().count)
+    text = failure(source(spark, **three, journal=journal, consume="true").load().count)
     assert f"ConfigError: journal='{journal}': cannot be made or written" in text
 
 
@@ -450,7 +373,7 @@ def test_the_environment_of_the_driver_is_left_alone(spark: SparkSession) -> Non
 def run(spark: SparkSession, checkpoint: Path, options: Mapping[str, str]) -> None:
     rows = spark.readStream.format("nsq").options(**options).load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    run_to_end(writer.trigger(availableNow=True).start)
+    run_to_end(lambda: writer.trigger(availableNow=True).start().awaitTermination())
 
 
 def lag(checkpoint: Path, *arguments: str, **options: str) -> Result:

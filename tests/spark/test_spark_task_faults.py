@@ -1,26 +1,23 @@
 """Tasks and workers of queries die wherever it could hurt, and are tried again; leaders move and die meanwhile.
 
-What needs no cluster runs in one driver, side by side, so that it is started once: the journalled reader, the
-replayable one, and the sink. Drivers that are killed: see test_spark_driver_kills and test_spark_cluster_kills.
+All run in one driver, side by side, so that it is started once: the journalled reader, the replayable one, and the
+sink. In a cluster: see test_spark_cluster_kills.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import spark_journal_program, spark_replay_program
 from support.journal import Server
-from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
-from support.spark_journal_program import PROGRAM
-from support.spark_ledger import Delivered, account
+from support.spark import BESIDE, Driver, Program
+from support.spark_journal_program import Journalled
+from support.spark_ledger import account
 from support.spark_publisher import Publisher
 from support.spark_replay import Topic
-from support.spark_replay_program import check_order
+from support.spark_replay_program import Replayable
 from support.spark_sink import check_keys, taken, with_keys
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
@@ -29,7 +26,6 @@ Drivers = Callable[..., Driver]
 LOCAL = "local[4,8]"
 """With room for the tasks of three queries; tasks are tried again."""
 PLACES = {"before claim 0": "raise", "after claim 1": "raise", "after claim 2": "exit", "before seal": "exit"}
-JOURNALLED = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
 
 RETRYING = """
 import os
@@ -75,12 +71,6 @@ say("written")
 """Writes of the sink, of each of which one task fails once."""
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(lookupd=False) as running:
-        yield running
-
-
 class Retried:
     """Writes into two topics, and into two others with idempotence keys, by which consumers can tell copies.
 
@@ -124,14 +114,12 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     """Tasks of the journalled reader and of the sink fail; those of the replayable one do not, whatever leaders do."""
-    bodies = server.publish(40_000)
-    given = spark_journal_program.arguments(server, tmp_path / "journalled", PLACES, **JOURNALLED)
-    journalled = Program(PROGRAM, tmp_path / "journalled", **given)
-    options = {**topic.options, "maxOffsetsPerTrigger": "1000"}
-    given = spark_replay_program.arguments(options, tmp_path / "replayable", {}, forever=True)
-    replayable = Program(spark_replay_program.PROGRAM, tmp_path / "replayable", **given)
+    slots = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
+    journalled = Journalled(server, tmp_path / "journalled", server.publish(40_000), PLACES, **slots)
+    replayable = Replayable(topic, tmp_path / "replayable", {}, limit=1000, forever=True)
     sink = Retried(tmp_path / "sink", broker, cluster)
-    driver = spark_driver(BESIDE, LOCAL, programs=[journalled.given, replayable.given, sink.program.given])
+    programs = [each.program.given for each in (journalled, replayable, sink)]
+    driver = spark_driver(BESIDE, LOCAL, programs=programs)
     driver.start()
     driver.wait_said("written")
     sink.check()  # what leaders do to a sink: test_spark_sink
@@ -148,12 +136,10 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     driver.wait()
     assert driver.said("left")[0]["count"] == 0
     assert all(journalled.marks.count(place) == 1 for place in PLACES)
-    spark_journal_program.check(server, journalled.marks, bodies, tmp_path / "journalled", 0)
+    journalled.check()
     attempts = replayable.marks.details("attempt")
     assert len(attempts) == len(set(attempts))
-    delivered = Delivered(tmp_path / "replayable" / "out")
-    account(publisher.stored, delivered.bodies(), publisher.unknown).check()
-    check_order(delivered)
+    replayable.check(publisher.stored, publisher.unknown)
     assert len(publisher.stored) > 3000
 
 
@@ -163,27 +149,6 @@ def trouble(cluster: ClusterProcess, topic: Topic, number: int) -> None:
     if number in (0, 1, 4):
         cluster.move_leader(topic.name, partition)
         return
-    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(partition)["tcp_port"])
+    node = topic.leading_node(cluster, partition)
     cluster.kill_node(node)
     cluster.restart_node(node)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", ["real"], indirect=True)
-def test_tasks_of_a_cluster_that_fail_lose_and_double_nothing(
-    server: Server, spark_driver: Drivers, tmp_path: Path
-) -> None:
-    """And one of its executors is killed."""
-    bodies = server.publish(40_000)
-    places = {**PLACES, "before claim 1": "exit", "after finish 1": "hold"}
-    settings = {"spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.quantile": "0.5"}
-    given = spark_journal_program.arguments(server, tmp_path, places, **JOURNALLED)
-    driver = spark_driver(PROGRAM, LOCAL_CLUSTER, {**settings, "spark.task.maxFailures": "8"}, **given)
-    driver.start()
-    driver.wait_mark("after finish 1")
-    os.kill(driver.executors()[0], signal.SIGKILL)
-    driver.marks.release("after finish 1 go")
-    driver.wait()
-    assert driver.said("left")[0]["count"] == 0
-    assert all(driver.marks.count(place) == 1 for place in places)
-    spark_journal_program.check(server, driver.marks, bodies, tmp_path, 0)

@@ -10,10 +10,9 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
@@ -81,32 +80,38 @@ def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(spark, tmp_path_factory.mktemp("traces"))
 
 
-@pytest.fixture(scope="module")
-def good(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("good")
-    logs = trace_logs.write_logs(trace_logs.records_of(trace_logs.good_log(seed=2)), folder / "logs")
-    write_tables(spark, read_logs(spark, logs), folder / "tables", TraceSettings(grace=0))
-    return folder / "tables"
+OF_SMALL = TraceSettings(window=1, grace=0, slowest=10_000)
 
 
-@pytest.fixture(scope="module")
-def small(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """Some logs of a few lines, each of a topic of its own: their tables are written once."""
-    folder = tmp_path_factory.mktemp("small")
-    (folder / "logs").write_text("\n".join([*GOING_BACK, *HUNG, *LOGGED_BY_BOTH, *LOGGED_BY_SERVER]))
-    write_tables(spark, read_logs(spark, folder / "logs"), folder / "tables", TraceSettings(grace=0))
-    return Small(spark, folder / "tables")
+class Small:
+    """Small logs of which each has a topic of its own: their tables are written once."""
 
-
-class Small(NamedTuple):
-    """The tables of the small logs."""
-
-    spark: SparkSession
-    folder: Path
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder / "tables"
+        logs, patterned = folder / "logs", folder / "a[1]{b},c.log"
+        write_awkward(logs, 1)
+        patterned.write_text("\n".join([*GOING_BACK, *HUNG, *LOGGED_BY_BOTH, *LOGGED_BY_SERVER]))
+        (logs / "no-records.log").write_text("\n".join(NO_RECORDS))
+        (logs / "braces.log").write_text(f"{{worker-1}} INFO: {IN_BRACES}")
+        (logs / "nsqd.INFO").write_text("\n".join(OF_A_SERVER))
+        log_a_cluster(folder / "cluster")
+        # Some are named twice.
+        self.logs = [patterned, logs / "braces.log", logs / "no-*.log", logs, folder / "cluster"]
+        write_tables(spark, read_logs(spark, self.logs), self.folder, OF_SMALL)
 
     def rows(self, table: str, topic: str) -> dict[int, Any]:
         rows = read_table(self.spark, self.folder, table).where(f"topic = '{topic}'").collect()
         return {int(row.internal_id): row for row in rows}
+
+    def records(self, file: str) -> list[Any]:
+        """Those of a file, in the order of their times."""
+        records = read_table(self.spark, self.folder, "records").where(f"endswith(source, '{file}')")
+        return records.orderBy("time_ns").collect()
+
+
+@pytest.fixture(scope="module")
+def small(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return Small(spark, tmp_path_factory.mktemp("small"))
 
 
 def ordered(places: Any) -> list[tuple[Any, ...]]:
@@ -126,11 +131,6 @@ def test_what_was_planted_is_found_and_nothing_else(run: Run) -> None:
     assert clocks == run.planted.skews
 
 
-def test_a_log_without_faults_has_none(spark: SparkSession, good: Path) -> None:
-    for table in ("lost", "duplicates", "violations", "skews", "late"):
-        assert read_table(spark, good, table).count() == 0, table
-
-
 def test_the_slowest_message_comes_first_with_its_life(run: Run) -> None:
     slowest = max(run.rows("slowest"), key=lambda row: row.latency_ns)
     assert tuple(slowest[name] for name in PLACE) == run.planted.slowest
@@ -146,16 +146,6 @@ def test_the_life_of_a_redelivered_message_has_all_its_deliveries(spark: SparkSe
     (row,) = [row for row in run.rows("slowest") if tuple(row[name] for name in PLACE) == place]
     outcomes = [(event.outcome, event.attempts) for event in row.events if event.event == "consume"]
     assert outcomes == [("REQ", 1), ("REQ", 2), ("TIMEOUT", 4), ("FIN", 5)]
-
-
-def test_figures_are_those_of_an_independent_computation(run: Run) -> None:
-    expected = trace_logs.figures_of(run.records)
-    names = list(next(iter(expected.values()))._asdict())[:9]
-    totals: dict[Any, Counter[str]] = {}
-    for row in run.rows("windows"):
-        counts = totals.setdefault((row.topic, row.partition, row.channel), Counter(dict.fromkeys(names, 0)))
-        counts.update({name: row[name] for name in names})
-    assert totals == {group: {name: getattr(value, name) for name in names} for group, value in expected.items()}
 
 
 def test_percentiles_of_a_window_are_exact(run: Run) -> None:
@@ -250,10 +240,6 @@ def test_a_delivery_that_was_received_and_has_no_outcome_is_told_from_a_lost_mes
     assert (lives[102].received_ns, lives[102].consumer) == (None, None)
 
 
-def lines_of(spark: SparkSession, lines: list[str]) -> DataFrame:
-    return parse_lines(spark.createDataFrame([(line,) for line in lines], "value string"))
-
-
 def test_tables_have_the_types_that_are_documented(spark: SparkSession, run: Run) -> None:
     for table, columns in TABLES.items():
         written = spark.read.parquet(str(run.folder / table))
@@ -262,12 +248,6 @@ def test_tables_have_the_types_that_are_documented(spark: SparkSession, run: Run
             (name, kind.replace(", ", ",")) for name, kind in (column.split(" ", 1) for column in columns)
         ]
         assert found[-1][0] == "batch"
-
-
-def test_messages_may_come_as_bodies(spark: SparkSession) -> None:
-    record = str(trace_logs.good_log(1)["orders", 0, "", 100][0])
-    rows = parse_lines(spark.createDataFrame([(bytearray(record.encode()),)], "body binary"), "body").collect()
-    assert [(row.event, int(row.internal_id), row.source) for row in rows] == [("publish", 100, "")]
 
 
 NO_RECORDS = [
@@ -283,29 +263,18 @@ NO_RECORDS = [
 ]
 
 
-def test_lines_that_hold_no_record_are_kept_as_problems(spark: SparkSession) -> None:
-    rows = lines_of(spark, NO_RECORDS).collect()
-    assert [row.problem for row in rows] == [line[:200] for line in NO_RECORDS]
+def test_lines_that_hold_no_record_are_kept_as_problems(small: Small) -> None:
+    rows = small.records("no-records.log")
+    assert sorted(row.problem for row in rows) == sorted(line[:200] for line in NO_RECORDS)  # of a file read once
     assert {(row.event, row.internal_id) for row in rows} == {(None, None)}
 
 
-def test_a_prefix_may_have_braces(spark: SparkSession) -> None:
-    record = trace_logs.good_log(1)[CLICKS.name, None, "web", CLICKS.first_id][0]
-    assert isinstance(record, ConsumeRecord)
-    (row,) = lines_of(spark, [f"{{worker-1}} INFO: {record}"]).collect()
-    assert (row.event, int(row.internal_id), row.time_ns) == ("consume", record.internal_id, record.time)
+IN_BRACES: Any = trace_logs.good_log(1)[CLICKS.name, None, "web", CLICKS.first_id][0]
 
 
-def test_the_same_file_named_twice_is_read_once(spark: SparkSession, run: Run) -> None:
-    log = run.logs[0]
-    records = read_logs(spark, [log, log.parent / "prod*.log", log.parent])
-    assert records.count() == read_logs(spark, log.parent).count()
-
-
-def test_a_name_with_the_characters_of_patterns_stands_for_itself(spark: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "a[1]{b},c.log"
-    path.write_text(f"{trace_logs.good_log(1)['orders', 0, '', 100][0]}\n")
-    assert read_logs(spark, path).count() == 1
+def test_a_prefix_may_have_braces(small: Small) -> None:
+    (row,) = small.records("braces.log")
+    assert (row.event, int(row.internal_id), row.time_ns) == ("consume", IN_BRACES.internal_id, IN_BRACES.time)
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing*.log", "names no file"), ("_hidden.log", "begins with _")])
@@ -313,11 +282,6 @@ def test_a_path_without_a_log_is_refused(spark: SparkSession, tmp_path: Path, na
     (tmp_path / "_hidden.log").write_text("x\n")
     with pytest.raises(ConfigError, match=message):
         read_logs(spark, tmp_path / name)
-
-
-def test_logs_without_a_record_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing was traced"):
-        write_tables(spark, lines_of(spark, list(BAD_LINES)), tmp_path)
 
 
 def test_there_is_no_report_without_tables(spark: SparkSession, tmp_path: Path) -> None:
@@ -354,20 +318,20 @@ def server_lines(message: int, *states: str, topic: str = "orders", partition: i
     return [SERVER_START + line for line in lines]
 
 
-def test_lines_of_a_server_are_records(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "nsqd.INFO").write_text(
-        "\n".join([*server_lines(5, "START", partition=3), "[TRACE] topic t-0 nothing"])
-    )
-    rows = read_logs(spark, tmp_path / "nsqd.INFO").orderBy("time_ns").collect()
-    assert rows[0].problem == "[TRACE] topic t-0 nothing"
-    seen = [(row.event, row.outcome, row.topic, row.partition, row.channel, row.consumer) for row in rows[1:]]
+OF_A_SERVER = [*server_lines(5, "START", topic="of_server", partition=3), "[TRACE] topic t-0 nothing"]
+
+
+def test_lines_of_a_server_are_records(small: Small) -> None:
+    problem, *rows = small.records("nsqd.INFO")
+    assert problem.problem == "[TRACE] topic t-0 nothing"
+    seen = [(row.event, row.outcome, row.topic, row.partition, row.channel, row.consumer) for row in rows]
     assert seen == [
-        ("server", "PUB", "orders", 3, None, None),
-        ("server", "PUB_CLIENT", "orders", 3, None, None),
-        ("server", "START", "orders", 3, "billing", "10.0.0.5:34540"),
+        ("server", "PUB", "of_server", 3, None, None),
+        ("server", "PUB_CLIENT", "of_server", 3, None, None),
+        ("server", "START", "of_server", 3, "billing", "10.0.0.5:34540"),
     ]
-    assert {(int(row.internal_id), int(row.trace_id), row.offset) for row in rows[1:]} == {((3 << 50) + 5, 7, 40)}
-    assert [row.attempts for row in rows[1:]] == [None, None, 1]
+    assert {(int(row.internal_id), int(row.trace_id), row.offset) for row in rows} == {((3 << 50) + 5, 7, 40)}
+    assert [row.attempts for row in rows] == [None, None, 1]
 
 
 _CONSUMED = ConsumeRecord(
@@ -418,41 +382,47 @@ def test_what_a_server_says_is_finished_is_not_lost(small: Small) -> None:
     assert lives[1].latency_ns == 4 * SECOND
 
 
-def test_the_logs_of_an_embedded_cluster_and_of_its_clients_are_joined(spark: SparkSession, tmp_path: Path) -> None:
+def log_a_cluster(folder: Path) -> None:
+    """What an embedded cluster and its producer log of six messages in two partitions.
+
+    Its consumer logs nothing: what became of the messages is known from the servers alone.
+    """
     handled: list[bytes] = []
 
     def handle(consumer: Consumer, message: Message) -> None:
         handled.append(message.body)
 
+    folder.mkdir()
     client_logger = logging.getLogger("test.clients")
     client_logger.setLevel(logging.INFO)
     server_logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
-    handlers = log_to_file(tmp_path / "client", log=client_logger), log_to_file(tmp_path / "server", log=server_logger)
+    handlers = log_to_file(folder / "client", log=client_logger), log_to_file(folder / "server", log=server_logger)
     level, trace = server_logger.level, TraceLog(client_logger)
     server_logger.setLevel(logging.INFO)
-    trace.enable("t")
+    trace.enable("real")
     with RedesignedCluster(2, 1, kind=True) as cluster:
-        cluster.create_topic("t", 2, 1, channels=["ch"])
+        cluster.create_topic("real", 2, 1, channels=["ch"])
         lookup = [str(cluster.lookupds[0].http_address)]
         with Producer(lookupd_http_addresses=lookup, trace=trace) as producer:
             for number in range(6):
-                producer.publish("t", b"%d" % number, partition=number % 2)
-        # Its consumer logs nothing: what became of the messages is known from the servers alone.
-        with Consumer("t", "ch", message_handler=handle, lookupd_http_addresses=lookup):
+                producer.publish("real", b"%d" % number, partition=number % 2)
+        with Consumer("real", "ch", message_handler=handle, lookupd_http_addresses=lookup):
             until(lambda: len(handled) == 6)
     for logger, handler in zip((client_logger, server_logger), handlers, strict=True):
         logger.removeHandler(handler)
         handler.close()
     server_logger.setLevel(level)
-    write_tables(spark, read_logs(spark, [tmp_path / "client", tmp_path / "server"]), tmp_path / "tables")
-    lives = read_table(spark, tmp_path / "tables", "lives").collect()
+
+
+def test_the_logs_of_an_embedded_cluster_and_of_its_clients_are_joined(small: Small) -> None:
+    lives = small.rows("lives", "real").values()
     assert sorted((row.partition, row.state, row.deliveries, row.is_published) for row in lives) == [
         (partition, "finished", 1, True) for partition in (0, 0, 0, 1, 1, 1)
     ]
-    events = read_table(spark, tmp_path / "tables", "slowest").collect()[0].events
-    server = [event.outcome for event in events if event.event == "server"]
-    assert server == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
-    assert [event.event for event in events].count("publish") == 1
+    for row in small.rows("slowest", "real").values():
+        server = [event.outcome for event in row.events if event.event == "server"]
+        assert server == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
+        assert [event.event for event in row.events].count("publish") == 1
 
 
 # The stream writes what a batch writes: also after a restart, or a crash within a micro-batch.
@@ -493,31 +463,6 @@ def moved(record: Any, number: int) -> TraceRecord:
     return trace_logs.changed(record, **changes)
 
 
-def place_of(record: Any) -> tuple[Any, ...]:
-    return (record.topic, record.partition, getattr(record, "channel", ""), record.internal_id)
-
-
-class Feed:
-    """Files of records in the order of time, put where a stream looks for them, some at a time."""
-
-    def __init__(self, folder: Path, files: int) -> None:
-        self.folder = folder / "logs"
-        self.folder.mkdir()
-        lines = [f"{record}\n" for record in records()]
-        size = -(-len(lines) // files)
-        self._waiting = [lines[start : start + size] for start in range(0, len(lines), size)]
-        self._count = 0
-
-    def give(self, files: int = 10**6) -> None:
-        for _ in range(min(files, len(self._waiting))):
-            path = self.folder / f"part{self._count:03}.log"
-            hidden = path.with_name(f".{path.name}")
-            hidden.write_text("".join(self._waiting.pop(0)))
-            os.utime(hidden, (10**9 + self._count, 10**9 + self._count))
-            hidden.rename(path)
-            self._count += 1
-
-
 @pytest.fixture(scope="module")
 def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("batch")
@@ -531,18 +476,6 @@ def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 def expected(spark: SparkSession, batch: Path) -> dict[str, list[str]]:
     """What the tables of the batch hold."""
     return {table: rows(spark, batch, table) for table in COMPARED}
-
-
-def run_stream(spark: SparkSession, feed: Feed) -> Path:
-    """Write tables of what is there, in micro-batches of two files; they and the checkpoint are beside the feed."""
-    tables, checkpoint = feed.folder.with_name("tables"), feed.folder.with_name("checkpoint")
-    logs = stream_logs(spark, feed.folder, maxFilesPerTrigger="2")
-    query = stream_tables(logs, tables, checkpoint, SETTINGS, availableNow=True)
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
-    return tables
 
 
 def rows(spark: SparkSession, folder: Path, table: str) -> list[str]:
@@ -564,85 +497,91 @@ def check(spark: SparkSession, expected: dict[str, list[str]], stream: Path) -> 
     assert read_table(spark, stream, "late").count() == 0
 
 
-def test_a_stream_that_is_started_again_writes_what_a_batch_writes(
-    spark: SparkSession, expected: dict[str, list[str]], batch: Path, tmp_path: Path
-) -> None:
-    feed = Feed(tmp_path, 3)
-    feed.give(2)
-    tables = run_stream(spark, feed)
-    decided = read_table(spark, tables, "lives").count()
-    assert 0 < decided < read_table(spark, batch, "lives").count()
-    other = stream_tables(stream_logs(spark, feed.folder), tables, tmp_path / "other", SETTINGS, availableNow=True)
-    with pytest.raises(Exception, match="not those of this checkpoint"):
-        other.awaitTermination()
-    feed.give()
-    check(spark, expected, run_stream(spark, feed))
+class Stream:
+    """A stream into tables of what comes in files, and of what comes through NSQ itself."""
+
+    def __init__(self, spark: SparkSession, broker: BrokerProcess, folder: Path) -> None:
+        self._spark, self._folder = spark, folder
+        self.logs, self.tables = folder / "logs", folder / "tables"
+        self.logs.mkdir()
+        self._options = {
+            "nsqd_tcp_addresses": str(broker.nsqd.tcp),
+            "nsqd_http_addresses": str(broker.nsqd.http),
+            "topic": "traces",
+            "channel": "spark",
+            "journal": str(folder / "journal"),
+        }
+        self._client = NsqdHTTPClient.from_url(f"http://{broker.nsqd.http}")
+        self._client.create_topic("traces")
+        self._client.create_channel("traces", "spark")
+
+    def give(self, name: str, found: Iterable[Any]) -> None:
+        """A file, which appears complete."""
+        hidden = self.logs / f".{name}"
+        hidden.write_text("".join(f"{record}\n" for record in found))
+        hidden.rename(self.logs / name)
+
+    def publish(self, found: Iterable[Any]) -> None:
+        bodies = [str(record).encode() for record in found]
+        self._client.multipublish("traces", bodies, binary=True)
+        until(lambda: self._client.stats("traces")["topics"][0]["channels"][0]["depth"] == len(bodies))
+
+    def run(self) -> None:
+        """A micro-batch of all there is."""
+        messages = self._spark.readStream.format("nsq").options(**self._options).load()
+        lines = stream_logs(self._spark, self.logs, maxFilesPerTrigger="2").unionByName(parse_lines(messages, "body"))
+        query = stream_tables(lines, self.tables, self._folder / "checkpoint", SETTINGS, availableNow=True)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def table(self, name: str) -> DataFrame:
+        return read_table(self._spark, self.tables, name)
 
 
-def test_a_crash_within_a_micro_batch_changes_nothing(
+def test_a_stream_that_ends_and_crashes_writes_what_a_batch_writes(
     spark: SparkSession,
     expected: dict[str, list[str]],
+    batch: Path,
+    broker: BrokerProcess,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    feed = Feed(tmp_path, 3)
-    feed.give()
+    stream, found = Stream(spark, broker, tmp_path), records()
+    begin, rest = found[: len(found) * 2 // 3], found[len(found) * 2 // 3 :]
+    stream.give("first.log", begin[::2])
+    stream.give("second.log", begin[1::2])
+    stream.run()
+    assert 0 < stream.table("lives").count() < read_table(spark, batch, "lives").count()
+    other = stream_tables(stream_logs(spark, stream.logs), stream.tables, tmp_path / "other", availableNow=True)
+    with pytest.raises(Exception, match="not those of this checkpoint"):
+        other.awaitTermination()
+    # Of a message that was lost: by now that is decided.
+    lost = ("orders", 0, "audit", 150)
+    stream.give("late.log", [trace_logs.good_log(130, seed=0)[lost][0]])
+    stream.publish(rest)
     write = BatchWriter.write
 
-    def crash(self: BatchWriter, name: str, found: Any) -> Any:
-        written = write(self, name, found)
-        if name == "slowest" and self._batch == 1:
+    def crash(self: BatchWriter, name: str, rows: Any) -> Any:
+        written = write(self, name, rows)
+        if name == "slowest":
             raise RuntimeError("crashed on purpose")
         return written
 
     monkeypatch.setattr(BatchWriter, "write", crash)
     with pytest.raises(Exception, match="crashed on purpose"):
-        run_stream(spark, feed)
+        stream.run()
     monkeypatch.undo()
-    check(spark, expected, run_stream(spark, feed))
-
-
-def test_what_comes_after_its_window_was_decided_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    feed = Feed(tmp_path, 2)
-    place = ("orders", 0, "audit", 101)
-    late = next(str(each) for each in records() if place_of(each) == place)
-    feed._waiting = [[line for line in lines if late not in line] for lines in feed._waiting]
-    feed._waiting.append([f"{late}\n"])
-    feed.give()
-    tables = run_stream(spark, feed)
-    found = read_table(spark, tables, "late").collect()
-    assert [(row.topic, row.partition, row.channel, int(row.internal_id)) for row in found] == [place]
-    assert found[0].finishes == 1
-    assert place in {
-        (row.topic, row.partition, row.channel, int(row.internal_id))
-        for row in read_table(spark, tables, "lost").collect()
+    stream.run()
+    for table in COMPARED:
+        assert expected[table], table
+        assert rows(spark, stream.tables, table) == expected[table], table
+    (late,) = stream.table("late").collect()
+    assert (late.topic, late.partition, late.channel, int(late.internal_id), late.finishes) == (*lost, 1)
+    assert lost in {
+        (row.topic, row.partition, row.channel, int(row.internal_id)) for row in stream.table("lost").collect()
     }
-
-
-def test_records_may_come_through_nsq_itself(
-    spark: SparkSession, expected: dict[str, list[str]], tmp_path: Path
-) -> None:
-    with BrokerProcess(lookupd=False) as broker:
-        client = NsqdHTTPClient.from_url(f"http://{broker.nsqd.http}")
-        client.create_topic("traces")
-        client.create_channel("traces", "spark")
-        bodies = [str(record).encode() for record in records()]
-        client.multipublish("traces", bodies, binary=True)
-        until(lambda: client.stats("traces")["topics"][0]["channels"][0]["depth"] == len(bodies))
-        lines = (
-            spark.readStream.format("nsq")
-            .option("nsqd_tcp_addresses", str(broker.nsqd.tcp))
-            .option("nsqd_http_addresses", str(broker.nsqd.http))
-            .option("topic", "traces")
-            .option("channel", "spark")
-            .option("journal", str(tmp_path / "journal"))
-            .load()
-        )
-        query = stream_tables(
-            parse_lines(lines, "body"), tmp_path / "tables", tmp_path / "checkpoint", SETTINGS, availableNow=True
-        )
-        query.awaitTermination()
-    check(spark, expected, tmp_path / "tables")
 
 
 # The report without Spark: its figures are those of Spark, on logs with faults, on random ones and on awkward ones.
@@ -769,10 +708,14 @@ def random_lines(seed: int, count: int) -> list[str]:
     return lines
 
 
-def by_spark(spark: SparkSession, folder: Path, settings: TraceSettings) -> Figures:
-    write_tables(spark, read_logs(spark, folder / "logs"), folder / "tables", settings)
-    found: Figures = figures_of(spark, folder / "tables")
-    return found
+def write_awkward(logs: Path, seed: int) -> None:
+    """Files of all kinds, of random lines and of such as are hard to read."""
+    logs.mkdir()
+    (logs / "random names é.log").write_text("\n".join(random_lines(seed, 1500)) + "\n", encoding="utf-8")
+    (logs / "mac.log").write_text("\r".join(random_lines(seed + 10, 20)), encoding="utf-8")
+    (logs / "windows.log.gz").write_bytes(gzip.compress("\r\n".join(random_lines(seed + 20, 20)).encode()))
+    (logs / "more.log.bz2").write_bytes(bz2.compress("\n".join(SERVER).encode()))
+    (logs / "awkward.log").write_text("\n".join(AWKWARD), encoding="utf-8")
 
 
 def check_equal(ours: Figures, theirs: Figures) -> None:
@@ -780,21 +723,13 @@ def check_equal(ours: Figures, theirs: Figures) -> None:
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
-@pytest.mark.parametrize(("order", "window", "grace", "seed"), [("offsets", 1.0, 5.0, 1), ("ids", 0.25, 60.0, 2)])
-def test_the_figures_are_those_of_spark(
-    spark: SparkSession, tmp_path: Path, order: Order, window: float, grace: float, seed: int
-) -> None:
-    logs = tmp_path / "logs"
-    log = trace_logs.good_log(seed=seed)
-    trace_logs.plant(log)
-    trace_logs.write_logs(trace_logs.records_of(log), logs)
-    (logs / "random names é.log").write_text("\n".join(random_lines(seed, 1500)) + "\n", encoding="utf-8")
-    (logs / "mac.log").write_text("\r".join(random_lines(seed + 10, 20)), encoding="utf-8")
-    (logs / "windows.log.gz").write_bytes(gzip.compress("\r\n".join(random_lines(seed + 20, 20)).encode()))
-    (logs / "more.log.bz2").write_bytes(bz2.compress("\n".join(SERVER).encode()))
-    (logs / "awkward.log").write_text("\n".join(AWKWARD), encoding="utf-8")
-    settings = TraceSettings(window=window, grace=grace, order=order, slowest=10)
-    check_equal(local_figures(logs, settings), by_spark(spark, tmp_path, settings))
+def test_the_figures_are_those_of_spark(spark: SparkSession, run: Run, small: Small, tmp_path: Path) -> None:
+    write_awkward(tmp_path / "logs", 2)
+    by_ids = TraceSettings(window=0.25, order="ids", slowest=10)
+    write_tables(spark, read_logs(spark, tmp_path / "logs"), tmp_path / "tables", by_ids)
+    check_equal(local_figures(tmp_path / "logs", by_ids), figures_of(spark, tmp_path / "tables"))
+    check_equal(local_figures(run.logs), figures_of(spark, run.folder))
+    check_equal(local_figures(small.logs, OF_SMALL), figures_of(spark, small.folder))
 
 
 def logged(folder: Path, lines: list[str]) -> Path:

@@ -124,30 +124,21 @@ def number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def test_counts_of_every_group_are_right(report: Report, page: Page) -> None:
+def test_figures_of_every_group_and_their_totals_are_right(report: Report, page: Page) -> None:
     expected = expected_of(report)
     shown = {
         group: {name: number(page.figures[group, name]) for name in COUNTS}
         for group in {group for group, _ in page.figures if group}
     }
     assert shown == {group: {name: getattr(each, name) for name in COUNTS} for group, each in expected.items()}
-
-
-def test_latencies_of_every_group_are_right(report: Report, page: Page) -> None:
-    for group, expected in expected_of(report).items():
+    for group, each in expected.items():
         for name, field in POINTS.items():
-            wanted = getattr(expected, field)
-            assert page.exact[group, name] == wanted
+            assert page.exact[group, name] == getattr(each, field)
             value, unit = page.figures[group, name].split()
-            assert float(value) * UNITS[unit] == pytest.approx(wanted, rel=0.006)
-
-
-def test_totals_are_right(report: Report, page: Page) -> None:
-    groups = expected_of(report).values()
-    totals = {name: sum(getattr(each, name) for each in groups) for name in COUNTS[:6]}
-    redelivered = sum(sum(each[6:9]) for each in groups)
-    expected = {**totals, "redelivered": redelivered, "problems": len(BAD_LINES)}
-    assert {name: number(page.figures["", name]) for name in expected} == expected
+            assert float(value) * UNITS[unit] == pytest.approx(getattr(each, field), rel=0.006)
+    totals = {name: sum(getattr(each, name) for each in expected.values()) for name in COUNTS[:6]}
+    totals |= {"redelivered": sum(sum(each[6:9]) for each in expected.values()), "problems": len(BAD_LINES)}
+    assert {name: number(page.figures["", name]) for name in totals} == totals
 
 
 @pytest.mark.parametrize("kind", ["lost", "duplicates", "violations"])
@@ -160,14 +151,10 @@ def test_each_fault_is_shown_with_its_message(report: Report, page: Page, kind: 
         assert sum(row.startswith(name) for row in rows) == 1
 
 
-def test_the_slowest_message_is_shown_with_its_life(report: Report, page: Page) -> None:
+def test_the_slowest_message_clocks_and_bad_lines_are_shown(report: Report, page: Page) -> None:
     first = page.tables["slowest"][1]
-    assert str(report.planted.slowest[3]) in first
-    assert "20.0 s" in first
-    assert "FIN of attempt 1" in first
-
-
-def test_clocks_and_bad_lines_are_shown(report: Report, page: Page) -> None:
+    for words in (str(report.planted.slowest[3]), "20.0 s", "FIN of attempt 1"):
+        assert words in first
     assert any("consumer on 10.0.0.9" in row for row in page.tables["skews"])
     assert any(BAD_LINES[0] in row for row in page.tables["sources"])
 
@@ -204,8 +191,7 @@ def test_deliveries_that_overlap_are_drawn_within_the_scale(tmp_path: Path) -> N
     assert length == pytest.approx(100, abs=0.5)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["wide and light", "small and dark"])
 def test_it_can_be_read_on_any_screen(report: Report, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     check_readable(browser, report.path, width, dark, tmp_path / "picture.png")
 
@@ -299,7 +285,7 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
 
 def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "bench" / "spark_trace.py"
-    arguments = ["--records", "40000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
+    arguments = ["--records", "4000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
     command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
     given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
     env = {**os.environ, **quick_environment(is_small=False), **given}

@@ -19,5 +19,5 @@ Clients:
     scenarios       proofs on a cluster that is well; on one that has every fault: tests/bad_days
     worker, spans, browser      what programs and pages show
 Waiting, kinds of tests, the compiled core and its oracle:
-    waiting, kinds, compiled, core, oracle, properties
+    waiting, kinds, compiled, oracle, properties
 """

@@ -3,68 +3,66 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
-import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from nsq_fast.broker import BrokerProcess
+import pytest
+
 from nsq_fast.client.admin import NsqdHTTPClient
-from nsq_fast.names import Address
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import ReadLimit
 
-from .journal_places import Placed
-from .servers import RealNsqd
+from .journal_places import Placed, stand
+from .servers import EMBEDDED_NSQD, RealNsqd
 from .spark import python_path
-from .waiting import WAIT, until
+from .waiting import until
 
 TOPIC, CHANNEL = "orders", "spark"
 
 
 class Server:
-    """One original nsqd, ours or the real one."""
+    """One original nsqd, ours or the real one, with a topic and a channel."""
 
-    def __init__(self, tcp: Address, http: Address, process: Any) -> None:
-        self.tcp, self.http, self.process = tcp, http, process
-        self._published = 0
-        self.client = NsqdHTTPClient(*http)
-        self.client.create_topic(TOPIC)
-        self.client.create_channel(TOPIC, CHANNEL)
-
-    @classmethod
-    def broker(cls, folder: Path) -> Server:
-        process = BrokerProcess(lookupd=False, data_path=folder)
-        process.start()
-        return cls(process.nsqd.tcp, process.nsqd.http, process)
+    def __init__(self, process: RealNsqd) -> None:
+        self.process = process
+        self.tcp, self.http = process.tcp_address, process.http_address
+        self._published: Counter[str] = Counter()
+        self.client = NsqdHTTPClient(*self.http)
+        self.publish(0)
 
     @classmethod
-    def real(cls, folder: Path, *flags: str) -> Server:
-        process = RealNsqd(folder, *flags)
-        return cls(process.tcp_address, process.http_address, process)
+    def start(cls, folder: Path, *flags: str, is_real: bool = False) -> Server:
+        return cls(RealNsqd(folder, *flags, command=None if is_real else EMBEDDED_NSQD))
 
     @property
     def options(self) -> dict[str, str]:
         return {"nsqd_tcp_addresses": str(self.tcp), "nsqd_http_addresses": str(self.http)}
 
-    def publish(self, count: int, prefix: str = "m", size: int = 0) -> list[bytes]:
+    def publish(self, count: int, prefix: str = "m", size: int = 0, topic: str = TOPIC) -> list[bytes]:
+        """So many messages, in all channels of the topic; one that is not there is made with its channel."""
+        if topic not in self._published:
+            self.client.create_topic(topic)
+            self.client.create_channel(topic, CHANNEL)
         bodies = [f"{prefix}{number}".encode().ljust(size, b".") for number in range(count)]
         for start in range(0, count, 10_000):
-            self.client.multipublish(TOPIC, bodies[start : start + 10_000], binary=True)
-        self._published += count
-        until(lambda: self._counted() >= self._published)  # from the topic into the channel
+            self.client.multipublish(topic, bodies[start : start + 10_000], binary=True)
+        self._published[topic] += count
+        until(lambda: self._counted(topic) >= self._published[topic])
         return bodies
 
-    def _counted(self) -> int:
-        (topic,) = self.client.stats(TOPIC)["topics"]
+    def _counted(self, name: str) -> int:
+        (topic,) = self.client.stats(name)["topics"]
         return min(int(channel["message_count"]) for channel in topic["channels"])
 
     def depth(self) -> tuple[int, int, int]:
@@ -85,7 +83,7 @@ class Server:
         self.client.close()
         self.process.stop()
         self.process.start()
-        self._published = 0
+        self._published.clear()
 
     def kill_and_start(self) -> None:
         self.client.close()
@@ -98,14 +96,14 @@ class Server:
 
 
 @contextmanager
-def several_servers(count: int, folder: Path, make: Callable[[Path], Server]) -> Iterator[list[Server]]:
+def several_servers(count: int, folder: Path, *, is_real: bool = False) -> Iterator[list[Server]]:
     """Servers, each with a folder of its own."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
             own = folder / f"nsqd{number}"
-            own.mkdir()
-            made.append(make(own))
+            own.mkdir(parents=True)
+            made.append(Server.start(own, is_real=is_real))
             stack.callback(made[-1].close)
         yield made
 
@@ -222,50 +220,40 @@ def reading_once(place: str, action: Callable[[Any], object]) -> type[JournalStr
     return reading(type("Once", (Placed,), {"at": at}))
 
 
-# An attempt in a process of its own, which stands where it is told to, and goes on when a line comes.
-_ATTEMPT = """
-import pickle, sys
-from support.journal_places import Placed
+FORKS = multiprocessing.get_context("forkserver")
+"""Processes that have imported already what an attempt needs."""
 
-class Standing(Placed):
-    def at(self, place):
-        if place == sys.argv[2]:
-            print(place, flush=True)
-            sys.stdin.readline()
+FORKS.set_forkserver_preload(["support.journal_places", "nsq_fast.spark.journal.stream"])
 
-with open(sys.argv[1], "rb") as file:
-    task = pickle.load(file)
-try:
-    Standing(task).run()
-except Exception as error:
-    print(type(error).__name__, flush=True)
-"""
+
+def forked(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
+    """Such a process, at work with these arguments, and the test's end of a pipe to it."""
+    test, theirs = FORKS.Pipe()
+    process = FORKS.Process(target=work, args=(*arguments, theirs, dict(os.environ)), daemon=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", python_path())
+        process.start()
+    theirs.close()
+    return process, test
 
 
 class Attempt:
     """One attempt at a task that stands at ``place``, in a process of its own."""
 
-    def __init__(self, task: Any, place: str, folder: Path) -> None:
-        path = folder / f"{uuid.uuid4().hex}.task"
-        path.write_bytes(pickle.dumps(task))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _ATTEMPT, str(path), place],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": python_path()},
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().strip() == place
+    def __init__(self, task: Any, place: str) -> None:
+        self._process, self._test = forked(stand, task, place)
+        assert self._test.recv() == place
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
 
     def go_on(self) -> str:
-        """Let it; what it said at its end."""
-        said, _ = self._process.communicate("go\n", timeout=WAIT)
-        return said.strip().rpartition("\n")[2]
+        """Let it; the name of the error with which it ended."""
+        self._test.send("go on")
+        error: str = self._test.recv()
+        self._process.join()
+        return error
 
 
 def _kept(offset: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,17 @@
-"""Places in the work of a task of the journalled reader, at which tests have it held, fail or die."""
+"""Places in the work of a task of the journalled reader, at which tests hold or fail it; what processes do."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
+from nsq_fast.errors import JournalTaken
 from nsq_fast.spark.journal.collect import Collector
+from nsq_fast.spark.journal.files import open_storage
+from nsq_fast.spark.options import ObjectStore
 
 
 class Placed(Collector):
@@ -32,3 +39,36 @@ class Placed(Collector):
         self.at("before seal")
         super().seal(index, head)
         self.at("after seal")
+
+
+def stand(task: Any, place: str, test: Connection, environment: Mapping[str, str]) -> None:
+    """Work on a task up to a place, say so to the test, and go on when it says so; what it gets then is the error."""
+    os.environ.update(environment)
+
+    to_come = [place]
+
+    class Standing(Placed):
+        def at(self, place: str) -> None:
+            if place in to_come:
+                to_come.remove(place)
+                test.send(place)
+                test.recv()
+
+    try:
+        Standing(task).run()
+    except Exception as error:
+        test.send(type(error).__name__)
+
+
+def race(path: str, store: ObjectStore, name: str, test: Connection, environment: Mapping[str, str]) -> None:
+    """Claim the first segment of each of 40 slots, against another process; how many it got."""
+    os.environ.update(environment)
+    storage = open_storage(path, store)
+    test.send("ready")
+    test.recv()
+    won = 0
+    for slot in range(40):
+        with suppress(JournalTaken):
+            storage.claim(f"s{slot}-0", [name.encode()])
+            won += 1
+    test.send(won)

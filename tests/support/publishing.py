@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from gevent import Timeout
-from gevent.event import Event
-
 from nsq_fast import Producer
-from nsq_fast.protocol.dialect import PUBLISHES
 from support.partitions import ScriptedLookup
-from support.peers import Peer, PeerServer
-from support.waiting import WAIT, until
+from support.peers import Peer
+from support.scripted_nsqd import EndOfPeer, ScriptedConnection, ScriptedNsqd
+from support.waiting import until
 from support.wire import split
 
 
@@ -86,26 +82,29 @@ Leaders = dict[int, "PublishNsqd"]
 LookupProducers = Callable[..., tuple[Producer, ScriptedLookup]]
 
 
-class EndOfPeer(Exception):
-    """Raised by an answer: close the connection now."""
-
-
-class PublishNsqd(PeerServer):
+class PublishNsqd(ScriptedNsqd):
     """The server.
 
     Attributes:
         commands: every publish received, in order.
-        peers: every connection made so far.
         answer: what is done with a publish; may be changed.
     """
 
     def __init__(self, answer: Answer = agree, **info: Any) -> None:
         self.answer = answer
-        self.info = info
         self.commands: list[Command] = []
-        self.peers: list[Peer] = []
-        self._changed = Event()
-        super().__init__(self._answer_all)
+        super().__init__(info)
+
+    @property
+    def peers(self) -> list[ScriptedConnection]:
+        """Every connection made so far."""
+        return [each for each in self.connections if each.identify]
+
+    def published(self, connection: ScriptedConnection, command: tuple[bytes, ...], body: bytes) -> None:
+        name, topic, *params = (word.decode() for word in command)
+        self.commands.append(Command(name, topic, tuple(params), body))
+        self.changed.set()
+        self.answer(connection, self.commands[-1])
 
     def bodies_of(self, partition: int | None) -> list[bytes]:
         """Every message received for a partition, in order."""
@@ -118,29 +117,7 @@ class PublishNsqd(PeerServer):
 
     def wait_commands(self, count: int) -> None:
         """Wait until ``count`` publishes were received."""
-        with Timeout(WAIT, AssertionError(f"waited for {count} publishes, got {self.commands}")):
-            while len(self.commands) < count:
-                self._changed.clear()
-                self._changed.wait()
-
-    def stop(self) -> None:
-        """Listen no more; end every connection."""
-        super().stop()
-        for peer in self.peers:
-            with suppress(OSError):
-                peer.sock.shutdown(2)
-            peer.sock.close()
-
-    def _answer_all(self, peer: Peer) -> None:
-        peer.handshake(**self.info)
-        self.peers.append(peer)
-        with suppress(EndOfPeer):
-            while True:
-                command = read_publish(peer)
-                if command is not None:
-                    self.commands.append(command)
-                    self._changed.set()
-                    self.answer(peer, command)
+        self.wait_for(lambda: len(self.commands) >= count)
 
 
 def refuse(peer: Peer, error: bytes) -> None:
@@ -149,11 +126,3 @@ def refuse(peer: Peer, error: bytes) -> None:
     peer.sock.shutdown(1)
     peer.read_all()
     raise EndOfPeer
-
-
-def read_publish(peer: Peer) -> Command | None:
-    name, *params = peer.read_line().decode().split(" ")
-    if name == "NOP":
-        return None
-    assert name in PUBLISHES, name
-    return Command(name, params[0], tuple(params[1:]), peer.read_body())

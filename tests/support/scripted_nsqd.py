@@ -15,11 +15,18 @@ from typing import Any
 from gevent import socket
 from gevent.event import Event
 
+from nsq_fast.protocol.dialect import PUBLISHES
 from support.peers import Peer, PeerServer
 from support.waiting import WAIT
 from support.wire import OK, frame, message_frame
 
 ID_LENGTH = 16
+PUBLISHED = {name.encode() for name in PUBLISHES}
+WITH_BODY = {b"IDENTIFY", b"AUTH", *PUBLISHED}
+
+
+class EndOfPeer(Exception):
+    """Raised by what answers: close the connection now."""
 
 
 def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what: Callable[[], str]) -> Any:
@@ -93,8 +100,14 @@ class ScriptedConnection(Peer):
         try:
             assert self.read(4) == b"  V2"
             while True:
-                command = self._read_command()
-                body = self.read_body() if command[0] in (b"IDENTIFY", b"AUTH") else b""
+                try:
+                    command = self._read_command()
+                    body = self.read_body() if command[0] in WITH_BODY else b""
+                except ValueError:
+                    return
+                if command[0] in PUBLISHED:
+                    self.server.published(self, command, body)
+                    continue
                 if command[0] == b"IDENTIFY":
                     self.identify = json.loads(body)
                 elif command[0] == b"AUTH":
@@ -102,7 +115,7 @@ class ScriptedConnection(Peer):
                 self.commands.append(command)
                 self.server.reply(self, command)
                 self._tell()
-        except ValueError:
+        except EndOfPeer:
             pass
         finally:
             self.is_open = False
@@ -168,6 +181,10 @@ class ScriptedNsqd(PeerServer):
             connection.send(OK)
         elif word == b"CLS":
             connection.send(frame(0, b"CLOSE_WAIT"))
+
+    def published(self, connection: ScriptedConnection, command: tuple[bytes, ...], body: bytes) -> None:
+        """A publish came."""
+        raise AssertionError(f"no publishes are expected here: {command}")
 
     def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:
         """Wait until ``condition()`` is true."""

@@ -402,13 +402,13 @@ def _listen(host: str) -> list[str]:
 
 
 class ConnectServer(_Daemons):
-    """A Spark Connect server with a local Spark.
+    """A Spark Connect server.
 
     Attributes:
         url: for ``SparkSession.builder.remote``.
     """
 
-    def __init__(self, folder: Path, master: str = "local[2]") -> None:
+    def __init__(self, folder: Path, master: str) -> None:
         super().__init__()
         settings = {**spark_settings(master, folder), "spark.connect.grpc.binding.address": LOOPBACK}
         settings |= {"spark.connect.grpc.binding.port": "0", "spark.driver.extraJavaOptions": java_options("info")}

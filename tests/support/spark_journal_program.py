@@ -1,44 +1,25 @@
-"""A query of the journalled reader that holds, fails or dies where a test wants it; and what must be true afterwards.
-
-Each place is for once in all runs of the program: ``places`` says what happens
-there (``hold``, ``raise``, ``exit``). Those that hold come one after the other.
-"""
+"""A query of the journalled reader that holds, fails or dies where a test wants it, and what must be true then."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from .journal import CHANNEL, TOPIC, Server
+from .spark import Program
 from .spark_ledger import Delivered, account
-from .spark_marks import Marks
 
 PROGRAM = """
-import os, time
+import time
 from pyspark import TaskContext
 from support.journal_places import Placed
 from support.spark_marks import LIMIT
-from support.spark_program import Collector, arguments, marks, register_faulty, run_to_end, say, session
+from support.spark_program import Collector, Places, arguments, marks, register_faulty, run_to_end, say, session
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
 
 HERE, ARGUMENTS = marks(), arguments()
 PLACES = ARGUMENTS["places"]
-
-def is_next(place):
-    # a driver is killed at one place after the other
-    order = list(PLACES)
-    return all(PLACES[each] != "hold" or HERE.count(each) for each in order[:order.index(place)])
-
-def at(place):
-    # stand at a place of the plan once, in whatever process
-    if place in PLACES and is_next(place) and HERE.once(place):
-        action = PLACES[place]
-        HERE.reach(place)
-        if action == "raise":
-            raise RuntimeError(place)
-        if action == "exit":
-            os._exit(3)
-        HERE.hold(place + " go")
+at = Places(PLACES, HERE).at
 
 class Faulty(Placed):
     def at(self, place):
@@ -61,7 +42,7 @@ def sink(batch, number):
 def run():
     reader = spark.readStream.format("faulty").options(**ARGUMENTS["options"])
     writer = reader.load().writeStream.foreachBatch(sink).option("checkpointLocation", ARGUMENTS["checkpoint"])
-    run_to_end(writer.trigger(availableNow=True).start)
+    run_to_end(lambda: writer.trigger(availableNow=True).start().awaitTermination())
 
 host, port = ARGUMENTS["http"].rsplit(":", 1)
 client = NsqdHTTPClient(host, int(port))
@@ -85,27 +66,56 @@ while time.monotonic() < deadline:
 say("left", count=left)
 """
 
+WHILE_IT_MAY = f"""
+from support.spark_program import marks
 
-def arguments(server: Server, folder: Path, places: dict[str, str], **options: str) -> dict[str, object]:
-    """What the program is given; its files go below ``folder``."""
-    given = {
-        "topic": TOPIC,
-        "channel": CHANNEL,
-        "journal": str(folder / "journal"),
-        "maxOffsetsPerTrigger": "8000",
-        "nsq.msg_timeout": "3",
-        **server.options,
-        **options,
-    }
-    paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-    return {"options": given, "places": places, "http": str(server.http), **paths}
+marks().wait("begin")
+if not marks().count("over"):
+    exec({PROGRAM!r})
+"""
+"""The program from the mark ``begin`` on; in runs of the driver after the mark ``over`` it does nothing."""
 
 
-def check(server: Server, marks: Marks, bodies: list[bytes], folder: Path, replays: int) -> None:
-    """``bodies`` are those of the test; the program may have published more."""
-    assert server.depth() == (0, 0, 0)
-    delivered = Delivered(folder / "out")
-    more = [b"%d.%d" % (turn + 1, each) for turn in range(marks.count("more")) for each in range(8000)]
-    account(bodies + more, delivered.bodies()).check()
-    delivered.check_replays()
-    assert len(delivered.replays()) >= replays
+class Journalled:
+    """One for a driver; its files go below ``folder``.
+
+    Args:
+        bodies: what the test has published.
+        places: see ``Places``.
+        text: the program.
+
+    Attributes:
+        program: for the driver.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        folder: Path,
+        bodies: list[bytes],
+        places: dict[str, str],
+        text: str = PROGRAM,
+        **options: str,
+    ) -> None:
+        self._server, self._bodies, self._folder = server, bodies, folder
+        given = {
+            "topic": TOPIC,
+            "channel": CHANNEL,
+            "journal": str(folder / "journal"),
+            "maxOffsetsPerTrigger": "8000",
+            "nsq.msg_timeout": "3",
+            **server.options,
+            **options,
+        }
+        paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+        self.program = Program(text, folder, options=given, places=places, http=str(server.http), **paths)
+        self.marks = self.program.marks
+        self.delivered = Delivered(folder / "out")
+
+    def check(self, replays: int = 0) -> None:
+        """Nothing was lost, nothing is there twice, and so many batches were run again, with the same rows."""
+        assert self._server.depth() == (0, 0, 0)
+        more = [b"%d.%d" % (turn + 1, each) for turn in range(self.marks.count("more")) for each in range(8000)]
+        account(self._bodies + more, self.delivered.bodies()).check()
+        self.delivered.check_replays()
+        assert len(self.delivered.replays()) >= replays

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-POLL = 0.01
+POLL = 0.05
 LIMIT = 600.0  # how long anything of Spark may take where the machine is busy: it ends hangs, and measures nothing
 T = TypeVar("T")
 

@@ -89,22 +89,45 @@ def say(what: str, **facts: Any) -> None:
     os.write(sys.stdout.fileno(), f"{SAID}{json.dumps({'what': what, **facts})}\n".encode())
 
 
-def run_to_end(start: Callable[[], Any]) -> None:
-    """Run a query that ends by itself; again when its Python took more than 10 s to start, for which Spark ends it."""
-    while not _has_ended(start()):
-        pass
-
-
-def _has_ended(query: Any) -> bool:
+def run_to_end(run: Callable[[], object]) -> None:
+    """Run a query to its end; again when its Python took more than 10 s to start, for which Spark ends it."""
     from pyspark.errors import StreamingQueryException
 
     try:
-        query.awaitTermination()
+        run()
     except StreamingQueryException as error:
         if "Python worker failed to connect back" not in str(error):
             raise
-        return False
-    return True
+        run_to_end(run)
+
+
+class Places:
+    """Where a program and its tasks are held, fail or die: each for once in all runs, and those that hold in order.
+
+    Args:
+        actions: what happens at each place: ``hold``, ``raise``, ``exit``. See ``Marks.hold``.
+    """
+
+    def __init__(self, actions: dict[str, str], here: Marks) -> None:
+        self._actions, self._here = actions, here
+
+    def at(self, place: str) -> None:
+        if place not in self._actions or not self._is_next(place) or not self._here.once(place):
+            return
+        action = self._actions[place]
+        if action == "hold":
+            self._here.hold(place)
+            return
+        self._here.reach(place)
+        if action == "exit":
+            os._exit(3)
+        raise RuntimeError(place)
+
+    def _is_next(self, place: str) -> bool:
+        """A driver is killed at one place after the other."""
+        holds = [each for each, action in self._actions.items() if action == "hold"]
+        before = holds[: holds.index(place)] if place in holds else []
+        return all(self._here.count(each) for each in before)
 
 
 def beside(programs: Iterable[dict[str, Any]]) -> None:

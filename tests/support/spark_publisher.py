@@ -16,7 +16,7 @@ from typing import Any
 
 from .spark import spark_environment
 
-ROUNDS = 20  # in a second
+ROUNDS = 10  # in a second
 END_TIMEOUT = 30.0
 
 

@@ -6,7 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import mpub_body
@@ -62,6 +62,10 @@ class Topic:
 
     def leading_node(self, cluster: ClusterProcess, partition: int = 0) -> int:
         return [nsqd.tcp.port for nsqd in cluster.nsqds].index(self.leader(partition)["tcp_port"])
+
+
+MakeTopic = Callable[..., Topic]
+"""See ``make_topic`` of the conftest."""
 
 
 def ask(target: str, method: str = "GET", body: bytes | None = None) -> Any:

@@ -1,17 +1,14 @@
-"""A query of the replayable reader that holds, fails or dies where a test wants it; and what must be true afterwards.
-
-Each point is for once in all runs of the program: ``points`` says what happens
-there (``hold``, ``raise``, ``exit``). ``forever``: until the mark ``end``.
-"""
+"""A query of the replayable reader that holds, fails or dies where a test wants it, and what must be true then."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from .spark import Driver
+from .spark import Driver, Program
 from .spark_ledger import Delivered, account
-from .spark_marks import Marks, poll
+from .spark_marks import poll
+from .spark_replay import Topic
 
 COUNT = 60_000
 """Messages for a query of two batches, of which each point is reached in one."""
@@ -19,25 +16,12 @@ BATCH = 40_000
 """In two tasks, each of which hands on 10,000 rows and has as many to come when it is held."""
 
 PROGRAM = """
-import os, time
-
 from nsq_fast.spark.replay import ReplayStreamReader
 from nsq_fast.spark.replay.reading import PieceReader
-from support.spark_program import Collector, arguments, marks, register_faulty, run_to_end, say, session
+from support.spark_program import Collector, Places, arguments, marks, register_faulty, run_to_end, say, session
 
 given, here = arguments(), marks()
-
-def point(name):
-    if name not in given["points"] or not here.once(name):
-        return
-    action = given["points"][name]
-    here.reach(name + "-reached")
-    if action == "hold":
-        here.hold(name)
-    elif action == "raise":
-        raise RuntimeError("a fault of the test")
-    elif action == "exit":
-        os._exit(3)
+point = Places(given["places"], here).at
 
 class Reader(PieceReader):
     def batches(self):
@@ -85,37 +69,58 @@ if given["forever"]:
     query.processAllAvailable()
     query.stop()
 else:
-    run_to_end(writer.trigger(availableNow=True).start)
+    run_to_end(lambda: writer.trigger(availableNow=True).start().awaitTermination())
 say("progress", attempts=here.count("attempt"))
 """
 
 
-def arguments(
-    options: dict[str, str], folder: Path, points: dict[str, str], forever: bool = False
-) -> dict[str, object]:
-    """What the program is given; its files go below ``folder``."""
-    paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-    options = {"startingOffsets": "earliest", "columns": "*", **options}
-    return {"options": options, "points": points, "forever": forever, **paths}
+class Replayable:
+    """One for a driver; its files go below ``folder``.
+
+    Args:
+        places: see ``Places``.
+        forever: until the mark ``end``.
+        before: what the program does first.
+
+    Attributes:
+        program: for the driver.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        folder: Path,
+        places: dict[str, str],
+        *,
+        limit: int = BATCH,
+        forever: bool = False,
+        before: str = "",
+    ) -> None:
+        options = {"startingOffsets": "earliest", "columns": "*", **topic.options, "maxOffsetsPerTrigger": str(limit)}
+        paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+        self.program = Program(before + PROGRAM, folder, options=options, places=places, forever=forever, **paths)
+        self.marks = self.program.marks
+        self.delivered = Delivered(folder / "out")
+
+    def check(self, bodies: list[bytes], unknown: Iterable[bytes] = ()) -> None:
+        check(self.delivered, bodies, unknown)
 
 
-def next_hold(driver: Driver, marks: Marks, points: Iterable[str]) -> str:
-    """Which of these points the program holds at, once it does."""
+def next_hold(driver: Driver, query: Replayable, places: Iterable[str]) -> str:
+    """At which of these places the query is held, once it is."""
 
     def held() -> list[str]:
         assert driver.is_running, driver.log()
-        return [name for name in points if marks.count(name)]
+        return [name for name in places if query.marks.count(name)]
 
-    return poll(held, what="the next point")[0]
+    return poll(held, what="the next place")[0]
 
 
-def check(folder: Path, bodies: list[bytes]) -> Delivered:
+def check(delivered: Delivered, bodies: list[bytes], unknown: Iterable[bytes] = ()) -> None:
     """Nothing lost, nothing twice, replays the same, and each partition in its order."""
-    delivered = Delivered(folder / "out")
-    account(bodies, delivered.bodies()).check()
+    account(bodies, delivered.bodies(), unknown).check()
     delivered.check_replays()
     check_order(delivered)
-    return delivered
 
 
 def check_order(delivered: Delivered) -> None:

@@ -53,6 +53,21 @@ def taken(address: Address, topic: str, count: int, **how: Any) -> list[bytes]:
     return found
 
 
+def all_of(topic: str, channel: str, lookupd: str, count: int) -> list[bytes]:
+    """What a client that is not Spark gets until there are so many bodies."""
+    found: list[bytes] = []
+    consumer = Consumer(
+        topic,
+        channel,
+        lookupd_http_addresses=lookupd,
+        message_handler=lambda _, message: found.append(message.body),
+        max_in_flight=500,
+    )
+    with consumer:
+        until(lambda: len(set(found)) >= count)
+    return found
+
+
 def lookupds(cluster: ClusterProcess) -> str:
     return ",".join(str(lookupd.http) for lookupd in cluster.lookupds)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def handle(consumer, message):
 """
 
 Run = Callable[..., Worker]
+
+answers: Any = partial(until, timeout=START, every=0.05)
+"""Waits for what a worker says by HTTP; to ask more often would keep it busy."""
 
 
 @pytest.fixture
@@ -130,9 +134,11 @@ def fourth(consumer, messages):
     publish(nsqd_process, "message")
     expected = {"greenlet 1", "thread 0", "loop 0", "batch 1"}
     until(lambda: worker.handled() == expected, START, about=worker.log)
-    until(lambda: worker.figure("nsq_fast_consumer_messages_finished_total") == 4, about=worker.log)
+    answers(lambda: worker.figure("nsq_fast_consumer_messages_finished_total") == 4, about=worker.log)
     shown = [f'data-name="topic/channel">orders/{channel}<' for channel in ("greenlets", "threads", "loop", "batches")]
-    until(lambda: (page := worker.asked("/")[1]).count('data-name="finished">1<') == 4 and all(map(page.count, shown)))
+    answers(
+        lambda: (page := worker.asked("/")[1]).count('data-name="finished">1<') == 4 and all(map(page.count, shown))
+    )
     assert 'class="well">ready<' in worker.asked("/")[1]
     worker.terminated()
     assert "orders/greenlets: closed: 1 finished, 0 requeued" in worker.log()
@@ -223,7 +229,7 @@ def handle(consumer, message):
     # When a message times out, nsqd takes it off the in-flight count before it delivers it again.
     until(lambda: sum(text == "deadly" for _, text in worker.noted()) >= 2, START, about=worker.log)
     until(lambda: worker.handled() == bodies and channel(nsqd_process)["in_flight_count"] == 0, START, about=worker.log)
-    until(worker.is_ready, START, about=worker.log)
+    answers(worker.is_ready, about=worker.log)
     assert channel(nsqd_process)["depth"] == 0
     assert "was killed by SIGKILL" in worker.log()
     assert "is started again in 0.1 s\n" in worker.log()
@@ -247,7 +253,7 @@ def test_a_handler_that_does_not_end_ends_readiness_and_at_the_end_of_the_drain_
     }[place]
     worker = run(program, "--drain-timeout", "0.5", "--stall-after", "1").ready()
     publish(nsqd_process, "long")
-    until(lambda: worker.handled() == {"long"} and not worker.is_ready(), about=worker.log)
+    answers(lambda: worker.handled() == {"long"} and not worker.is_ready(), about=worker.log)
     (reason,) = worker.probed("/readyz")["reasons"]
     assert "orders/billing does nothing: handlers_busy for" in reason
     assert worker.asked("/healthz")[0] == 200
@@ -277,8 +283,8 @@ def test_a_process_whose_consumer_closes_by_itself_is_replaced_after_the_others_
     worker, restarts = run(program, "--restart-delay", "0").ready(), "nsq_fast_worker_restarts_total"
     for number, channel in enumerate(ways, 1):
         publish(nsqd_process, f"close {channel}")
-        until(lambda wanted=number: worker.figure(restarts) == wanted, START, about=worker.log)
-        until(worker.is_ready, START, about=worker.log)
+        answers(lambda wanted=number: worker.figure(restarts) == wanted, about=worker.log)
+        answers(worker.is_ready, about=worker.log)
         until(lambda wanted=f"{channel} close {channel}": wanted in worker.handled(), about=worker.log)
     log = worker.log()
     assert log.count("has closed: the program closed it") >= 2
@@ -363,11 +369,11 @@ def test_no_process_outlives_a_killed_supervisor(run: Run, nsqd_process: Any) ->
 def test_readiness_follows_the_nsqds_and_liveness_does_not(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER, "--consumer-opt", "max_reconnect_delay=0.1").ready()
     nsqd_process.kill()
-    until(lambda: not worker.is_ready(), about=worker.log)
+    answers(lambda: not worker.is_ready(), about=worker.log)
     assert "orders/billing is connected to 0 of 1" in worker.probed("/readyz")["reasons"][0]
     assert worker.asked("/healthz")[0] == 200
     nsqd_process.start()
-    until(worker.is_ready, START, about=worker.log)
+    answers(worker.is_ready, about=worker.log)
 
 
 @embedded
@@ -396,13 +402,13 @@ def test_the_figures_of_three_processes_add_up_and_outlive_one_that_is_restarted
         return worker.figure("nsq_fast_consumer_messages_finished_total", channel="billing") == bodies
 
     publish(nsqd_process, *map(str, range(30)))
-    until(lambda: all_are_counted(30), START, about=worker.log)
+    answers(lambda: all_are_counted(30), about=worker.log)
     watcher = gevent.spawn(watch)
     publish(nsqd_process, *map(str, range(30, 90)))
     os.kill(worker.children()[1], signal.SIGTERM)
-    until(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1 and worker.is_ready(), START, about=worker.log)
+    answers(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1 and worker.is_ready(), about=worker.log)
     publish(nsqd_process, *map(str, range(90, 120)))
-    until(lambda: all_are_counted(120), START, about=worker.log)
+    answers(lambda: all_are_counted(120), about=worker.log)
     watcher.kill()
     assert watcher.exception is None
     assert len({pid for pid, _ in worker.noted()}) >= 3
@@ -488,7 +494,7 @@ def test_a_restart_reads_the_configuration_anew_and_keeps_what_runs_if_it_is_wro
     assert worker.figure("nsq_fast_consumer_max_in_flight") == 7
     configure(9, processes=2)
     worker.send(signal.SIGHUP)
-    until(lambda: worker.figure("nsq_fast_consumer_max_in_flight") == 9, START, about=worker.log)
+    answers(lambda: worker.figure("nsq_fast_consumer_max_in_flight") == 9, about=worker.log)
     until(lambda: "all processes are replaced" in worker.log(), START, about=worker.log)
     assert "processes: read at the start only" in worker.log()
     before = worker.children()
@@ -586,10 +592,10 @@ def test_a_stopped_process_is_no_longer_alive(run: Run, nsqd_process: Any) -> No
     assert worker.asked("/healthz")[0] == 200
     (pid,) = worker.children().values()
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: worker.asked("/healthz")[0] == 503, about=worker.log)
+    answers(lambda: worker.asked("/healthz")[0] == 503, about=worker.log)
     assert f"pid {pid}): its loop has not turned" in worker.probed("/healthz")["reasons"][0]
     os.kill(pid, signal.SIGCONT)
-    until(lambda: worker.asked("/healthz")[0] == 200, about=worker.log)
+    answers(lambda: worker.asked("/healthz")[0] == 200, about=worker.log)
     holds(lambda: worker.children() == {0: pid})
 
 

@@ -273,7 +273,7 @@ class JournalStreamReader(_ReadsSlots, StreamReader):
                 extra=SPARK_JOURNAL_CLEAN_FAILED,
             )
             return
-        is_opened, self._opened = self._opened == offset.batch, 0
+        is_opened, self._opened = 0 < offset.batch == self._opened, 0  # 0: where the query begins, which nobody opens
         if is_opened and not is_first:
             raise JournalError(
                 f"journal={self.journal!r}: another query has begun with it, the same topic and the same channel, and"

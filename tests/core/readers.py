@@ -9,10 +9,11 @@ from pathlib import Path
 from struct import iter_unpack
 from typing import Any, NamedTuple
 
+from support.oracle import OracleFrame, OracleMessage, OracleTruncated
+
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._frame import ColumnReader, Columns, FrameReader, Response
 from nsq_fast.errors import LocalProtocolError, RemoteProtocolError
-from support.oracle import OracleFrame, OracleMessage, OracleTruncated
 
 DATA = Path(__file__).parent.parent / "data"
 LAYOUTS = [(False, False), (True, False), (False, True), (True, True)]
