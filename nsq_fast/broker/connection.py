@@ -92,7 +92,8 @@ class FlushTicker:
         return max(0.0, self._next - now) if self._period else None
 
 
-_MAX_PENDING = 4096
+_MOST_REPLIES = 1024 * 1024
+"""Bytes of replies that a client has not read, from which on it is not listened to."""
 
 
 class Output:
@@ -107,6 +108,7 @@ class Output:
 
     Attributes:
         buffered: bytes of the messages among them.
+        replies: bytes of the rest.
         is_urgent: whether they are not to wait for more.
         size: bytes of messages that may wait for more; 1: none waits.
         ticker: when messages are written although there are fewer.
@@ -118,6 +120,7 @@ class Output:
         self.stream = stream
         self.frames: list[bytes] = []
         self.buffered: int = 0
+        self.replies: int = 0
         self.is_urgent: bool = False
         self.size = 1
         self.ticker: FlushTicker = FlushTicker(0.0, 0.0)
@@ -129,6 +132,7 @@ class Output:
     def add(self, frame: bytes) -> None:
         """Have a frame go out that does not wait: a reply, or a heartbeat."""
         self.frames.append(frame)
+        self.replies += len(frame)
         self.is_urgent = True
 
     def is_due(self) -> bool:
@@ -149,7 +153,7 @@ class Output:
             while frames:
                 data = b"".join(frames)
                 frames.clear()
-                self.buffered = 0
+                self.buffered = self.replies = 0
                 self.is_urgent = False
                 self.stream.sendall(data, self.timeout)
         finally:
@@ -162,7 +166,7 @@ class Output:
         frames = self.frames
         data = frames[0] if len(frames) == 1 else b"".join(frames)
         frames.clear()
-        self.buffered = 0
+        self.buffered = self.replies = 0
         sent = self.stream.send_some(data)
         self.is_urgent = sent < len(data)
         if self.is_urgent:
@@ -171,7 +175,7 @@ class Output:
 
     def wait_for_room(self) -> None:
         """Block while a client that sends commands does not read the replies."""
-        while len(self.frames) > _MAX_PENDING and self.is_writing:
+        while self.replies > _MOST_REPLIES and self.is_writing:
             sleep(0.01)
 
     def send_last(self, frame: bytes) -> None:
