@@ -129,6 +129,7 @@ def test_documents_are_followed_and_the_last_good_one_stays(
 ) -> None:
     caplog.set_level(logging.INFO)
     kept.write(json.dumps({"trace": {"one": True}}))
+    assert json.loads(kept.source.next(None).content) == {"trace": {"one": True}}
     trace = TraceLog()
     lookupd = str(broker.lookupd.http_address)
     with Producer(lookupd_http_addresses=lookupd, config_source=kept.source, trace=trace) as producer:

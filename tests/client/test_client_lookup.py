@@ -467,20 +467,42 @@ async def test_nodes_are_those_of_all_who_answer_soon(loop: Any) -> None:
         assert [server.count("/nodes") for server in servers] == [1, 1, 1], "callers share one question"
 
 
-async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(loop: Any) -> None:
-    def lists(*topics: str) -> Any:
-        return knows(1, topics=topics)
+def lists(*topics: str) -> Any:
+    return knows(1, topics=topics)
+
+
+@contextlib.contextmanager
+def watching(loop: Any, *scripts: Any, config: LookupConfig = PATIENT) -> Iterator[tuple[set[str], list[ScriptedHttp]]]:
+    """The topics that a watch of a pattern has a consumer at, and the lookupds that are asked."""
 
     def follow(found: Any, gone: Any) -> None:
         followed.update(found)
         followed.difference_update(gone)
 
     followed: set[str] = set()
-    config = PATIENT.replace(lookupd_poll_interval=0.01)
-    scripts = lists("orders1", "orders2", "other"), lists("orders3")
-    with polling(loop, *scripts, config=config) as (poller, (first, second), _):
+    with polling(loop, *scripts, config=config) as (poller, servers, _):
         watch = TopicWatch(poller, TopicChoice(re.compile("orders.*")), config, follow, log)
         watch.start(loop, loop.supervisor(log), "topics")
+        try:
+            yield followed, servers
+        finally:
+            watch.stop()
+
+
+async def test_topics_of_a_pattern_are_followed_although_a_lookupd_hangs(loop: Any) -> None:
+    """At once, and those that come later as well, as long as there are none."""
+    with watching(loop, hang, lists("orders1", "other")) as (followed, _):
+        await until_on(loop, lambda: followed == {"orders1"})
+    with watching(loop, hang, lists("other")) as (followed, (_, good)):
+        await until_on(loop, lambda: good.count("/topics") >= 3)
+        good.script = lists("orders2")
+        await until_on(loop, lambda: followed == {"orders2"})
+
+
+async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(loop: Any) -> None:
+    config = PATIENT.replace(lookupd_poll_interval=0.01)
+    scripts = lists("orders1", "orders2"), lists("orders3")
+    with watching(loop, *scripts, config=config) as (followed, (first, second)):
         await until_on(loop, lambda: followed == {"orders1", "orders2", "orders3"})
         first.script = lists("orders2")
         await until_on(loop, lambda: followed == {"orders2", "orders3"})
@@ -488,7 +510,6 @@ async def test_a_topic_is_left_when_no_lookupd_lists_it_and_all_have_answered(lo
         count = second.count("/topics")
         await until_on(loop, lambda: second.count("/topics") >= count + 3)
         assert followed == {"orders2", "orders3"}
-        watch.stop()
 
 
 # HTTP, with servers that work, lie, hang and flood

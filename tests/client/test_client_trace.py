@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.contract import FACES, Face
-from support.scripted_nsqd import frame
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer
@@ -278,13 +277,12 @@ def test_nothing_is_measured_unless_it_is_asked_for(nsqd: NsqdServer) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 25.0}], ids=["default", "of its own"])
-def test_a_publish_is_timed_from_its_call_whatever_its_timeout(options: dict[str, float], servers: Any) -> None:
-    def late(connection: Any, command: object) -> None:
+def test_a_publish_is_timed_from_its_call_whatever_its_timeout(options: dict[str, float], publish_nsqd: Any) -> None:
+    def late(peer: Any, command: object) -> None:
         gevent.sleep(PAUSE)  # sleep: its length is what is measured
-        connection.send(frame(0, b"OK"))
+        peer.ok()
 
-    server = servers(replies={b"PUB": late})
-    with Producer(str(server.address), histograms=True, attempt_timeout=20.0) as producer:
+    with Producer(str(publish_nsqd(late).address), histograms=True, attempt_timeout=20.0) as producer:
         began = time.monotonic()
         producer.publish("orders", b"x", **options)
         taken = time.monotonic() - began
