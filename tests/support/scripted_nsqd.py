@@ -183,8 +183,9 @@ class ScriptedNsqd(PeerServer):
             connection.send(frame(0, b"CLOSE_WAIT"))
 
     def published(self, connection: ScriptedConnection, command: tuple[bytes, ...], body: bytes) -> None:
-        """A publish came."""
-        raise AssertionError(f"no publishes are expected here: {command}")
+        """A publish came, to which ``replies`` has the answer."""
+        assert command[0] in self.replies, f"no publishes are expected here: {command}"
+        self.reply(connection, command)
 
     def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:
         """Wait until ``condition()`` is true."""
