@@ -26,7 +26,7 @@ from nsq_fast.spark.versions import ReadLimit
 from .journal_places import Placed, stand
 from .servers import EMBEDDED_NSQD, RealNsqd
 from .spark import python_path
-from .waiting import until
+from .waiting import WAIT, until
 
 TOPIC, CHANNEL = "orders", "spark"
 
@@ -38,7 +38,7 @@ class Server:
         self.process = process
         self.tcp, self.http = process.tcp_address, process.http_address
         self._published: Counter[str] = Counter()
-        self.client = NsqdHTTPClient(*self.http)
+        self.client = NsqdHTTPClient(*self.http, timeout=WAIT)  # it syncs to a disk that others use, too
         self.publish(0)
 
     @classmethod
