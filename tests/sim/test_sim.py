@@ -41,11 +41,10 @@ def simulation(*arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-QUICK = 40
+QUICK = 75
 
 MORE = {"connection": 1400, "producer": 2400, "consumer": 850, "lookup": 350}
-
-"""Each to its end: 5,000 seeds, in 80 s of CPU, about."""
+"""Each to its end: 5,000 seeds, in 110 s of CPU, about."""
 
 
 @pytest.fixture(scope="module")
