@@ -14,6 +14,7 @@ import pytest
 from support.waiting import PROCESS
 
 from nsq_fast.aio import Consumer, Producer
+from nsq_fast.errors import PublishFailed
 
 from .clock import SimLoop
 from .lookupd import ModelLookupd
@@ -272,6 +273,31 @@ def test_a_server_that_was_slow_and_then_falls_silent_is_left_for_a_new_connecti
 
     took = in_virtual_time("slow and silent", scenario)
     assert took <= 1.0 + SOON
+
+
+def test_an_nsqd_that_is_gone_is_tried_ever_more_seldom_until_something_is_published() -> None:
+    async def scenario(loop: SimLoop) -> tuple[int, int]:
+        tries: list[float] = []
+        knock = loop.network.knock
+
+        def counted(sock: Any, address: tuple[str, int]) -> None:
+            tries.append(loop.time())
+            knock(sock, address)
+
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        async with Producer("10.1.0.1:4150") as producer:
+            await producer.publish("t", b"first")
+            nsqd.kill()
+            loop.network.knock = counted  # type: ignore[method-assign]
+            await asyncio.sleep(600.0)
+            seldom = len(tries)
+            with pytest.raises(PublishFailed):
+                await producer.publish("t", b"second", timeout=60.0)
+        return seldom, len(tries) - seldom
+
+    seldom, often = in_virtual_time("gone", scenario)
+    assert seldom < 40, "pauses of 30 to 60 s after the first"
+    assert often > 25, "of two seconds at most"
 
 
 def holder(nsqds: list[ModelNsqd]) -> ModelNsqd:
