@@ -629,7 +629,7 @@ async def test_a_flood_is_given_up_and_others_have_their_turns(
                 await loop.sleep(0)
 
         other = loop.supervisor(log).job("turns", take_turns)
-        error = await failure_of(client_of(server, max_reply_size=20_000).ask(loop, "GET", "/"))
+        error = await failure_of(client_of(server, max_reply_size=20_000, timeout=WAIT).ask(loop, "GET", "/"))
         asked.set()
         assert problem in str(error)
         assert turns >= least

@@ -147,7 +147,9 @@ def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(m
         sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)
         sender.start()
         server.stop()
-        until(lambda: "cannot connect" in sender.stats()["disconnected"].get(str(address), ""))  # an hour's pause begins
+        until(
+            lambda: "cannot connect" in sender.stats()["disconnected"].get(str(address), "")
+        )  # an hour's pause begins
         result = sender.publish_nowait("t", b"x")
         server.start()
         assert result.get(timeout=WAIT) == b"OK"
