@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scripted_nsqd import ScriptedNsqd, frame
+from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, WAIT, until
+from support.wire import frame
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events
 from nsq_fast.broker import NsqdOptions, NsqdServer

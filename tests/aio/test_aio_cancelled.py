@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from support.contract import AsyncioFace, Joined, joined
-from support.held_publishes import OK, PublishNsqd
+from support.held_publishes import PublishNsqd
 from support.processes import LOOPS, NewLoop, until_async
 from support.scripted_nsqd import heard
 from support.waiting import WAIT
+from support.wire import OK
 
 from nsq_fast import ConfigDocument, Message
 from nsq_fast.aio import CANCEL_TIMEOUT, Consumer, Producer

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.held_publishes import OK, PublishNsqd
+from support.held_publishes import PublishNsqd
 from support.processes import LOOPS, NewLoop, run, run_quietly, until_async
 from support.waiting import WAIT, until
+from support.wire import OK
 
 from nsq_fast import Message, threads
 from nsq_fast.aio import Consumer, Producer

@@ -27,11 +27,12 @@ import trustme
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.http_server import Question, scripted_http
-from support.peers import Peer, PeerServer, message_frame
+from support.peers import Peer, PeerServer
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
 from support.scripted_nsqd import heard
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until
+from support.wire import message_frame
 
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer

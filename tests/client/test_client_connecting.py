@@ -21,11 +21,12 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
-from support.peers import PeerServer, message_frame
+from support.peers import PeerServer
 from support.processes import run_python
 from support.scripted_nsqd import heard
 from support.servers import free_address
 from support.waiting import PROCESS, WAIT, promptly, until
+from support.wire import message_frame
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
 from nsq_fast._snappy_chunks import crc32c

@@ -8,8 +8,9 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.processes import run_quietly
-from support.scripted_nsqd import frame, heard, ignore
+from support.scripted_nsqd import heard, ignore
 from support.waiting import holds, promptly, until
+from support.wire import frame
 
 from nsq_fast import Consumer, Producer, threads
 from nsq_fast.client.give_up import Discard

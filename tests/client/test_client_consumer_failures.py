@@ -11,8 +11,9 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.scripted_nsqd import heard, ignore, message_frame
+from support.scripted_nsqd import heard, ignore
 from support.waiting import WAIT, holds, until
+from support.wire import message_frame
 
 from nsq_fast import ColumnSubscription, Consumer, ExponentialBackoff, RequeueMessage
 from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolder

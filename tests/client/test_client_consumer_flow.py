@@ -15,8 +15,9 @@ import pytest
 from gevent.event import Event
 from support.http import ask
 from support.partitions import lookup_of, topology
-from support.scripted_nsqd import frame, heard, ignore, message_frame
+from support.scripted_nsqd import heard, ignore
 from support.waiting import WAIT, holds, promptly, until
+from support.wire import frame, message_frame
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed, WrongThread

@@ -11,9 +11,10 @@ import gevent
 import lz4.block
 import pytest
 import snappy
-from support.partitions import OK, PartitionNsqd, answers, lookup_of, push_record, subscription, topology
-from support.scripted_nsqd import ScriptedNsqd, frame, heard, ignore
+from support.partitions import PartitionNsqd, answers, lookup_of, push_record, subscription, topology
+from support.scripted_nsqd import ScriptedNsqd, heard, ignore
 from support.waiting import WAIT, until
+from support.wire import OK, frame
 
 from nsq_fast import Consumer, Message
 from nsq_fast.client.give_up import PublishTo

@@ -19,9 +19,10 @@ from typing import Any
 
 import gevent
 import pytest
-from support.peers import Peer, PeerServer, message_frame
+from support.peers import Peer, PeerServer
 from support.processes import run_python
 from support.publishing import PublishNsqd
+from support.wire import message_frame
 
 from nsq_fast import Consumer, Message, Producer, aio, threads
 from nsq_fast.broker import BrokerProcess

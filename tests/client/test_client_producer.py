@@ -14,11 +14,10 @@ from gevent.event import Event
 from hypothesis import given
 from hypothesis import strategies as st
 from support.partitions import topology
-from support.peers import frame
 from support.publishing import REDESIGNED, agree, numbers, receipt, refuse, stay_mute
 from support.scripted_nsqd import heard
 from support.waiting import WAIT, until
-from support.wire import WireClient
+from support.wire import WireClient, frame
 
 from nsq_fast import Producer, Receipt, errors
 from nsq_fast._publish_path import COUNT_BYTES, LENGTH_BYTES, take_command

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 from support.partitions import lookup_of, topology
 from support.publishing import REDESIGNED, EndOfPeer, agree, connected, numbers, receipt, refuse, stay_mute
-from support.scripted_nsqd import frame
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, promptly, until
+from support.wire import frame
 
 from nsq_fast import LookupdHTTPClient, Producer, Receipt, errors
 from nsq_fast.protocol import publishing

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import ScriptedNsqd, frame
+from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT, holds, promptly, until
+from support.wire import frame
 
 import nsq_fast
 from nsq_fast import gnsq

@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 from gevent.ssl import SSLSocket
-from support.scripted_nsqd import frame, message_frame
 from support.waiting import until
+from support.wire import frame, message_frame
 
 from nsq_fast import _codec, errors, gnsq
 from nsq_fast.broker import NsqdOptions, NsqdServer

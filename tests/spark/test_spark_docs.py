@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyarrow import parquet
-from support.spark import Driver
+from support.spark import SECRET, UNREACHABLE, Driver
 from support.spark_sink import all_of
 
 from nsq_fast import NsqdHTTPClient, Producer
@@ -100,15 +100,6 @@ for part in {parts!r}:
         exec(compile(text, 'program', 'exec'), {{'__name__': '__main__'}})
     SparkSession.builder.getOrCreate().stop()  # what it registered is not there for the next
 """
-SECRET = "open-sesame"
-UNREACHABLE = {
-    "topic": "t",
-    "channel": "c",
-    "nsqd_tcp_addresses": "127.0.0.1:1",
-    "nsqd_http_addresses": "127.0.0.1:1",
-    "nsq.auth_secret": SECRET,
-    "nsq.lookupd_authorization_secret": f"Bearer {SECRET}",
-}
 PLANS = """
 import contextlib, io, json, os
 from support.spark_program import GIVEN, arguments, say

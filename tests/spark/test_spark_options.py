@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from support import spark_lakes
 from support.cluster import Standalone
-from support.spark import ROOT, Driver, spark_environment, spark_settings
+from support.spark import ROOT, SECRET, Driver, spark_environment, spark_settings
 from support.spark_marks import LIMIT
 from support.waiting import PROCESS
 
@@ -43,8 +43,6 @@ from nsq_fast.spark.source import check_load, check_use, choose, spark_schema
 
 
 NEEDED = {"topic": "t", "channel": "c", "nsqd_tcp_addresses": "a,b:5150", "nsqd_http_addresses": "a,https://b:5151"}
-
-SECRET = "open-sesame"
 
 
 def lowered(options: dict[str, str | None]) -> dict[str, str]:

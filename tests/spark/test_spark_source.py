@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSourceReader
 from support.journal import CHANNEL, TOPIC, Server
-from support.spark import ROOT, Driver
+from support.spark import ROOT, SECRET, UNREACHABLE, Driver
 from support.spark_marks import LIMIT
 from support.spark_program import run_to_end
 from support.spark_replay import Topic
@@ -48,17 +48,6 @@ if TYPE_CHECKING:
 
 
 Drivers = Callable[..., Driver]
-
-SECRET = "open-sesame"
-
-OPTIONS = {
-    "topic": "t",
-    "channel": "c",
-    "nsqd_tcp_addresses": "127.0.0.1:1",
-    "nsqd_http_addresses": "127.0.0.1:1",
-    "nsq.auth_secret": SECRET,
-    "nsq.lookupd_authorization_secret": f"Bearer {SECRET}",
-}
 
 
 def made_up_source() -> type[NsqDataSource]:
@@ -92,7 +81,7 @@ def made_up_source() -> type[NsqDataSource]:
 def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
     spark.dataSource.register(made_up_source())
     source = spark.read.format("nsq-made-up").options(
-        **OPTIONS, reader="replayable", includeHeaders="true", columns="*"
+        **UNREACHABLE, reader="replayable", includeHeaders="true", columns="*"
     )
     frame = source.load()
     readable = frame.selectExpr("*", "decode(body, 'utf-8') text").drop("body", "message_id")
@@ -111,7 +100,7 @@ def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
 
 
 def load(spark: SparkSession, **options: str) -> Any:
-    return spark.readStream.format("nsq").options(**{**OPTIONS, **options}).load()
+    return spark.readStream.format("nsq").options(**{**UNREACHABLE, **options}).load()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +121,7 @@ def test_what_is_wrong_is_said_at_load(spark: SparkSession, options: dict[str, s
 def test_load_asks_no_server(spark: SparkSession) -> None:
     assert load(spark).isStreaming
     assert load(spark, columns="body,attempts").columns == ["body", "attempts"]
-    assert spark.read.format("nsq").options(**OPTIONS).load().columns == ["timestamp", "body", "topic", "attempts"]
+    assert spark.read.format("nsq").options(**UNREACHABLE).load().columns == ["timestamp", "body", "topic", "attempts"]
 
 
 WITHOUT = """

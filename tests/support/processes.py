@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from .spark_marks import poll
-from .waiting import PROCESS, WAIT
+from .waiting import PROCESS, until_on
 
 # Processes that tests start: how, and those of a session (as ``setsid`` makes one) found and killed. Linux.
 
@@ -141,7 +140,4 @@ def run(main: Coroutine[Any, Any, Any], new_loop: NewLoop) -> None:
 
 async def until_async(probe: Callable[[], object]) -> None:
     """As ``until``, while the loop runs."""
-    end = time.monotonic() + WAIT
-    while not probe():
-        assert time.monotonic() < end, probe
-        await asyncio.sleep(0.002)  # sleep: looks again and again
+    await until_on(asyncio, probe)

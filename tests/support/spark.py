@@ -34,6 +34,17 @@ LOCAL = "local[2]"
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
+SECRET = "open-sesame"
+UNREACHABLE = {
+    "topic": "t",
+    "channel": "c",
+    "nsqd_tcp_addresses": "127.0.0.1:1",
+    "nsqd_http_addresses": "127.0.0.1:1",
+    "nsq.auth_secret": SECRET,
+    "nsq.lookupd_authorization_secret": f"Bearer {SECRET}",
+}
+"""Options of a source whose nsqd is nowhere, and whose secrets nothing may show."""
+
 
 def java_options(level: str = "error") -> str:
     """Options of every JVM: what it logs, and how little it does at its start."""

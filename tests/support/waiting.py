@@ -61,7 +61,7 @@ def until(probe: Callable[[], T], timeout: float = WAIT, every: float = 0.005, a
 
 
 async def until_on(loop: Any, probe: Callable[[], object]) -> None:
-    """As ``until``, for a test that has the client's port of its loop."""
+    """As ``until``, on the client's port of a loop, or another that has ``sleep``: ``asyncio``."""
     deadline = time.monotonic() + WAIT
     while not probe():
         assert time.monotonic() < deadline, f"not so within {WAIT} s: {probe}"

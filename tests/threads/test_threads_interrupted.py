@@ -16,9 +16,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support.held_publishes import OK, PublishNsqd
+from support.held_publishes import PublishNsqd
 from support.processes import complaints
 from support.waiting import PROCESS, WAIT, block_until
+from support.wire import OK
 
 from nsq_fast.errors import PublishFailed
 from nsq_fast.threads import Consumer, Producer
