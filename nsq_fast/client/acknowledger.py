@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from time import monotonic, time_ns
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import TimeSlice
@@ -325,7 +325,7 @@ PAUSE: Final = "pause"
 RETRY: Final = "retry"
 STOP: Final = "stop"
 BLOCKED_POLICIES = (PAUSE, RETRY, STOP)
-BlockedPolicy = str | GiveUpPolicy
+BlockedPolicy: TypeAlias = str | GiveUpPolicy
 
 # A message is held for so much of its timeout at most: a REQ that comes too late is an error.
 LONGEST_HOLD = 0.8
