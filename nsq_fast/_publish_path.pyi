@@ -30,7 +30,7 @@ class LimitPath:
 
 class PublishPath:
     body: Any
-    form: Any
+    encoding: Any
     weight: int
     destination: Any
     deadline: float
@@ -44,7 +44,7 @@ class PublishPath:
     promised: Any
     group: Any
     context: Any
-    def __init__(self, destination: Any, body: Any, deadline: float, form: Any, weight: int = 1) -> None: ...
+    def __init__(self, destination: Any, body: Any, deadline: float, encoding: Any, weight: int = 1) -> None: ...
     def wait(self, wakeups: Wakeups) -> Any: ...
     def __await__(self) -> Generator[Any]: ...
     def get_loop(self) -> Any: ...

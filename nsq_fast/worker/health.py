@@ -188,14 +188,14 @@ class Snapshot(NamedTuple):
     is_stopping: bool = False
 
 
-class Verdict(NamedTuple):
+class ProbeResult(NamedTuple):
     """The answer to a probe, with its reasons."""
 
     is_well: bool
     reasons: list[str]
 
 
-def liveness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
+def liveness(snapshot: Snapshot, now: float, timeout: float) -> ProbeResult:
     """Whether the supervisor and each process have turned their loops less than ``timeout`` seconds ago."""
     reasons = []
     if now - snapshot.at > timeout:
@@ -204,10 +204,10 @@ def liveness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
         silence = now - each.reported_at + each.report.loop_age
         if silence > timeout:
             reasons.append(f"process {each.number} (pid {each.pid}): its loop has not turned for {silence:.0f} s")
-    return Verdict(not reasons, reasons)
+    return ProbeResult(not reasons, reasons)
 
 
-def readiness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
+def readiness(snapshot: Snapshot, now: float, timeout: float) -> ProbeResult:
     """Whether messages can arrive at each consumer of each process, and all are alive."""
     reasons = liveness(snapshot, now, timeout).reasons
     if snapshot.is_stopping:
@@ -217,7 +217,7 @@ def readiness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
     for each in snapshot.processes:
         if each.number not in ready and not each.is_leaving:
             reasons += _what_is_missing(each)
-    return Verdict(not reasons, reasons)
+    return ProbeResult(not reasons, reasons)
 
 
 def _what_is_missing(process: ProcessState) -> list[str]:

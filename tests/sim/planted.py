@@ -146,9 +146,9 @@ def _(real: Any, error: Any, attempts: int, policy: Any, *rest: Any, **options: 
 
 @planted("a refused body is tried again", "producer", publishes, "decide", 25)
 def _(real: Any, error: Any, attempts: int, *rest: Any, **options: Any) -> Any:
-    verdict = real(error, attempts, *rest, **options)
+    decision = real(error, attempts, *rest, **options)
     is_bad = isinstance(error, BadMessage) and attempts < 3
-    return msgspec.structs.replace(verdict, retry=True) if is_bad else verdict
+    return msgspec.structs.replace(decision, retry=True) if is_bad else decision
 
 
 @planted("possibly_stored is never said", "producer", publishes, "decide", 28)
