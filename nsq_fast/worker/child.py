@@ -112,7 +112,9 @@ class Link:
             is_asked = self._listen()
             if self._exit_at is not None and monotonic() > self._exit_at:
                 self.send(with_metrics=True)
-                os.write(2, b"nsq_fast.worker: handlers have not finished in time: the process ends without them\n")
+                os.set_blocking(2, False)
+                with suppress(OSError):  # nobody reads it: the supervisor has gone
+                    os.write(2, b"nsq_fast.worker: handlers have not finished in time: the process ends without them\n")
                 os._exit(UNFINISHED)
 
     def _listen(self) -> bool:
@@ -373,7 +375,10 @@ class Child:
         self._phase = Phase.RUNNING
         self._link.send()
         spawn(self._beat_on)
-        self._stopping.wait()
+        try:
+            self._stopping.wait()
+        except SystemExit as error:  # of a handler on gevent, whose hub has it raised in the main greenlet
+            self._ended_by_itself("a consumer of gevent", error)
         self._drain()
         return 1 if self._failure else 0
 
@@ -462,7 +467,10 @@ class Child:
         if self._loop is not None:
             self._loop.begin_closing(timeout)
         hub = [each for each in self._running if each.place != "asyncio"]
-        joinall([spawn(each.consumer.close, drain=True, timeout=timeout) for each in hub])
+        closing = [spawn(each.consumer.close, drain=True, timeout=timeout) for each in hub]
+        while not all(each.ready() for each in closing):
+            with suppress(SystemExit):  # of a handler, as in ``run``: the process is about to end
+                joinall(closing)
         if self._loop is not None:
             self._loop.wait()
         for each in self._running:
