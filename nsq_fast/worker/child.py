@@ -113,7 +113,9 @@ class Link:
             is_asked = self._listen()
             if self._exit_at is not None and monotonic() > self._exit_at:
                 self.send(with_metrics=True)
-                os.write(2, b"nsq_fast.worker: handlers have not finished in time: the process ends without them\n")
+                os.set_blocking(2, False)
+                with suppress(OSError):  # nobody reads it: the supervisor has gone
+                    os.write(2, b"nsq_fast.worker: handlers have not finished in time: the process ends without them\n")
                 os._exit(UNFINISHED)
 
     def _listen(self) -> bool:
@@ -292,7 +294,9 @@ class Hub:
 
     def wait(self) -> None:
         """Until all are closed."""
-        joinall(self._closing)
+        while not all(each.ready() for each in self._closing):
+            with suppress(SystemExit):  # of a handler: the hub has it raised in the main greenlet
+                joinall(self._closing)
 
     def _watch(self, running: Running) -> None:
         try:
@@ -407,7 +411,10 @@ class Child:
             return WRONG_PROGRAM
         self._phase = Phase.RUNNING
         self._link.send()
-        self._stopping.wait()
+        try:
+            self._stopping.wait()
+        except SystemExit as error:  # of a handler on gevent, whose hub has it raised in the main greenlet
+            self._ended_by_itself("a consumer of gevent", error)
         self._drain()
         return 1 if self._failure else 0
 

@@ -275,10 +275,14 @@ def test_a_process_whose_consumer_closes_by_itself_is_replaced_after_the_others_
         {close}
     note(b"{channel} " + message.body)
 """
-    ways = {"greenlets": "consumer.close()", "loop": "await consumer.close()", "leaving": "raise SystemExit(5)"}
+    ways = {
+        "greenlets": ("def", "consumer.close()"),
+        "exiting": ("def", "raise SystemExit(4)"),
+        "loop": ("async def", "await consumer.close()"),
+        "leaving": ("async def", "raise SystemExit(5)"),
+    }
     program = "".join(
-        closing.format(channel=channel, kind="def" if channel == "greenlets" else "async def", close=close)
-        for channel, close in ways.items()
+        closing.format(channel=channel, kind=kind, close=close) for channel, (kind, close) in ways.items()
     )
     worker, restarts = run(program, "--restart-delay", "0").ready(), "nsq_fast_worker_restarts_total"
     for number, channel in enumerate(ways, 1):
@@ -288,9 +292,39 @@ def test_a_process_whose_consumer_closes_by_itself_is_replaced_after_the_others_
         until(lambda wanted=f"{channel} close {channel}": wanted in worker.handled(), about=worker.log)
     log = worker.log()
     assert log.count("has closed: the program closed it") >= 2
-    assert "has closed: SystemExit: 5; the process ends" in log
-    assert log.count("orders/greenlets: closed: ") == 3
+    for code in (4, 5):
+        assert f"has closed: SystemExit: {code}; the process ends" in log
+    assert log.count("orders/greenlets: closed: ") == len(ways)
     assert "Traceback" not in log
+
+
+@embedded
+def test_a_handler_that_exits_while_the_process_drains_leaves_the_others_their_time(
+    run: Run, nsqd_process: Any
+) -> None:
+    worker = run(
+        """
+from gevent import sleep
+
+@subscribe("orders", "billing", concurrency=2)
+def handle(consumer, message):
+    note(b"has " + message.body)
+    while not os.path.exists(message.body):
+        sleep(0.01)  # sleep: until the test says
+    note(b"did " + message.body)
+    if message.body == b"exit":
+        raise SystemExit(3)
+"""
+    ).ready()
+    publish(nsqd_process, "exit", "long")
+    until(lambda: worker.handled() == {"has exit", "has long"}, START, about=worker.log)
+    worker.send(signal.SIGTERM)
+    until(lambda: "draining for" in worker.log(), START, about=worker.log)
+    for body in ("exit", "long"):
+        (worker.folder / body).touch()
+        until(lambda body=body: f"did {body}" in worker.handled(), START, about=worker.log)  # type: ignore[misc]
+    assert worker.ended() == 0, worker.log()
+    assert "orders/billing: closed: 1 finished, 1 requeued" in worker.log()
 
 
 def test_consumers_of_greenlets_and_of_asyncio_have_their_nsqds_asked_what_waits(tmp_path: Path) -> None:
@@ -363,6 +397,19 @@ def test_no_process_outlives_a_killed_supervisor(run: Run, nsqd_process: Any) ->
     bodies = publish(nsqd_process, "later")
     until(lambda: channel(nsqd_process)["depth"] == len(bodies))
     assert channel(nsqd_process)["client_count"] == 0
+
+
+@pytest.mark.kill
+@embedded
+def test_no_process_outlives_a_killed_supervisor_for_a_handler_that_does_not_end(
+    run: Run, nsqd_process: Any
+) -> None:
+    worker = run(BLOCKED.replace("handler_threads=1, ", ""), "--drain-timeout", "0.2").ready()
+    publish(nsqd_process, "long")
+    until(lambda: worker.handled() == {"long"}, START, about=worker.log)
+    session = worker.pid
+    worker.send(signal.SIGKILL)
+    until(lambda: not of_session(session), START)
 
 
 @pytest.mark.kill
