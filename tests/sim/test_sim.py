@@ -252,7 +252,7 @@ def test_after_a_long_outage_a_consumer_is_back_as_soon_as_lookup_answers(seed: 
 
 @pytest.mark.parametrize("away", [3.0, 20.0, 100.0, 1000.0])
 def test_clients_that_start_before_their_lookupd_are_at_work_seconds_after_it(away: float) -> None:
-    """Polls are a minute apart. A refused connection costs nobody much, and a client that knows no nsqd does nothing."""
+    """Polls are a minute apart: a client that knows no nsqd asks more often, which costs nobody much."""
 
     async def scenario(loop: SimLoop) -> float:
         nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")

@@ -284,6 +284,19 @@ def test_what_is_like_no_other_option_has_no_hint() -> None:
 
 REFUSED_BY_A_SINK: list[tuple[dict[str, str | None], str]] = [
     ({"startingOffsets": "latest"}, "unknown option"),
+    *(
+        ({name: "x"}, f"unknown option {name!r}: each row says it, in a column {column!r} of the DataFrame")
+        for name, column in (
+            ("key", "key"),
+            ("partition", "partition"),
+            ("body", "body"),
+            ("tag", "tag"),
+            ("headers", "headers"),
+            ("trace_id", "trace_id"),
+            ("traceid", "trace_id"),
+            ("deferms", "defer_ms"),
+        )
+    ),
     ({"topic": "a b"}, "topic='a b'"),
     ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
     ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
