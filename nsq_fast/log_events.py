@@ -117,6 +117,7 @@ WORKER_RESTART_BEGAN = _event("worker_restart_began")
 WORKER_RESTART_ENDED = _event("worker_restart_ended")
 WORKER_DRAINING = _event("worker_draining")
 WORKER_KILLED = _event("worker_killed")
+WORKER_LOGS_LEFT_OUT = _event("worker_logs_left_out")
 
 # The exporter
 

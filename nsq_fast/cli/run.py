@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import click
 
 from nsq_fast.config import Option
 from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, WorkerConfig, write_logs
-from nsq_fast.worker.supervisor import Supervisor, check
+from nsq_fast.worker.supervisor import Stderr, Supervisor, check
 
 from . import options
 from .options import argument, flag, flag_of, option, say, several
@@ -75,8 +77,11 @@ def command(
     task = Task(app, str(Path(app_dir).resolve()), settings, is_check)
     if is_check:
         raise SystemExit(check(task))
-    write_logs(settings.worker)
-    raise SystemExit(Supervisor(task, read).run())
+    stderr = Stderr()
+    with redirect_stderr(stderr.text() if sys.stderr is not None else None):  # None: it was closed before we began
+        write_logs(settings.worker)
+        code = Supervisor(task, read, stderr).run()
+    raise SystemExit(code)
 
 
 def _given(flags: dict[str, Any], consumer_opt: Sequence[tuple[str, str]]) -> Iterator[Given]:

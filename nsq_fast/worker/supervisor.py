@@ -7,9 +7,11 @@ code of the program and no consumer.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
+import select
 import selectors
 import signal
 import socket
@@ -30,6 +32,7 @@ from nsq_fast.errors import ConfigError, printable
 from nsq_fast.log_events import (
     WORKER_DRAINING,
     WORKER_KILLED,
+    WORKER_LOGS_LEFT_OUT,
     WORKER_OPTIONS_UNUSED,
     WORKER_PROCESS_DELAYED,
     WORKER_PROCESS_DIED,
@@ -70,6 +73,46 @@ _LONGEST_SAID = 200
 _READ_SIZE = 65536
 _MOST_READS = 16
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+
+
+class Stderr(io.RawIOBase):
+    """Where the logs of all processes go. Whoever reads them may be stuck: what has not been taken after ``PATIENCE``
+    seconds is left out, and so is what follows until it reads again. So a worker whose logs nobody takes still looks
+    after its processes, and ends when it is told to.
+
+    Attributes:
+        left_out: bytes.
+    """
+
+    PATIENCE = 1.0
+
+    def __init__(self) -> None:
+        self.left_out = 0
+
+    def text(self) -> io.TextIOWrapper:
+        """To be ``sys.stderr``."""
+        return io.TextIOWrapper(io.BufferedWriter(self), errors="backslashreplace", line_buffering=True)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if not self._is_taken(0.0 if self.left_out else self.PATIENCE):
+            self.left_out += len(data)
+            return len(data)
+        try:
+            return os.write(2, data[: select.PIPE_BUF])  # as much as a pipe that can be written takes at once
+        except OSError:  # nobody ever reads it any more
+            return len(data)
+
+    def report(self) -> None:
+        """Say what was left out, once it can be said."""
+        if self.left_out and self._is_taken(0.0):
+            count, self.left_out = self.left_out, 0
+            logger.warning("%d bytes of logs are left out here: nobody read them", count, extra=WORKER_LOGS_LEFT_OUT)
+
+    def _is_taken(self, timeout: float) -> bool:
+        return bool(select.select([], [2], [], timeout)[1])
 
 
 class _Lines:
@@ -478,8 +521,9 @@ class Supervisor:
         read: what gives the settings as they are now, before processes are replaced. Raises ConfigError.
     """
 
-    def __init__(self, task: Task, read: Callable[[], Settings]) -> None:
+    def __init__(self, task: Task, read: Callable[[], Settings], stderr: Stderr) -> None:
         self._task = task
+        self._stderr = stderr
         self._read = read
         self._config = task.settings.worker
         self._selector = selectors.DefaultSelector()
@@ -629,6 +673,7 @@ class Supervisor:
         for slot in self._slots:
             slot.look(now)
         next(self._replacement, None)
+        self._stderr.report()
         self._tell(now)
 
     def _end_without_program(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -386,6 +387,45 @@ def test_a_worker_whose_stderr_is_closed_runs_and_ends(nsqd_process: Any, tmp_pa
         kill_session(process.pid)
 
 
+@pytest.mark.parametrize("is_read", [False, True], ids=["never read", "read later"])
+@embedded
+def test_a_worker_whose_logs_nobody_reads_runs_and_ends(nsqd_process: Any, tmp_path: Path, is_read: bool) -> None:
+    (tmp_path / "app.py").write_text(NOTING + HANDLER)
+    ledger = tmp_path / "ledger"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LEDGER": str(ledger)}
+    command = [sys.executable, "-m", "nsq_fast", "run", "app", "--nsqd", nsqd_process.address]
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=writer, start_new_session=True)
+    os.close(writer)
+    try:
+        publish(nsqd_process, "heard")
+        until(lambda: ledger.exists() or process.poll() is not None, START)
+        log = b""
+
+        def said() -> bool:
+            nonlocal log
+            with suppress(BlockingIOError):
+                log += os.read(reader, 65536)
+            return b" bytes of logs are left out here" in log
+
+        if is_read:
+            until(said, START)
+        process.terminate()
+        until(lambda: process.poll() is not None, START)
+        assert process.returncode == 0
+        said()
+        assert (b"SIGTERM: the processes drain" in log) is is_read
+    finally:
+        kill_session(process.pid)
+        os.close(reader)
+
+
 @pytest.mark.kill
 @embedded
 def test_no_process_outlives_a_killed_supervisor(run: Run, nsqd_process: Any) -> None:
@@ -401,9 +441,7 @@ def test_no_process_outlives_a_killed_supervisor(run: Run, nsqd_process: Any) ->
 
 @pytest.mark.kill
 @embedded
-def test_no_process_outlives_a_killed_supervisor_for_a_handler_that_does_not_end(
-    run: Run, nsqd_process: Any
-) -> None:
+def test_no_process_outlives_a_killed_supervisor_for_a_handler_that_does_not_end(run: Run, nsqd_process: Any) -> None:
     worker = run(BLOCKED.replace("handler_threads=1, ", ""), "--drain-timeout", "0.2").ready()
     publish(nsqd_process, "long")
     until(lambda: worker.handled() == {"long"}, START, about=worker.log)
