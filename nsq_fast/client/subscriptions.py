@@ -13,6 +13,7 @@ does. As long as a partition has no connection, lookup is asked again and again.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum, auto
@@ -981,10 +982,11 @@ class Flow(Repeated):
         connections = len(shares) + self._expected
         if 0 < self.max_in_flight < connections and not self._has_warned_of_turns:
             self._has_warned_of_turns = True
+            turns = (connections - 1) // self.max_in_flight  # before that of the last, none of which may be quiet
             self._log.warning(
                 "max_in_flight=%d is less than the number of connections, %d: they take turns, and messages of the"
-                " others wait for up to %.3g s; leave max_in_flight out, or set it to %d at least",
-                self.max_in_flight, connections, rdy.HOLD_FACTOR * self._idle_timeout, connections,
+                " others wait for up to %d s; leave max_in_flight out, or set it to %d at least",
+                self.max_in_flight, connections, math.ceil(turns * rdy.HOLD_FACTOR * self._idle_timeout), connections,
                 extra=MAX_IN_FLIGHT_LOW,
             )  # fmt: skip
         if self._has_warned_of_handlers:

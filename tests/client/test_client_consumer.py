@@ -361,3 +361,11 @@ def test_a_number_below_that_of_the_connections_is_obeyed_and_one_warning_says_s
         assert consumer.max_in_flight == 3
     text = "max_in_flight=2 is less than the number of connections, 3"
     assert [text in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+@pytest.mark.parametrize(("max_in_flight", "seconds"), [(1, 120), (2, 60), (3, 30), (4, 30)])
+def test_the_warning_says_how_long_the_last_of_many_turns_is_waited_for(servers, caplog, max_in_flight, seconds):
+    addresses = [str(servers().address) for _ in range(5)]
+    with Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=max_in_flight):
+        until(lambda: any(each.event == "max_in_flight_low" for each in caplog.records if hasattr(each, "event")))
+    assert f"connections, 5: they take turns, and messages of the others wait for up to {seconds} s" in caplog.text
