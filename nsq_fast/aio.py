@@ -45,7 +45,7 @@ from nsq_fast.client.loop import (
 )
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import AllStored, Body, Group, Headers, Publish, Stored, options_of
-from nsq_fast.client.workers import Cursor, Pool, Worker, deferred_kind, thread_frames
+from nsq_fast.client.workers import Cursor, Worker, WorkerPool, deferred_kind, thread_frames
 from nsq_fast.errors import CallInvalid, ConfigError, NotRunning
 from nsq_fast.protocol.publishing import OK, Key, Receipt
 
@@ -565,11 +565,11 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     def new_loop(self) -> AsyncioLoop:  # type: ignore[override]  # as above
         return AsyncioLoop()
 
-    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
+    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> WorkerPool:
         waiters = _Waiters()
-        return Pool(self.acknowledger, limit, prompt, None, waiters.wait, waiters.release)
+        return WorkerPool(self.acknowledger, limit, prompt, None, waiters.wait, waiters.release)
 
-    def new_worker(self, pool: Pool) -> Worker:
+    def new_worker(self, pool: WorkerPool) -> Worker:
         return TaskWorker(pool)
 
     def start_worker(self, worker: Worker, name: str) -> None:
@@ -979,7 +979,7 @@ class _Cursor(Cursor):
 
     __slots__ = ("beyond", "inbound")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         super().__init__(pool, None)
         self.beyond: tuple[Message, GiveUpPolicy] | None = None
 
@@ -1002,7 +1002,7 @@ class _Cursor(Cursor):
 class _Iteration:
     """One ``async for``."""
 
-    def __init__(self, consumer: Consumer, pool: Pool) -> None:
+    def __init__(self, consumer: Consumer, pool: WorkerPool) -> None:
         self._consumer = consumer
         self._pool = pool
         self._cursor = _Cursor(pool)
