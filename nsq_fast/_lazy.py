@@ -15,6 +15,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 _is_main: Callable[[], bool] = getattr(_thread, "_is_main_interpreter", lambda: True)  # CPython has it from 3.12 on
@@ -73,10 +74,24 @@ being_logged: set[Any] = set()
 
 
 def get_logger(name: str) -> logging.Logger:
-    """As ``logging.getLogger``, for what may log in a callback of gevent's hub."""
+    """As ``logging.getLogger``, for what may log in a callback of gevent's hub, and must go on whatever handlers do."""
     logger = logging.getLogger(name)
     logger.addFilter(_outside_the_hub)
+    if "handle" not in vars(logger):
+        logger.handle = partial(_handle, logger.handle)  # type: ignore[method-assign]
     return logger
+
+
+def _handle(handle: Callable[[logging.LogRecord], None], record: logging.LogRecord) -> None:
+    """What a program's handler or filter raises is shown as ``logging`` shows what fails in writing: a connection must
+    not fail with a record of it."""
+    try:
+        handle(record)
+    except Exception:
+        _SHOWS_ERRORS.handleError(record)
+
+
+_SHOWS_ERRORS = logging.NullHandler()
 
 
 def _outside_the_hub(record: logging.LogRecord) -> bool:

@@ -32,6 +32,7 @@ from msgspec import UNSET
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
+from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop, running_loop
 from nsq_fast.client.consumer import ConsumerCore, warn_unclosed
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer", "Producer"]
 
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class Producer(ProducerCore):

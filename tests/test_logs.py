@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import io
 import json
 import logging
@@ -19,11 +20,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import until_async
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, WAIT, until
 from support.wire import frame
 
-from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events
+import nsq_fast
+from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer, aio, log_events, threads
 from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.logs import JsonFormatter, RepeatLimiter, make_handler
@@ -366,6 +369,67 @@ with InThread(Broker) as broker:
     consumer.close(timeout=3600)
     print("closed")
 """
+
+
+class Raising(logging.Handler):
+    """Of a program: what it raises, no handler of logging catches."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise LookupError("no collector")
+
+
+def no_filter(record: logging.LogRecord) -> bool:
+    raise LookupError("no collector")
+
+
+@pytest.fixture(params=["handler", "filter"])
+def raising(request: pytest.FixtureRequest) -> Iterator[None]:
+    handler = Raising() if request.param == "handler" else logging.StreamHandler(io.StringIO())
+    if request.param == "filter":
+        handler.addFilter(no_filter)
+    logger, level = logging.getLogger("nsq_fast"), logging.getLogger("nsq_fast").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("raising")
+@pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)
+@pytest.mark.parametrize("face", ["gevent", "threads", "asyncio"])
+def test_a_log_handler_that_raises_disturbs_no_client(
+    nsqd_process: Any, face: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handled: list[int] = []
+
+    def fail_once(consumer: object, message: Message) -> None:
+        handled.append(message.attempts)
+        if message.attempts == 1:
+            raise ValueError("again")
+
+    async def fail_once_there(consumer: object, message: Message) -> None:
+        fail_once(consumer, message)
+
+    async def main() -> None:
+        async with aio.Consumer("t", "c", nsqd_process.address, message_handler=fail_once_there, requeue_delay=0):
+            async with aio.Producer(nsqd_process.address) as producer:
+                await producer.publish("t", b"x")
+            await until_async(lambda: handled == [1, 2])
+
+    if face == "asyncio":
+        asyncio.run(main())
+    else:
+        kinds: Any = threads if face == "threads" else nsq_fast
+        consumer = kinds.Consumer("t", "c", nsqd_process.address, message_handler=fail_once, requeue_delay=0)
+        with consumer, kinds.Producer(nsqd_process.address) as producer:
+            producer.publish("t", b"x")
+            until(lambda: handled == [1, 2])
+    shown = capsys.readouterr().err
+    assert shown.count("LookupError: no collector") < 30
+    assert "Message: '%s: connected, version %s, %s'" in shown
 
 
 def test_the_end_of_a_connection_does_not_depend_on_its_record() -> None:

@@ -16,7 +16,7 @@ from nsq_fast.worker.settings import Given, Settings, SettingsReader, Task, Work
 from nsq_fast.worker.supervisor import Stderr, Supervisor, check
 
 from . import options
-from .options import argument, flag, flag_of, option, say, several
+from .options import argument, flag, option, say, several
 
 
 def _of_worker(declared: Option) -> Any:
@@ -85,8 +85,9 @@ def command(
 
 
 def _given(flags: dict[str, Any], consumer_opt: Sequence[tuple[str, str]]) -> Iterator[Given]:
+    called = {each.name: each.opts[0] for each in click.get_current_context().command.params}
     for name, value in flags.items():
         if value not in (None, ()):
-            yield Given(name, list(value) if isinstance(value, tuple) else value, flag_of(name))
+            yield Given(name, list(value) if isinstance(value, tuple) else value, called[name])
     for name, value in consumer_opt:
         yield Given(name, value, "--consumer-opt")

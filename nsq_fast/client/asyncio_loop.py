@@ -14,12 +14,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet, finalize, ref
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import NsqError, WrongThread
 
 from .loop import FaultReporter, Names, RestartPauses
 
 T = TypeVar("T")
-logger: logging.Logger = logging.getLogger("nsq_fast.client")
+logger: logging.Logger = get_logger("nsq_fast.client")
 
 FOR_EVER = 1e9
 """Seconds that no loop lives for."""
