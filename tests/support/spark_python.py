@@ -107,7 +107,7 @@ def run() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == FORKING:
         run()
-    elif sys.argv[1] == "-m" and sys.argv[2] in _OF_WORKERS:
+    elif sys.platform == "linux" and sys.argv[1] == "-m" and sys.argv[2] in _OF_WORKERS:
         main()
     else:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
