@@ -280,7 +280,7 @@ async def paused_by_server(loop: SimLoop, reason: str) -> None:
         await asyncio.sleep(1.0)
     between = [later - earlier for earlier, later in zip(stats.asked_at, stats.asked_at[1:], strict=False)]
     assert len(between) == 2
-    assert min(between) >= ASK_EVERY
+    assert min(between) >= ASK_EVERY - 0.1, "each takes a moment of its own to arrive"
 
 
 async def server_not_pushing(loop: SimLoop, reason: str) -> None:
