@@ -51,7 +51,7 @@ from nsq_fast.client.greenlets import (
     tell_forks,
 )
 from nsq_fast.client.loop import EXIT_TIMEOUT, SLICE, FaultReporter, tell_unconfirmed
-from nsq_fast.client.workers import Pool, Sample, Worker, refuse_deferred, thread_frames
+from nsq_fast.client.workers import Sample, Worker, WorkerPool, refuse_deferred, thread_frames
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR
 
@@ -664,7 +664,7 @@ class ExecutorWorker(Worker):
 
     __slots__ = ("_batch", "_executor", "_size")
 
-    def __init__(self, pool: Pool, executor: HandlerExecutor) -> None:
+    def __init__(self, pool: WorkerPool, executor: HandlerExecutor) -> None:
         super().__init__(pool)
         self._executor = executor
         self._size = 1  # how many messages the next batch may hold

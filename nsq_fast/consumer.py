@@ -35,7 +35,7 @@ from nsq_fast.client.greenlets import (
 )
 from nsq_fast.client.loop import EndTimeout, check_close_timeout
 from nsq_fast.client.signals import is_heard, receivers
-from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Pool, Worker, check_handler
+from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Worker, WorkerPool, check_handler
 from nsq_fast.errors import CallInvalid
 from nsq_fast.log_events import HANDLER_KILLED
 
@@ -193,7 +193,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
             raise CallInvalid("a consumer that was started with a handler cannot be iterated")
         return self._messages(pool)
 
-    def _messages(self, pool: Pool) -> Iterator[Message]:
+    def _messages(self, pool: WorkerPool) -> Iterator[Message]:
         cursor = Cursor(pool, getcurrent())
         try:
             while True:
@@ -269,13 +269,13 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """Where its handlers run, if that is another place than the options say."""
         return None
 
-    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
+    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> WorkerPool:
         waiters = Waiters()
-        pool = Pool(self.acknowledger, limit, prompt, loop_turns(), waiters.wait, waiters.release)
+        pool = WorkerPool(self.acknowledger, limit, prompt, loop_turns(), waiters.wait, waiters.release)
         tell_forks(pool)
         return pool
 
-    def new_worker(self, pool: Pool) -> Worker:
+    def new_worker(self, pool: WorkerPool) -> Worker:
         if self._executor is None:
             return Worker(pool)
         from .bridge import ExecutorWorker
