@@ -11,6 +11,7 @@ import sys
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # builds run this file, not from this folder
 from version import find_version, write_version
@@ -56,21 +57,30 @@ COMPILED = (
 FOR_EACH_INTERPRETER = ("codec", "frame")
 
 
-modules = cythonize(
-    [extension(name, f"{name}.pyx") for name in COMPILED],
-    compiler_directives={
-        "language_level": 3,
-        "binding": True,
-        # What is made with pointers and sizes of its own must not take them from whoever unpickles.
-        "auto_pickle": False,
-        "linetrace": DEBUG,
-        # tests/core/test_core_compiled.py; Cython from 3.3 on guards the attributes that are public
-        "freethreading_compatible": True,
-        # tests/core/test_core_compiled.py; it says something in nsq_fast/_per_interpreter only
-        "subinterpreters_compatible": "own_gil",
-    },
-    annotate=DEBUG,
-)
+DIRECTIVES = {
+    "language_level": 3,
+    "binding": True,
+    # What is made with pointers and sizes of its own must not take them from whoever unpickles.
+    "auto_pickle": False,
+    "linetrace": DEBUG,
+    # tests/core/test_core_compiled.py; Cython from 3.3 on guards the attributes that are public
+    "freethreading_compatible": True,
+    # tests/core/test_core_compiled.py; it says something in nsq_fast/_per_interpreter only
+    "subinterpreters_compatible": "own_gil",
+}
+
+
+class Build(build_ext):
+    """Makes C of Cython where it is compiled: an sdist has none, and need not wait for it."""
+
+    def run(self) -> None:
+        compiled = cythonize(list(self.extensions), compiler_directives=DIRECTIVES, annotate=DEBUG)
+        for given, made in zip(self.extensions, compiled, strict=True):
+            given.sources = made.sources
+        super().run()
+
+
+modules = [extension(name, f"{name}.pyx") for name in COMPILED]
 if sys.version_info >= (3, 12):  # interpreters before that cannot say whether they are the main one
     modules += [
         extension(f"_per_interpreter._{name}", f"_per_interpreter/{name}.c", f"_{name}.c")
@@ -78,4 +88,9 @@ if sys.version_info >= (3, 12):  # interpreters before that cannot say whether t
     ]
 version = find_version()
 write_version(version)
-setup(version=version, ext_modules=modules, options={"build_ext": {"parallel": os.cpu_count()}})
+setup(
+    version=version,
+    ext_modules=modules,
+    cmdclass={"build_ext": Build},
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)

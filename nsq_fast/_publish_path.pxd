@@ -48,7 +48,7 @@ cdef class LimitPath:
 
 cdef class PublishPath:
     cdef public object body
-    cdef public object form
+    cdef public object encoding
     cdef public Py_ssize_t weight
     cdef public object destination
     cdef public double deadline
@@ -136,11 +136,13 @@ cdef class ProducerPath:
     cdef public object _get_loop        # the loop of asyncio that runs here
     cdef public object _ready           # what that loop is about to do
     cdef public object _new_publish     # makes a Publish
-    cdef public object _plain           # the form of what says nothing but a body
+    cdef public object _plain           # the encoding of what says nothing but a body
     cdef public object _plain_batch     # the same of bodies
 
     cdef object _route_of(self, topic)
-    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight)
+    cdef PublishPath _on_its_way(self, PublishPath publish)
+    cdef PublishPath _prepared_batch(self, topic, bodies)
+    cdef PublishPath _make(self, queue, body, encoding, Py_ssize_t weight)
     cdef object _end_of(self, PublishPath publish, QueuePath queue, Wakeups wakeups, current)
 
 

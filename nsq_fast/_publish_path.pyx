@@ -199,8 +199,8 @@ cdef class PublishPath:
     """One publish: what all of them have. ``publishes.Publish`` says what its states are.
 
     Attributes:
-        body: what is published, in the shape that ``form`` takes.
-        form: what goes with it.
+        body: what is published, in the shape that ``encoding`` takes.
+        encoding: what goes with it.
         weight: how many messages it is.
         destination: the queue that it goes through.
         deadline: when it has to be over, ``time.monotonic``.
@@ -215,18 +215,18 @@ cdef class PublishPath:
         context: that of the task which awaits it. ``waiter`` is what wakes the task then.
     """
 
-    def __init__(self, destination, body, double deadline, form, Py_ssize_t weight=1):
+    def __init__(self, destination, body, double deadline, encoding, Py_ssize_t weight=1):
         self.body = body
-        self.form = form
+        self.encoding = encoding
         self.weight = weight
-        self.is_alone = form.is_alone
-        self.is_plain = form.is_plain
+        self.is_alone = encoding.is_alone
+        self.is_plain = encoding.is_plain
         self.destination = destination
         self.deadline = deadline
 
     cdef Py_ssize_t record_size(self) except -1:
         """Bytes that it adds to the MPUB that it shares with others."""
-        return LENGTH_SIZE + len(self.body) + (0 if self.is_plain else self.form.overhead)
+        return LENGTH_SIZE + len(self.body) + (0 if self.is_plain else self.encoding.overhead)
 
     def wait(self, Wakeups wakeups not None):
         """Block the calling greenlet until it is done; return its value or raise its error."""
@@ -450,7 +450,7 @@ cpdef list take_command(waiting, Py_ssize_t most, Py_ssize_t enough, Py_ssize_t 
 
 
 cdef bint _are_alike(PublishPath one, PublishPath other) except -1:
-    return one.form is other.form or one.form.kind == other.form.kind
+    return one.encoding is other.encoding or one.encoding.kind == other.encoding.kind
 
 
 cdef class SendPath:
@@ -489,7 +489,7 @@ cdef class SendPath:
             if not is_one:
                 command.name, data = self.encode_many(command, dialect)
             elif not first.is_plain:
-                command.name, data = first.form.command(queue.topic, first.body, command.partition, dialect)
+                command.name, data = first.encoding.command(queue.topic, first.body, command.partition, dialect)
             elif type(first.body) is list:
                 command.name, data = "MPUB", mpub(queue.topic, first.body, command.partition)
             else:
@@ -591,10 +591,17 @@ cdef class ProducerPath:
 
     def _sent_usual(self, topic, body, key, partition, trace_id):
         """A publish of a task of the producer's loop, on its way, or done. None: as above."""
-        cdef PublishPath publish
         if not self._is_running or self._get_loop() is not self._home:
             return None
-        publish = self._prepared(topic, body, key, partition, trace_id)
+        return self._on_its_way(self._prepared(topic, body, key, partition, trace_id))
+
+    def _sent_batch_usual(self, topic, bodies):
+        """The same of a list that is one command."""
+        if not self._is_running or self._get_loop() is not self._home:
+            return None
+        return self._on_its_way(self._prepared_batch(topic, bodies))
+
+    cdef PublishPath _on_its_way(self, PublishPath publish):
         if publish is not None:
             (<QueuePath?>publish.destination).add(publish)
             # Of a single publish that is pending the reply comes soon: see SpinReader.
@@ -615,21 +622,28 @@ cdef class ProducerPath:
 
     def _multipublish_usual(self, topic, bodies):
         """As ``multipublish`` of a list that is one command. None: it is not for this to do, and nothing was done."""
+        cdef Wakeups wakeups = self._wakeups
         cdef PublishPath publish
+        current = wakeups.waiting_greenlet()
+        publish = None if current is None else self._prepared_batch(topic, bodies)
+        if publish is None:
+            return None
+        return self._end_of(publish, <QueuePath?>publish.destination, wakeups, current)
+
+    cdef PublishPath _prepared_batch(self, topic, bodies):
+        """As ``_prepared``, of a list that is one command."""
         cdef QueuePath queue
         cdef Py_ssize_t weight
-        cdef Wakeups wakeups = self._wakeups
-        route, current = self._route_of(topic), wakeups.waiting_greenlet()
-        if route is None or current is None or type(bodies) is not list or self._trace.is_active:
+        route = self._route_of(topic)
+        if route is None or type(bodies) is not list or self._trace.is_active:
             return None
         queue, weight = route.any, len(bodies)
         if not weight or not self._pending_limit.has_room(weight):
             return None
         if not 0 < mpub_size(bodies, route.plain_size) <= queue._sender.limit:
             return None
-        publish = self._make(queue, (<list>bodies)[:], self._plain_batch, weight)
         route.is_used = True
-        return self._end_of(publish, queue, wakeups, current)
+        return self._make(queue, (<list>bodies)[:], self._plain_batch, weight)
 
     def _prepared(self, topic, body, key, partition, trace_id):
         """A publish that has its room, and is not on its way yet. None: as above. Raises what is wrong with a trace id.
@@ -646,10 +660,10 @@ cdef class ProducerPath:
         if queue is None:
             return None
         route.is_used = True
-        form = self._plain
+        encoding = self._plain
         if trace_id is not None or self._trace.is_active:
-            form = self._composer.form(route, body, trace_id, None, None)
-        publish = self._make(queue, body, form, 1)
+            encoding = self._composer.encoding(route, body, trace_id, None, None)
+        publish = self._make(queue, body, encoding, 1)
         publish.key = key
         return publish
 
@@ -661,9 +675,9 @@ cdef class ProducerPath:
             return None
         return self._routes.get(topic)
 
-    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight):
+    cdef PublishPath _make(self, queue, body, encoding, Py_ssize_t weight):
         self._pending_limit.used += weight
-        return self._new_publish(queue, body, monotonic() + self._timeout, form, weight)
+        return self._new_publish(queue, body, monotonic() + self._timeout, encoding, weight)
 
     cdef object _end_of(self, PublishPath publish, QueuePath queue, Wakeups wakeups, current):
         try:

@@ -51,7 +51,7 @@ from nsq_fast.client.greenlets import (
     tell_forks,
 )
 from nsq_fast.client.loop import EXIT_TIMEOUT, SLICE, FaultReporter, tell_unconfirmed
-from nsq_fast.client.workers import Pool, Sample, Worker, refuse_deferred, thread_frames
+from nsq_fast.client.workers import Sample, Worker, WorkerPool, refuse_deferred, thread_frames
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR
 
@@ -580,7 +580,7 @@ class Batch:
             self.outcomes.append((item, outcome))
 
 
-class OutsideHandlers:
+class HandlerExecutor:
     """Runs batches elsewhere. Made and used in the hub's thread, but for what says otherwise.
 
     A subclass has ``_begin(batch)``, which brings a batch to where it runs. There ``done(batch)`` is called at its
@@ -659,14 +659,14 @@ class OutsideHandlers:
             _safely(function, *arguments)
 
 
-class OutsideWorker(Worker):
+class ExecutorWorker(Worker):
     """A worker greenlet whose messages are handled elsewhere."""
 
-    __slots__ = ("_batch", "_outside", "_size")
+    __slots__ = ("_batch", "_executor", "_size")
 
-    def __init__(self, pool: Pool, outside: OutsideHandlers) -> None:
+    def __init__(self, pool: WorkerPool, executor: HandlerExecutor) -> None:
         super().__init__(pool)
-        self._outside = outside
+        self._executor = executor
         self._size = 1  # how many messages the next batch may hold
         self._batch: Batch | None = None
 
@@ -683,7 +683,7 @@ class OutsideWorker(Worker):
         """Have a handler called elsewhere with one message, or one list, and timed. Raises what it raises."""
         batch = self._batch = Batch(partial(handler, consumer), lambda item: True, deque((item,)))
         batch.sample = sample
-        self._outside.run(batch, lambda: None)
+        self._executor.run(batch, lambda: None)
         self._batch = None
         errors = [error for _, error in batch.outcomes]
         if not errors:
@@ -730,13 +730,13 @@ class OutsideWorker(Worker):
 
         inbound.handed.append(handed)
         try:
-            self._outside.run(batch, on_slow)
+            self._executor.run(batch, on_slow)
             finish_some()
         finally:
             self._batch = None
             inbound.handed.remove(handed)
             take_back()
-        self._size = min(2 * self._size, self._outside.max_batch) if monotonic() - began < QUICK else 1
+        self._size = min(2 * self._size, self._executor.max_batch) if monotonic() - began < QUICK else 1
 
     def _begins(self, message: Message) -> bool:
         if message.has_expired() and self._acknowledger.consumer.config.drop_expired:
@@ -745,7 +745,7 @@ class OutsideWorker(Worker):
         return True
 
 
-class HandlerThreads(OutsideHandlers):
+class HandlerThreads(HandlerExecutor):
     """A fixed number of native threads that run batches.
 
     Args:

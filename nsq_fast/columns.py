@@ -60,7 +60,7 @@ from nsq_fast.log_events import (
 )
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
-from nsq_fast.protocol.publishing import RowsForm
+from nsq_fast.protocol.publishing import RowsEncoding
 from nsq_fast.protocol.publishing import StoredRows as StoredRows
 from nsq_fast.protocol.session import (
     AnswerFailed,
@@ -675,7 +675,7 @@ class ColumnProducer(Producer):
 
     def header(self, topic: str, headers: Headers, tag: str | None, trace_id: int | None) -> bytes:
         """The JSON of an ext header, as ``Records`` takes it. Raises ConfigError, BodyInvalid, TypeError."""
-        return self._composer.message_form(self._route(topic), trace_id, headers, tag, is_batch=True).header
+        return self._composer.message_encoding(self._route(topic), trace_id, headers, tag, is_batch=True).header
 
     def publish_rows(
         self,
@@ -712,8 +712,8 @@ class ColumnProducer(Producer):
             raise ConfigError(f"rows, start, stop: {error}") from error
         if len(parts) != 1:
             raise BodyInvalid(f"rows[{start}:{end}]: empty, or above max_body_size={self.config.max_body_size}")
-        form = RowsForm(records, rows, start, end, is_optional=is_trace_optional)
-        publish = self._bound(route, b"", form, deadline, PublishOptions(partition=partition), end - start)
+        encoding = RowsEncoding(records, rows, start, end, is_optional=is_trace_optional)
+        publish = self._bound(route, b"", encoding, deadline, PublishOptions(partition=partition), end - start)
         result: AsyncResult[StoredRows] = AsyncResult()
         publish.promised = result
         run(self._enter(publish, True))

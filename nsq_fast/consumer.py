@@ -35,7 +35,7 @@ from nsq_fast.client.greenlets import (
 )
 from nsq_fast.client.loop import EndTimeout, check_close_timeout
 from nsq_fast.client.signals import is_heard, receivers
-from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Pool, Worker, check_handler
+from nsq_fast.client.workers import BatchHandler, Cursor, Handler, Worker, WorkerPool, check_handler
 from nsq_fast.errors import CallInvalid
 from nsq_fast.log_events import HANDLER_KILLED
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nsq_fast.config import ConnectionConfig
     from nsq_fast.names import Address
 
-    from .bridge import OutsideHandlers
+    from .bridge import HandlerExecutor
 
 
 class Consumer(ConsumerCore[Handler, BatchHandler]):
@@ -107,7 +107,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         if not hasattr(self, "_thread"):
             self._thread = OwnerThread()
             tell_forks(self)
-        self._outside: OutsideHandlers | None = None
+        self._executor: HandlerExecutor | None = None
         super()._build(start)
 
     def forked(self) -> None:
@@ -193,7 +193,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
             raise CallInvalid("a consumer that was started with a handler cannot be iterated")
         return self._messages(pool)
 
-    def _messages(self, pool: Pool) -> Iterator[Message]:
+    def _messages(self, pool: WorkerPool) -> Iterator[Message]:
         cursor = Cursor(pool, getcurrent())
         try:
             while True:
@@ -238,8 +238,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     def _stop_parts(self) -> None:
         super()._stop_parts()
-        if self._outside is not None:
-            self._outside.stop()
+        if self._executor is not None:
+            self._executor.stop()
 
     def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         self._thread.check(call)
@@ -259,28 +259,28 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """It is about to begin, in the calling thread."""
         self._thread.claim()
         threads = self.config.handler_threads
-        self._outside = self._new_outside()
-        if threads and self._outside is None and not is_iterated:
+        self._executor = self._new_executor()
+        if threads and self._executor is None and not is_iterated:
             from .bridge import HandlerThreads  # most handlers run in greenlets
 
-            self._outside = HandlerThreads(min(threads, self.config.concurrency or threads), self._thread)
+            self._executor = HandlerThreads(min(threads, self.config.concurrency or threads), self._thread)
 
-    def _new_outside(self) -> OutsideHandlers | None:
+    def _new_executor(self) -> HandlerExecutor | None:
         """Where its handlers run, if that is another place than the options say."""
         return None
 
-    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
+    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> WorkerPool:
         waiters = Waiters()
-        pool = Pool(self.acknowledger, limit, prompt, loop_turns(), waiters.wait, waiters.release)
+        pool = WorkerPool(self.acknowledger, limit, prompt, loop_turns(), waiters.wait, waiters.release)
         tell_forks(pool)
         return pool
 
-    def new_worker(self, pool: Pool) -> Worker:
-        if self._outside is None:
+    def new_worker(self, pool: WorkerPool) -> Worker:
+        if self._executor is None:
             return Worker(pool)
-        from .bridge import OutsideWorker
+        from .bridge import ExecutorWorker
 
-        return OutsideWorker(pool, self._outside)
+        return ExecutorWorker(pool, self._executor)
 
     def start_worker(self, worker: Worker, name: str) -> None:
         runner = worker.runs_in = SupervisedLoop(self.supervisor, name, worker.run)

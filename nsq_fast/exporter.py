@@ -1,14 +1,14 @@
 """What the servers of a cluster say of themselves: for `nsq-fast stat`, and for `exporter`, which needs the extra
 ``metrics``.
 
-``read_stats`` reads the ``/stats`` of nsqds, of both dialects; ``Families`` makes metrics of it for Prometheus;
-``Cluster`` asks all servers at once.
+``Nsqds`` asks nsqds, ``read_stats`` reads their ``/stats``, of both dialects; ``Families`` makes metrics of it for
+Prometheus; ``Cluster`` finds the servers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +43,35 @@ class Row(NamedTuple):
     channel: str
     figures: dict[str, Any]
     said: Mapping[str, Any]
+
+
+class Nsqds:
+    """Asks nsqds for their ``/stats``, all at once, over connections that are kept while an nsqd is asked again.
+
+    Args:
+        options: of ``NsqdHTTPClient``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._clients: dict[str, NsqdHTTPClient] = {}
+
+    def ask(self, nsqds: Iterable[str], **query: Any) -> dict[str, Mapping[str, Any] | NsqError]:
+        """What each says, or why it says nothing; ``query``: as for ``NsqdHTTPClient.stats``."""
+        jobs = {nsqd: spawn(self._ask, nsqd, query) for nsqd in dict.fromkeys(nsqds)}
+        joinall(list(jobs.values()))  # a request ends in time, whatever becomes of it
+        for gone in self._clients.keys() - jobs.keys():
+            self._clients.pop(gone).close()
+        return {nsqd: job.get() for nsqd, job in jobs.items()}
+
+    def _ask(self, nsqd: str, query: Mapping[str, Any]) -> Mapping[str, Any] | NsqError:
+        if nsqd not in self._clients:
+            self._clients[nsqd] = NsqdHTTPClient.from_url(nsqd, **self._options)
+        try:
+            stats: Mapping[str, Any] = self._clients[nsqd].stats(**query)
+        except NsqError as error:
+            return error
+        return stats
 
 
 # nsqio/nsq: nsqd/stats.go, TopicStats, ChannelStats; youzan/nsq: nsqd/stats.go, the same.
@@ -194,10 +223,9 @@ class Cluster:
     ) -> None:
         self._always = [str(nsqd) for nsqd in nsqds]
         self._poller = LookupPoller([str(each) for each in lookupds], lookup_config) if lookupds else None
-        self._options = {"timeout": timeout, "tls_options": tls_options}
+        self._asked = Nsqds(timeout=timeout, tls_options=tls_options)
         self._timeout = timeout
         self._with_ephemeral = with_ephemeral
-        self._clients: dict[str, NsqdHTTPClient] = {}
         self._named_at: dict[str, float] = {}
         self._failed: set[str] = set()
         self._lock = BoundedSemaphore()
@@ -206,16 +234,13 @@ class Cluster:
         """The metrics of now, as prometheus_client has them. Servers that do not answer are shown as not up."""
         with self._lock:
             families = Families(self._with_ephemeral)
-            nsqds = list(self._nsqds(families))
-            answers = dict.fromkeys(nsqds)
-            jobs = [spawn(self._ask, nsqd, answers) for nsqd in nsqds]
-            joinall(jobs, timeout=self._timeout + 1.0)
-            for job in jobs:
-                job.kill(block=False)
-            for nsqd, stats in answers.items():
-                families.add_server("nsqd", _label(nsqd), stats is not None)
-                if stats is not None:
-                    families.add_stats(_label(nsqd), stats)
+            answers = self._asked.ask(self._nsqds(families), include_clients=False, include_mem=False)
+            for nsqd, said in answers.items():
+                error = said if isinstance(said, NsqError) else None
+                families.add_server("nsqd", _label(nsqd), error is None)
+                self._tell(nsqd, error)
+                if not isinstance(said, NsqError):
+                    families.add_stats(_label(nsqd), said)
             return families.all()
 
     def _nsqds(self, families: Families) -> Iterator[str]:
@@ -231,25 +256,17 @@ class Cluster:
         self._named_at.update(dict.fromkeys(named, now))
         for nsqd in [each for each, at in self._named_at.items() if now - at > REMEMBERED]:
             del self._named_at[nsqd]
-            if nsqd in self._clients:
-                self._clients.pop(nsqd).close()
         answering = set(self._poller.answering())
         for lookupd in self._poller.lookupds:
             families.add_server("nsqlookupd", _label(lookupd), lookupd in answering)
         yield from self._named_at
 
-    def _ask(self, nsqd: str, answers: dict[str, Any]) -> None:
-        if nsqd not in self._clients:
-            self._clients[nsqd] = NsqdHTTPClient.from_url(nsqd, **self._options)
-        try:
-            answers[nsqd] = self._clients[nsqd].stats(include_clients=False, include_mem=False)
-        except NsqError as error:
-            if nsqd not in self._failed:
-                logger.warning("%s does not say how it is: %s", nsqd, error, extra=EXPORTER_NSQD_FAILED)
+    def _tell(self, nsqd: str, error: NsqError | None) -> None:
+        if error is not None and nsqd not in self._failed:
+            logger.warning("%s does not say how it is: %s", nsqd, error, extra=EXPORTER_NSQD_FAILED)
             self._failed.add(nsqd)
-        else:
-            if nsqd in self._failed:
-                logger.info("%s says how it is again", nsqd, extra=EXPORTER_NSQD_RECOVERED)
+        elif error is None and nsqd in self._failed:
+            logger.info("%s says how it is again", nsqd, extra=EXPORTER_NSQD_RECOVERED)
             self._failed.discard(nsqd)
 
 

@@ -32,7 +32,7 @@ from msgspec import UNSET
 from nsq_fast._codec import Message
 from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import PlainPath, wake_all
-from nsq_fast.bridge import Batch, HubThread, OutsideHandlers, Place, Reply, arguments_of
+from nsq_fast.bridge import Batch, HandlerExecutor, HubThread, Place, Reply, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.gevent_loop import run
 from nsq_fast.client.loop import SLICE, EndTimeout, check_close_timeout, check_end_timeout
@@ -598,7 +598,7 @@ class HubConsumer(GeventConsumer):
         hub_thread.adopt(self)
         return self
 
-    def _new_outside(self) -> OutsideHandlers | None:
+    def _new_executor(self) -> HandlerExecutor | None:
         self.taken = TakenBatches() if self._is_iterated else None
         return self.taken
 
@@ -629,8 +629,8 @@ class HubConsumer(GeventConsumer):
     def thread_ended(self, error: NotRunning) -> None:
         """The hub thread fails: nothing of it runs any more, and nsqd delivers again what it holds. Does not block."""
         if self._is_started and not self._is_closed:
-            if self._outside is not None:
-                self._outside.leave()
+            if self._executor is not None:
+                self._executor.leave()
             self.failure: NotRunning = error
             self._closed()
 
@@ -646,7 +646,7 @@ class HubConsumer(GeventConsumer):
         return 0
 
 
-class TakenBatches(OutsideHandlers):
+class TakenBatches(HandlerExecutor):
     """Brings messages to those who iterate.
 
     Attributes:

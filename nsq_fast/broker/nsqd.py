@@ -54,11 +54,16 @@ class Host(ABC):
         self.started_at: float = time.time()
         self.error: OSError | None = None
         self._publishing = publishing
+        self._failures = 0
 
     def refused(self, error: OSError) -> None:
         """What was to be published could not be written."""
+        self._failed(self._publishing, error)
+
+    def _failed(self, trouble: Trouble, error: OSError) -> None:
         self.error = error
-        self._publishing.failed(error)
+        self._failures += 1
+        trouble.failed(error)
 
     def stored(self) -> None:
         """Something was published."""
@@ -281,14 +286,15 @@ class Nsqd(Host):
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
         """Keep an error of the disk for ``error``: a broker that cannot write goes on serving what it has."""
+        failures = self._failures
         try:
             yield
         except OSError as error:
-            self.error = error
-            self._writing.failed(error)
+            self._failed(self._writing, error)
         else:
-            self.error = None
-            self._writing.succeeded()
+            if failures == self._failures:  # else it began before the disk was full, as a sync in a thread may
+                self.error = None
+                self._writing.succeeded()
 
     def waits_for_disk(self, topic: Topic, count: int) -> bool:
         """Whether it may take some time to publish so many messages to a topic."""

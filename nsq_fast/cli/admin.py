@@ -3,16 +3,22 @@ nsqlookupds of either kind know of a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import click
 
-from nsq_fast.client.admin import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, PartitionResult, Place, placed
-from nsq_fast.client.http import Endpoint
+from nsq_fast.client.admin import (
+    ClusterAdmin,
+    LookupdHTTPClient,
+    PartitionResult,
+    Place,
+    order_path,
+    placed,
+    posting,
+)
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.protocol.topology import merge, parse_lookup
 
 from . import options
 from .options import argument, flag, number, say, warnings_shown
@@ -25,37 +31,24 @@ class Lookup(ClusterAdmin):
     """The nsqlookupds that are given, and the nsqds of a topic that they know, of either kind of NSQ."""
 
     def __init__(self, servers: Servers) -> None:
-        self.lookupds: Sequence[Endpoint] = servers.lookupds
         super().__init__(list(map(str, servers.lookupds)), **servers.of_http)
 
     @cached_property
     def is_redesigned(self) -> bool:
         """Those of the original do not know each other: what one is told, all must be told. Raises HttpError."""
         try:
-            return bool(self._ask("list_lookupds"))
+            return bool(self._ask(LookupdHTTPClient.list_lookupds))
         except HttpError as error:
             if error.status == 404:
                 return False
             raise
 
     def count_nodes(self) -> int:
-        return len(self._ask("nodes")["producers"])
+        return len(self._ask(LookupdHTTPClient.nodes)["producers"])
 
-    def _ask_each(self, method: str, path: str, **query: Any) -> Iterator[bytes | HttpError]:
-        for lookupd in self.lookupds:
-            with LookupdHTTPClient.from_url(str(lookupd), **self._options) as client:
-                try:
-                    yield client.call(method, path, **query)
-                except HttpError as error:
-                    yield error
-
-    def places(self, topic: str, partition: int | None = None) -> list[Place]:
+    def places(self, topic: str) -> list[Place]:
         """Each nsqd of a topic, or each partition. Raises HttpError when no nsqlookupd knows the topic."""
-        answers = list(self._ask_each("GET", "/lookup", topic=topic, access="r", metainfo=True))
-        found = [parse_lookup(each) for each in answers if not isinstance(each, HttpError)]
-        if not found and isinstance(answers[-1], HttpError):
-            raise answers[-1]
-        return [place for place in placed(merge(found)) if partition in (None, place[0])]
+        return list(placed(self._topology(topic)))
 
     def places_or_none(self, topic: str) -> list[Place]:
         """The same; none of a topic that is not known."""
@@ -67,26 +60,24 @@ class Lookup(ClusterAdmin):
             raise
 
     def tell(self, places: Iterable[Place], action: str, topic: str, channel: str | None) -> list[PartitionResult]:
-        """POST ``/topic/<action>``, or ``/channel/<action>``, at each place."""
+        """POST ``/topic/<action>``, or ``/channel/<action>``, at each of these places."""
+        return [self._on_partition(topic, channel, *place, posting(action, channel)) for place in places]
 
-        def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
-            client.call("POST", _path(action, channel), **place)
-
-        return [self._on_partition(topic, channel, *place, call) for place in places]
+    def order(self, action: str, topic: str, channel: str | None, partition: int | None) -> list[PartitionResult]:
+        """The same at each place that the topic has, or at a partition of it. Raises NsqError where there is none."""
+        return self._post(action, topic, channel, partition)
 
     def tell_all(self, action: str, topic: str, channel: str | None) -> None:
         """Tell all nsqlookupds of the original. Raises HttpError; one that does not know the name is content."""
-        for answer in self._ask_each("POST", _path(action, channel), topic=topic, channel=channel):
-            if isinstance(answer, HttpError) and (action != "delete" or answer.status != 404):
+        path = order_path(action, channel)
+        for answer in self._ask_each(lambda lookupd: lookupd.call("POST", path, topic=topic, channel=channel)):
+            is_unknown = action == "delete" and isinstance(answer, HttpError) and answer.status == 404
+            if isinstance(answer, NsqError) and not is_unknown:
                 raise answer
 
     def tell_leader(self, action: str, topic: str, **query: Any) -> None:
         """Tell the leading nsqlookupd of a redesigned cluster. Raises HttpError."""
         self._post_lookupd(f"/topic/{action}", topic=topic, **query)
-
-
-def _path(action: str, channel: str | None) -> str:
-    return f"/channel/{action}" if channel else f"/topic/{action}"
 
 
 # The commands
@@ -214,11 +205,7 @@ def _on_each(name: str, help: str) -> None:
     ) -> Results:
         if lookup.is_redesigned and not channel:
             raise click.UsageError(f"a redesigned cluster cannot {name} a topic as a whole: name a CHANNEL")
-        places = lookup.places(topic, partition)
-        if not places:
-            which = "" if partition is None else f" that leads partition {partition}"
-            raise NsqError(f"{topic}: lookup names no nsqd{which}")
-        return lookup.tell(places, name, topic, channel)
+        return lookup.order(name, topic, channel, partition)
 
 
 _on_each("empty", "Drop the messages that wait in CHANNEL. Without CHANNEL: those in TOPIC that no channel has got.")

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import click
 import msgspec
-from gevent import iwait, spawn
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from nsq_fast.client.admin import NsqdHTTPClient, placed
+from nsq_fast.client.admin import placed
 from nsq_fast.errors import NsqError, printable
-from nsq_fast.exporter import read_stats
+from nsq_fast.exporter import Nsqds, read_stats
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Topology
 
@@ -137,11 +136,11 @@ def command(
         raise click.UsageError("--channel needs --topic")
     servers = servers.found(quiet=as_json)
     named = topic and (f"channel {channel} of {topic}" if channel else topic)
-    screen = _Screen(as_json, f"no nsqd has {named}" if named else "")
+    screen, nsqds = _Screen(as_json, f"no nsqd has {named}" if named else ""), Nsqds(**servers.of_http)
     left = 1 if once else count or -1
     with stop_signals() as stop, screen.live:
         while not stop.is_set():
-            rows = _read(servers, topic, channel)
+            rows = _read(nsqds, servers, topic, channel)
             screen.show(rows)
             left -= 1
             if left == 0:
@@ -151,23 +150,15 @@ def command(
             stop.wait(interval)
 
 
-def _read(servers: Servers, topic: str | None, channel: str | None) -> list[ChannelStats]:
-    """Ask all nsqds at once. Raises ClickException when no server answers."""
-
-    def ask(nsqd: str) -> Any:
-        try:
-            return NsqdHTTPClient.from_url(nsqd, **servers.of_http).stats(topic=topic, channel=channel)
-        except NsqError as error:
-            return error
-
-    nsqds = list(map(str, servers.nsqds)) or servers.all_http()
-    outcomes = [greenlet.get() for greenlet in iwait([spawn(ask, nsqd) for nsqd in nsqds])]
-    errors = [each for each in outcomes if isinstance(each, NsqError)]
-    if errors and len(errors) == len(outcomes):
-        raise click.ClickException(str(errors[0]))
-    for error in errors:
+def _read(nsqds: Nsqds, servers: Servers, topic: str | None, channel: str | None) -> list[ChannelStats]:
+    """Raises ClickException when no server answers."""
+    answers = nsqds.ask(list(map(str, servers.nsqds)) or servers.all_http(), topic=topic, channel=channel).values()
+    replies = [each for each in answers if not isinstance(each, NsqError)]
+    for error in (each for each in answers if isinstance(each, NsqError)):
+        if not replies:
+            raise click.ClickException(str(error))
         say(f"left out: {error}")
-    return [row for row in add_up(each for each in outcomes if each not in errors) if channel in (None, row.channel)]
+    return [row for row in add_up(replies) if channel in (None, row.channel)]
 
 
 class _Screen:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from time import monotonic, time_ns
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import TimeSlice
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .consumer import AnyConsumer
     from .loop import Timer
     from .subscription import Subscription
-    from .workers import Pool
+    from .workers import WorkerPool
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
@@ -325,7 +325,7 @@ PAUSE: Final = "pause"
 RETRY: Final = "retry"
 STOP: Final = "stop"
 BLOCKED_POLICIES = (PAUSE, RETRY, STOP)
-BlockedPolicy = str | GiveUpPolicy
+BlockedPolicy: TypeAlias = str | GiveUpPolicy
 
 # A message is held for so much of its timeout at most: a REQ that comes too late is an error.
 LONGEST_HOLD = 0.8
@@ -337,10 +337,10 @@ class PartitionLock:
     __slots__ = ("_holder", "_waiting")
 
     def __init__(self) -> None:
-        self._holder: Pool | None = None
-        self._waiting: list[Pool] = []
+        self._holder: WorkerPool | None = None
+        self._waiting: list[WorkerPool] = []
 
-    def take(self, pool: Pool) -> bool:
+    def take(self, pool: WorkerPool) -> bool:
         """Take it for a worker of ``pool`` if it is free; if not, ``pool`` is woken when it is."""
         if self._holder is None:
             self._holder = pool
@@ -349,7 +349,7 @@ class PartitionLock:
             self._waiting.append(pool)
         return False
 
-    def give_back(self, pool: Pool) -> None:
+    def give_back(self, pool: WorkerPool) -> None:
         """Let another worker have it, if one of ``pool`` has it now."""
         if self._holder is not pool:
             return
@@ -659,7 +659,7 @@ class Deadlines(Repeated):
             if message.is_async():
                 self._check(message, connection, now)
 
-    def _has_news(self, pool: Pool, now: float) -> bool:
+    def _has_news(self, pool: WorkerPool, now: float) -> bool:
         """Look at the workers of one pool; say whether there is any news of how busy they are."""
         load = pool.load
         load.stuck, load.kept = [], []

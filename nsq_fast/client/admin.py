@@ -42,6 +42,7 @@ from .start_position import is_for_want_of_messages, parse_start, tell_beyond
 
 logger: logging.Logger = get_logger(__name__)
 
+T = TypeVar("T")
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")
 Call = Callable[["NsqdHTTPClient", dict[str, Any]], None]
@@ -408,7 +409,8 @@ class ClusterAdmin:
     """Administration of topics.
 
     Args:
-        lookupd_http_addresses: the nsqlookupds, as URLs or ``host:port``; one of them must answer.
+        lookupd_http_addresses: the nsqlookupds, as URLs or ``host:port``; one of them must answer. All are asked where
+            a topic is: those of the original NSQ do not know of each other.
         timeout: limit in seconds for each request.
         http_options: other options of ``LookupdHTTPClient`` and ``NsqdHTTPClient``: authorization, tls_options.
     """
@@ -536,18 +538,19 @@ class ClusterAdmin:
     # --- how ---------------------------------------------------------------------------------------------------------
 
     def _post(
-        self, action: str, topic: str, channel: str, partition: int | None, **query: Any
+        self, action: str, topic: str, channel: str | None, partition: int | None, **query: Any
     ) -> list[PartitionResult]:
-        def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
-            client.call("POST", f"/channel/{action}", **place, **query)
-
+        """``/channel/<action>``, or ``/topic/<action>`` without a channel."""
+        call = posting(action, channel, **query)
         return self._on_partitions(topic, channel, () if partition is None else (partition,), call)
 
-    def _on_partitions(self, topic: str, channel: str, chosen: Collection[int], call: Call) -> list[PartitionResult]:
+    def _on_partitions(
+        self, topic: str, channel: str | None, chosen: Collection[int], call: Call
+    ) -> list[PartitionResult]:
         """Call each partition in turn, or those ``chosen``; a failure does not keep the others from being called."""
-        check_channel(channel)
-        topology = self._topology(topic)
-        places = [place for place in placed(topology) if not chosen or place[0] in chosen]
+        if channel is not None:
+            check_channel(channel)
+        places = [place for place in placed(self._topology(topic)) if not chosen or place[0] in chosen]
         absent = sorted({*chosen}.difference(number for number, _ in places))
         if absent or not places:
             which = f" that leads partition {', '.join(map(str, absent))}" if absent else ""
@@ -567,22 +570,34 @@ class ClusterAdmin:
         return PartitionResult(number, nsqd)
 
     def _topology(self, topic: str) -> Topology:
-        answer = self._ask("call", "GET", "/lookup", topic=check_topic(topic), access="r", metainfo=True)
-        return merge([parse_lookup(answer)])
+        """What those nsqlookupds say together that know the topic. Raises what the last one raises where none does."""
+        query: dict[str, Any] = {"topic": check_topic(topic), "access": "r", "metainfo": True}
+        answers = list(self._ask_each(lambda lookupd: parse_lookup(lookupd.call("GET", "/lookup", **query))))
+        found = [answer for answer in answers if not isinstance(answer, NsqError)]
+        if not found and isinstance(answers[-1], NsqError):
+            raise answers[-1]
+        return merge(found)
 
-    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+    def _ask(self, ask: Callable[[LookupdHTTPClient], T]) -> T:
         """The answer of the first nsqlookupd that has one. Raises what the last one raises."""
-        for number, address in enumerate(self._lookupds, 1):
+        failure = NsqError("no nsqlookupd is named")
+        for answer in self._ask_each(ask):
+            if not isinstance(answer, NsqError):
+                return answer
+            failure = answer
+        raise failure
+
+    def _ask_each(self, ask: Callable[[LookupdHTTPClient], T]) -> Iterator[T | NsqError]:
+        """What the nsqlookupds answer, one after the other, or why one does not."""
+        for address in self._lookupds:
             with LookupdHTTPClient.from_url(address, **self._options) as client:
                 try:
-                    return getattr(client, method)(*arguments, **keywords)
-                except (HttpError, RemoteProtocolError):
-                    if number == len(self._lookupds):
-                        raise
-        raise AssertionError("there is at least one")
+                    yield ask(client)
+                except (HttpError, RemoteProtocolError) as error:
+                    yield error
 
     def _leading_lookupd(self) -> LookupdHTTPClient:
-        leader = self._ask("list_lookupds").get("lookupdleader") or {}
+        leader = self._ask(LookupdHTTPClient.list_lookupds).get("lookupdleader") or {}
         try:
             host, port = leader.get("NodeIP"), int(leader.get("HttpPort") or 0)
         except (AttributeError, TypeError, ValueError):
@@ -594,6 +609,19 @@ class ClusterAdmin:
     def _post_lookupd(self, path: str, **query: Any) -> None:
         with self._leading_lookupd() as lookupd:
             lookupd.call("POST", path, **query)
+
+
+def posting(action: str, channel: str | None, **query: Any) -> Call:
+    """POSTs ``/channel/<action>`` to an nsqd, or ``/topic/<action>`` without a channel."""
+
+    def call(client: NsqdHTTPClient, place: dict[str, Any]) -> None:
+        client.call("POST", order_path(action, channel), **place, **query)
+
+    return call
+
+
+def order_path(action: str, channel: str | None) -> str:
+    return f"/channel/{action}" if channel else f"/topic/{action}"
 
 
 def _query_text(value: Any) -> str | None:

@@ -48,7 +48,7 @@ from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Flow, Subscriber, Subscriptions
 from .transport import check_files
-from .workers import Pool, Pools, Worker, check_handler
+from .workers import Pools, Worker, WorkerPool, check_handler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -325,11 +325,11 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
     def new_connection(self, address: Address, config: ConnectionConfig, owner: Subscription) -> Connection:
         return Connection(address, config, owner, self.loop)
 
-    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
+    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> WorkerPool:
         """Make a pool without workers."""
         raise NotImplementedError
 
-    def new_worker(self, pool: Pool) -> Worker:
+    def new_worker(self, pool: WorkerPool) -> Worker:
         return Worker(pool)
 
     def start_worker(self, worker: Worker, name: str) -> None:

@@ -60,6 +60,7 @@ from nsq_fast.protocol.topology import (
     parse_lookup,
     parse_nodes,
     parse_topics,
+    unknown_topic,
 )
 
 from .http import Endpoint, HttpClient, parse_endpoint
@@ -87,7 +88,8 @@ BURST = 0.1
 """Calls of ``refresh`` within so many seconds are one."""
 
 FIRST_RETRY = 0.5
-"""Seconds until a topic of which no lookupd said anything is asked for again: doubled each time, up to a poll."""
+"""Seconds until a topic of which no lookupd said anything is asked for again: doubled each time, up to a poll; up to
+``LONGEST_SEARCH`` where no nsqd of it is known, as in a program that is started before the nsqlookupds are up."""
 
 FIRST_SEARCH = 0.2
 FIRST_LISTING = 0.5
@@ -110,7 +112,6 @@ _MAX_REPLY_SIZE = 8 * 1024 * 1024
 # piece, and so holds the loop up for 10 ms a megabyte.
 _PRODUCER_SIZE = 2 * 1024
 _CHANNELS_SIZE = 256 * 1024
-_RELIST_POLLS = 10
 
 log: logging.Logger = get_logger("nsq_fast.lookup")
 
@@ -137,7 +138,7 @@ class Lookupd:
         self._access = access
         self._max_producers = config.lookupd_max_producers
         self._interval = config.lookupd_poll_interval
-        self._is_listing_bad = False
+        self._is_clustered = self._is_listing_bad = False
         self._retry_at = self._list_at = 0.0
         headers = {"Accept": ACCEPT}
         if config.lookupd_authorization:
@@ -157,11 +158,13 @@ class Lookupd:
         size = min(_CHANNELS_SIZE + self._max_producers * _PRODUCER_SIZE, _MAX_REPLY_SIZE)
         try:
             reply = await self._http.ask(loop, "GET", "/lookup", query, max_reply_size=size)
-            return parse_lookup(reply.body, self._max_producers)
+            answer = parse_lookup(reply.body, self._max_producers)
         except HttpError as error:
-            if is_unknown_topic(error.status, error.text):
-                return LookupAnswer(problem=printable(error.text))
-            raise
+            if not is_unknown_topic(error.status, error.text):
+                raise
+            answer = unknown_topic(printable(error.text))
+        self._is_clustered = answer.is_redesigned
+        return answer
 
     async def nodes(self, loop: Loop) -> tuple[Nsqd, ...]:
         return parse_nodes((await self._http.ask(loop, "GET", "/nodes")).body, self._max_producers)
@@ -173,18 +176,16 @@ class Lookupd:
     async def list_lookupds(self, loop: Loop) -> tuple[Address, ...] | None:
         """Ask for the lookupds of its cluster, once a poll interval; None when it was not asked, or does not know.
 
-        Original lookupds have no such route, and are asked again after many intervals only.
+        Those of the original NSQ know of no others: only one whose last answer was of the redesigned NSQ is asked.
         """
         now = monotonic()
-        if now < self._list_at:
+        if now < self._list_at or not self._is_clustered:
             return None
         self._list_at = now + self._interval
         try:
             return parse_listlookup((await self._http.ask(loop, "GET", "/listlookup")).body)
         except NsqError as error:
-            if isinstance(error, HttpError) and error.status == 404:
-                self._list_at = now + self._interval * _RELIST_POLLS
-            elif not self._is_listing_bad:
+            if not self._is_listing_bad:
                 self._is_listing_bad = True
                 text = "lookupd %s does not list the lookupds of its cluster: %s"
                 log.warning(text, self.endpoint, error, extra=LOOKUPD_FAILED)
@@ -430,7 +431,9 @@ class PolledTopic:
         if not self.failures:
             text = "no lookupd answers for topic %s; what was known of it is kept"
             log.warning(text, self.name, extra=LOOKUP_UNANSWERED)
-        self._hurry(grown(FIRST_RETRY, 2.0, self.failures, self._config.lookupd_poll_interval), chance)
+        is_found = self.topology is not None and not self.topology.is_empty
+        longest = self._config.lookupd_poll_interval if is_found else LONGEST_SEARCH
+        self._hurry(grown(FIRST_RETRY, 2.0, self.failures, longest), chance)
         self.failures += 1
 
     def missing(self, chance: float) -> None:

@@ -21,7 +21,7 @@ from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, spli
 from nsq_fast.errors import ConfigError, NotRunning, PublishFailed, PublishTimeout
 from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Addresses, listed, parse_addresses
-from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Form
+from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Encoding
 
 from .loop import Event
 from .publishes import Composer, Publish, PublishOptions, check_defer, check_timeout, of_a_part
@@ -263,10 +263,10 @@ class ProducerCore(ProducerPath):
         if len(data) > route.plain_size:
             data, options = self._composer.packed(route, data, options)
         if defer:
-            form = self._composer.deferred(route, defer, options)
+            encoding = self._composer.deferred(route, defer, options)
         else:
-            form = self._composer.form(route, data, options.trace_id, options.headers, options.tag)
-        publish = self._bound(route, data, form, deadline, options)
+            encoding = self._composer.encoding(route, data, options.trace_id, options.headers, options.tag)
+        publish = self._bound(route, data, encoding, deadline, options)
         if timeout is not None:
             publish.timeout = timeout
         return publish
@@ -278,28 +278,34 @@ class ProducerCore(ProducerPath):
         route = self._route(topic)
         deadline = self._deadline(timeout)
         parts = self._composer.parts(route, bodies, options)
-        made = [self._bound(route, part, form, deadline, options, len(part)) for part, form in parts]
+        made = [self._bound(route, part, encoding, deadline, options, len(part)) for part, encoding in parts]
         if timeout is not None:
             for publish in made:
                 publish.timeout = timeout
         return made
 
     def _bound(
-        self, route: TopicRoute, body: Any, form: Form, deadline: float, options: PublishOptions, weight: int = 1
+        self,
+        route: TopicRoute,
+        body: Any,
+        encoding: Encoding,
+        deadline: float,
+        options: PublishOptions,
+        weight: int = 1,
     ) -> Publish:
         """A publish to where its key or partition says. Raises ConfigError when there is no such partition."""
         key, partition = options.key, options.partition
         # What has headers is refused after lookup was asked once more: the topic may have been extended since.
-        is_doubtful = route.is_ext is False and form.kind == "PUB_EXT"
+        is_doubtful = route.is_ext is False and encoding.kind == "PUB_EXT"
         if key is None and partition is None and not is_doubtful:
-            return Publish(route.any, body, deadline, form, weight)
+            return Publish(route.any, body, deadline, encoding, weight)
         self._composer.check_binding(key, partition)
         try:
             queue = route.destination(key, partition)
             if is_doubtful:
                 queue = route.doubt()
                 self._sender.routing.refresh(route.name)
-            publish = Publish(queue, body, deadline, form, weight)
+            publish = Publish(queue, body, deadline, encoding, weight)
         except ConfigError:
             self._sender.routing.refresh(route.name)
             raise

@@ -11,7 +11,7 @@ A publish goes through its attempts so:
 |---------|-------------------------------------------------|-----------------------------------------------------|
 | waiting | a command with it was written                   | on the wire                                         |
 | on wire | the server replied OK                           | stored                                              |
-| on wire | ``attempt_failed``: refused, or connection lost | waiting; the verdict says whether to try again      |
+| on wire | ``attempt_failed``: refused, or connection lost | waiting; the decision says whether to try again     |
 | waiting | ``end``: it will not be tried again             | failed; unknown if an attempt may have been stored  |
 | on wire | ``end``: its caller waits no longer             | unknown: the reply is still due                     |
 | an end  | anything                                        | the same                                            |
@@ -42,13 +42,13 @@ from nsq_fast.protocol.publishing import (
     OK,
     PLAIN,
     PLAIN_BATCH,
-    BatchForm,
-    Form,
+    BatchEncoding,
+    Encoding,
     Key,
+    MessageEncoding,
     Receipt,
+    RetryDecision,
     RetryPolicy,
-    Verdict,
-    WireForm,
     compressed,
     decide,
     is_miss,
@@ -119,7 +119,7 @@ class Publish(PublishPath):
 
     @property
     def attempts(self) -> int:
-        """How often it was sent, so far as that counts: see ``Verdict.counts``."""
+        """How often it was sent, so far as that counts: see ``RetryDecision.counts``."""
         return self.failed_attempts + (self.attempt is not None)
 
     @property
@@ -133,26 +133,26 @@ class Publish(PublishPath):
 
     def attempt_failed(
         self, error: BaseException, policy: RetryPolicy, *, is_shared: bool = False, server: object = None
-    ) -> Verdict:
+    ) -> RetryDecision:
         """Its attempt at ``server`` is over; return what to do. ``is_shared``: others were in the same command."""
         is_again = server in self.ended_servers
-        verdict = decide(error, self.attempts, policy, self.misses, is_again=is_again)
+        decision = decide(error, self.attempts, policy, self.misses, is_again=is_again)
         if may_have_ended_server(error):
             # If it did, it ends alone next time, and only one server more.
             self.is_alone: bool = True
             self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
             if len(self.ended_servers) >= MOST_SERVERS_LOST:
-                verdict = msgspec.structs.replace(verdict, retry=False)
-        if is_shared and verdict.splits and not verdict.retry:
+                decision = msgspec.structs.replace(decision, retry=False)
+        if is_shared and decision.splits and not decision.retry:
             # The server took none, because of one of them or because of them all: let the bad one fail alone.
             self.is_alone = True
-            verdict = msgspec.structs.replace(verdict, retry=True)
+            decision = msgspec.structs.replace(decision, retry=True)
         self.attempt: Command | None = None
         self.last_error, self.last_server = error, server
-        self.possibly_stored |= verdict.possibly_stored
-        self.failed_attempts += verdict.counts
-        self.misses += verdict.counts and is_miss(verdict, error, policy, is_again)
-        return verdict
+        self.possibly_stored |= decision.possibly_stored
+        self.failed_attempts += decision.counts
+        self.misses += decision.counts and is_miss(decision, error, policy, is_again)
+        return decision
 
     @property
     def failure(self) -> str:
@@ -170,7 +170,7 @@ class Publish(PublishPath):
 
     def value(self) -> Any:
         """What it ended with when it went well."""
-        return self.form.result(self.receipts, self.partition)
+        return self.encoding.result(self.receipts, self.partition)
 
     def results(self) -> list[Any]:
         """What became of each of its messages, now that it has ended: OK, a Receipt, or the exception."""
@@ -369,7 +369,7 @@ def options_of(key: Key | None, partition: int | None, trace_id: Any, headers: A
 
 
 class Composer:
-    """Makes the forms of one producer's publishes."""
+    """Makes the encodings of one producer's publishes."""
 
     def __init__(self, config: ProducerConfig, trace: TraceLog) -> None:
         self._max_msg_size = config.max_msg_size
@@ -381,25 +381,25 @@ class Composer:
 
     # One message
 
-    def form(self, route: TopicRoute, body: Body, trace_id: Any, headers: Any, tag: Any) -> WireForm:
-        """The form of one message, whose body has been checked."""
+    def encoding(self, route: TopicRoute, body: Body, trace_id: Any, headers: Any, tag: Any) -> MessageEncoding:
+        """The encoding of one message, whose body has been checked."""
         if self._is_bare(route, trace_id, headers, tag):
             return PLAIN
-        form = self.message_form(route, trace_id, headers, tag)
-        if form is PLAIN or self._fits(route, body, form):
-            return form
-        if form.is_optional:
+        encoding = self.message_encoding(route, trace_id, headers, tag)
+        if encoding is PLAIN or self._fits(route, body, encoding):
+            return encoding
+        if encoding.is_optional:
             return PLAIN
-        raise BodyInvalid(f"body {self._excess(route, body, form)}")
+        raise BodyInvalid(f"body {self._excess(route, body, encoding)}")
 
-    def deferred(self, route: TopicRoute, defer: int, options: PublishOptions) -> WireForm:
-        """The form of one message that is delivered later."""
+    def deferred(self, route: TopicRoute, defer: int, options: PublishOptions) -> MessageEncoding:
+        """The encoding of one message that is delivered later."""
         if route.is_partitioned or options is not NO_OPTIONS:
             raise ConfigError(
                 f"defer={defer}: servers with partitions, keys, traces and headers cannot delay a publish;"
                 " leave defer out"
             )
-        return WireForm("DPUB", defer=defer, is_alone=True)
+        return MessageEncoding("DPUB", defer=defer, is_alone=True)
 
     def packed(self, route: TopicRoute, body: bytes, options: PublishOptions) -> tuple[bytes, PublishOptions]:
         """A body above ``route.plain_size``, compressed if that saves something, and the options that say so."""
@@ -411,13 +411,13 @@ class Composer:
             return body, options
         return found[0], msgspec.structs.replace(options, headers={**headers, **found[1]})
 
-    def _fits(self, route: TopicRoute, body: Body, form: WireForm) -> bool:
+    def _fits(self, route: TopicRoute, body: Body, encoding: MessageEncoding) -> bool:
         # A trace id that goes before the body is no part of the record behind its head.
-        limit = self._max_msg_size if form.kind == "PUB_TRACE" else route.max_msg_size
-        return len(body) + form.overhead <= limit
+        limit = self._max_msg_size if encoding.kind == "PUB_TRACE" else route.max_msg_size
+        return len(body) + encoding.overhead <= limit
 
-    def _excess(self, route: TopicRoute, body: Body, form: WireForm) -> str:
-        return f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {route.limit_text}"
+    def _excess(self, route: TopicRoute, body: Body, encoding: MessageEncoding) -> str:
+        return f"of {len(body)} bytes with {encoding.overhead} bytes of trace id or header is above {route.limit_text}"
 
     def _is_bare(self, route: TopicRoute, trace_id: Any, headers: Any, tag: Any) -> bool:
         """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
@@ -425,9 +425,9 @@ class Composer:
             return False
         return not self._trace.is_active or not self._trace.is_on(route.name) or (route.has_lookup and route.is_plain)
 
-    def message_form(
+    def message_encoding(
         self, route: TopicRoute, trace_id: Any, headers: Any, tag: Any, *, is_batch: bool = False
-    ) -> WireForm:
+    ) -> MessageEncoding:
         """What goes with one message; ``is_batch``: it shares its command with others."""
         is_optional = False
         if headers is not None or tag is not None:
@@ -445,7 +445,7 @@ class Composer:
         check_trace_id(trace_id)
         if route.is_ext and not is_batch:
             return msgspec.structs.replace(_with_header({}, trace_id), is_optional=is_optional)
-        return WireForm("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
+        return MessageEncoding("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
 
     def check_binding(self, key: Key | None, partition: int | None) -> None:
         """Raise ConfigError unless both can name a partition."""
@@ -482,25 +482,25 @@ class Composer:
 
     # Batches
 
-    def parts(self, route: TopicRoute, bodies: Any, options: PublishOptions) -> list[tuple[list[bytes], Form]]:
-        """The commands of a batch: the bodies of each, and the form that goes with them."""
+    def parts(self, route: TopicRoute, bodies: Any, options: PublishOptions) -> list[tuple[list[bytes], Encoding]]:
+        """The commands of a batch: the bodies of each, and the encoding that goes with them."""
         messages = _as_list(bodies)
         messages, total = self._check_bodies(route, messages)
         if self._codec_name is not None and max(map(len, messages)) > route.plain_size:
             messages, options = self._packed_batch(route, messages, options)
             total = self._max_body_size + 1  # unknown now; the parts are measured below
         is_bare = self._is_bare(route, options.trace_id, options.headers, options.tag)
-        forms = None if is_bare else self._forms(route, messages, options)
-        if forms is None:
+        encodings = None if is_bare else self._encodings(route, messages, options)
+        if encodings is None:
             groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
             return [(group, PLAIN_BATCH) for group in groups]
-        for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
-            if not self._fits(route, message, form):
-                raise BodyInvalid(f"bodies[{number}] {self._excess(route, message, form)}")
-        parts: list[tuple[list[bytes], Form]] = []
+        for number, (message, encoding) in enumerate(zip(messages, encodings, strict=True)):
+            if not self._fits(route, message, encoding):
+                raise BodyInvalid(f"bodies[{number}] {self._excess(route, message, encoding)}")
+        parts: list[tuple[list[bytes], Encoding]] = []
         start = 0
-        for group in self._cut(messages, forms):
-            parts.append((group, BatchForm(forms[start : start + len(group)])))
+        for group in self._cut(messages, encodings):
+            parts.append((group, BatchEncoding(encodings[start : start + len(group)])))
             start += len(group)
         return parts
 
@@ -523,7 +523,9 @@ class Composer:
             return messages, options
         return [message for message, _ in pairs], msgspec.structs.replace(options, headers=packed)
 
-    def _forms(self, route: TopicRoute, messages: list[bytes], options: PublishOptions) -> list[WireForm] | None:
+    def _encodings(
+        self, route: TopicRoute, messages: list[bytes], options: PublishOptions
+    ) -> list[MessageEncoding] | None:
         """What goes with each message; None: nothing."""
         count = len(messages)
         is_asked = options.trace_id is not None or options.headers is not None or options.tag is not None
@@ -531,23 +533,23 @@ class Composer:
             return None
         is_same = not isinstance(options.headers, Sequence) and not isinstance(options.trace_id, Sequence)
         if is_same and is_asked:
-            return [self.message_form(route, options.trace_id, options.headers, options.tag, is_batch=True)] * count
+            return [self.message_encoding(route, options.trace_id, options.headers, options.tag, is_batch=True)] * count
         trace_ids = _each("trace_id", options.trace_id, count)
         headers = _each("headers", options.headers, count)
-        forms = [
-            self.message_form(route, trace_id, header, options.tag, is_batch=True)
+        encodings = [
+            self.message_encoding(route, trace_id, header, options.tag, is_batch=True)
             for trace_id, header in zip(trace_ids, headers, strict=True)
         ]
-        if len({form.kind for form in forms}) > 1:
+        if len({encoding.kind for encoding in encodings}) > 1:
             raise ConfigError("headers: give one mapping for each message, {} for none")
-        return forms
+        return encodings
 
-    def _cut(self, messages: list[bytes], forms: list[WireForm] | None) -> list[list[bytes]]:
+    def _cut(self, messages: list[bytes], encodings: list[MessageEncoding] | None) -> list[list[bytes]]:
         """Cut a batch so that no part is above ``max_body_size``."""
         parts: list[list[bytes]] = [[]]
         size = COUNT_BYTES
         for number, message in enumerate(messages):
-            needed = LENGTH_BYTES + len(message) + (0 if forms is None else forms[number].overhead)
+            needed = LENGTH_BYTES + len(message) + (0 if encodings is None else encodings[number].overhead)
             if size + needed > self._max_body_size and parts[-1]:
                 parts.append([])
                 size = COUNT_BYTES
@@ -572,7 +574,7 @@ class Composer:
 
 
 _TRACE_DIGITS = re.compile(r"0*([0-9]{1,20})")
-_TRACE_ID_BYTES = WireForm("PUB_TRACE").overhead
+_TRACE_ID_BYTES = MessageEncoding("PUB_TRACE").overhead
 
 
 def size_of(body: Any) -> int:
@@ -635,7 +637,7 @@ def _check_values(value: Any) -> None:
             _check_values(each)
 
 
-def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
+def _with_header(fields: dict[str, Any], trace_id: int | None) -> MessageEncoding:
     if trace_id is not None:
         fields[TRACE_ID_KEY] = str(trace_id)
     try:
@@ -653,7 +655,7 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
     # With a trace id it gets a receipt, where it is the only one of its command.
     # youzan/nsq: nsqdserver/protocol_v2.go, internalPubExtAndTrace, internalMPUBEXTAndTrace
     is_traced = trace_id is not None
-    return WireForm("PUB_EXT", trace_id or 0, header, is_traced=is_traced, is_alone=is_traced)
+    return MessageEncoding("PUB_EXT", trace_id or 0, header, is_traced=is_traced, is_alone=is_traced)
 
 
 def check_timeout(timeout: Any) -> None:

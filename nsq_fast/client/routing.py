@@ -443,7 +443,7 @@ class ParkedQueue(Queue):
             return super().why_nowhere(publish)
         if self.doubted_since is None:
             text = f"lookup did not say which partitions topic {self.topic!r} has"
-        elif publish.form.kind == "PUB_EXT":
+        elif publish.encoding.kind == "PUB_EXT":
             return no_headers(self.topic)
         else:
             text = (
@@ -718,9 +718,9 @@ class TopicRoute:
         self._fail_waiting(self._misfit)
 
     def _misfit(self, publish: Publish) -> NsqError | None:
-        if not self.is_ext and publish.form.kind == "PUB_EXT":
+        if not self.is_ext and publish.encoding.kind == "PUB_EXT":
             return no_headers(self.name)
-        size = publish.form.record_size(publish.body)
+        size = publish.encoding.record_size(publish.body)
         if size > self.max_msg_size:
             return BodyInvalid(f"body of {size} bytes, its header included, is above {self.limit_text}")
         return None

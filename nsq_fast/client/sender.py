@@ -716,14 +716,14 @@ class Sender(SendPath):
                 self.pending_limit.give(publish.weight)
                 continue
             is_shared = len(command.publishes) > 1
-            verdict = publish.attempt_failed(error, self.policy, is_shared=is_shared, server=conn.address)
-            is_stale |= verdict.leader
-            needs_lookup |= verdict.refresh
-            if verdict.retry:
+            decision = publish.attempt_failed(error, self.policy, is_shared=is_shared, server=conn.address)
+            is_stale |= decision.leader
+            needs_lookup |= decision.refresh
+            if decision.retry:
                 again.append(publish)
-                if verdict.pause:
+                if decision.pause:
                     number = max(publish.attempts, 1)
-                    pause = retry_delay(number, self.policy, random.random, for_leader=verdict.leader)
+                    pause = retry_delay(number, self.policy, random.random, for_leader=decision.leader)
                     delay = max(delay, pause)
             else:
                 self.finish(publish, final_error(publish, error))
@@ -940,7 +940,9 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
 
 def _encode_many(command: Command, dialect: Dialect) -> tuple[str, bytes]:
     publishes: Sequence[Publish] = command.publishes
-    # They are WireForms: publishes of other forms share no command.
-    forms = (publish.form for publish in publishes)
+    # Each is of one message: others share no command.
+    encodings = (publish.encoding for publish in publishes)
     bodies = [publish.body for publish in publishes]
-    return batch_command(command.destination.topic, bodies, forms, publishes[0].form, command.partition, dialect)
+    return batch_command(
+        command.destination.topic, bodies, encodings, publishes[0].encoding, command.partition, dialect
+    )

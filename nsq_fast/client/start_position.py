@@ -39,6 +39,7 @@ _WIRE_KINDS = {
     "count": "msgcount",
     "msgcount": "msgcount",
 }
+_NO_CLUSTER = "Not supported while coordinator disabled"
 LATEST = 10**11
 """Unix seconds that no clock shows: the year 5138. What is above is of another unit."""
 
@@ -87,6 +88,13 @@ def _position(value: Any, name: str) -> str:
     return f"{_WIRE_KINDS[kind]}:{int(number)}"
 
 
+def _as_given(position: str) -> str:
+    """A position in the words of ``start_position``."""
+    kind, _, number = position.partition(":")
+    name = next((name for name, wire in _WIRE_KINDS.items() if wire == kind), kind)
+    return "end" if position == END else f"{name}:{number}"
+
+
 def tell_beyond(log: logging.Logger, place: object, channel: str, position: str, row: Mapping[str, Any]) -> None:
     """Warn of a position beyond the end of the log of a partition.
 
@@ -96,17 +104,12 @@ def tell_beyond(log: logging.Logger, place: object, channel: str, position: str,
     Args:
         row: of the partition, from the stats of its leader.
     """
-    kind, _, number = position.partition(":")
-    asked, end = int(number), None
-    if kind == "virtual_queue":
-        name, end = "offset", row.get("backend_depth")
-    elif kind == "msgcount":
-        name, end = "count", row.get("message_count")
-    elif kind == "timestamp":
-        name, end = kind, int(time() + CLOCKS)
+    name, _, number = _as_given(position).partition(":")
+    ends = {"offset": row.get("backend_depth"), "count": row.get("message_count"), "timestamp": int(time() + CLOCKS)}
+    end = ends.get(name)
     if not isinstance(end, int):
         return  # the server does not say it
-    end += kind == "msgcount"  # messages are counted from 1
+    asked, end = int(number), end + (name == "count")  # messages are counted from 1
     if asked > end:
         log.warning(
             "%s: channel %s was to begin at %s:%d, beyond the end of the log, %s:%d, and begins there",
@@ -158,7 +161,8 @@ class Starter:
         if position is None or target.partition in self._done:
             return
         if nsqd is None or nsqd.http is None or not nsqd.is_redesigned:
-            raise ConfigError(f"start_position={position!r}: {target} is no redesigned nsqd found by lookup")
+            given = _as_given(position)
+            raise ConfigError(f"start_position={given!r}: {target} is no redesigned nsqd found by lookup")
         from .http import Endpoint, HttpClient  # it may be the first question over HTTP
 
         timeout = self._consumer.lookup_config.lookupd_timeout
@@ -180,7 +184,7 @@ class Starter:
         if channel is not None and (target.partition in self._gone or (not is_ours and _has_begun(channel))):
             self._log.info(
                 "%s: channel %s has begun there already, start_position=%r changes nothing",
-                target, self._channel, position, extra=START_POSITION_KEPT,
+                target, self._channel, _as_given(position), extra=START_POSITION_KEPT,
             )  # fmt: skip
             return
         if channel is None:
@@ -197,7 +201,8 @@ class Starter:
                 if not is_for_want_of_messages(error, row):
                     raise
             tell_beyond(self._log, f"{self._topic}-{target.partition}", self._channel, position, row)
-        self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
+        given = _as_given(position)
+        self._log.info("%s: channel %s begins at %s", target, self._channel, given, extra=START_POSITION_SET)
 
     async def _find(self, client: HttpClient, query: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """The stats of the partition, and of the channel; None when it does not exist."""
@@ -235,7 +240,8 @@ def _has_begun(channel: dict[str, Any]) -> bool:
 def _cause(error: HttpError, target: Target, position: str) -> Exception:
     if error.text.startswith(NotLeader.code):
         return NotLeader(f"{target}: start_position could not be set")
-    # Both will be refused again: the position, and a channel that has to be registered first.
-    if error.status in (400, 403):
-        return ConfigError(f"start_position={position!r}: refused by {target}: {error.text}")
+    # Each will be refused again: the position; a channel that has to be registered first; what only a cluster can do
+    # (youzan/nsq: nsqdserver/context.go, SetChannelOffset).
+    if error.status in (400, 403) or error.text == _NO_CLUSTER:
+        return ConfigError(f"start_position={_as_given(position)!r}: refused by {target}: {error.text}")
     return error

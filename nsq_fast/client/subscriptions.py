@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from .consumer import AnyConsumer
     from .lookup import LookupPoller, TopicWatch
     from .loop import Task
-    from .workers import Pool
+    from .workers import WorkerPool
 
 
 ROUNDS_OF_GRACE = 2
@@ -602,7 +602,7 @@ class Subscriber:
         self.renewed: int = 0
         self._is_mute = False
         self.is_pool_shared: bool = consumer.pools.shared is not None
-        self.pool: Pool = consumer.pools.shared or consumer.pools.new(1, f"worker {target}")
+        self.pool: WorkerPool = consumer.pools.shared or consumer.pools.new(1, f"worker {target}")
         self._consumer = consumer
         self._owner = owner
         longest = consumer.config.max_reconnect_delay

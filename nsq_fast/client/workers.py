@@ -1,7 +1,7 @@
 """Workers: from received messages to handlers, and from handlers to FINs.
 
 An ``InboundQueue`` holds what one connection has received and nobody has begun
-to handle. A ``Pool`` is a fixed number of workers that serve inbound queues: one
+to handle. A ``WorkerPool`` is a fixed number of workers that serve inbound queues: one
 worker for each queue keeps the order of its connection, N workers for all queues
 handle N messages at a time. Nothing is spawned, no timer armed and no signal
 built per message.
@@ -258,7 +258,7 @@ class Load(Tally):
         return held + max(free, self._last)
 
 
-class Pool(Dispatcher):
+class WorkerPool(Dispatcher):
     """A fixed number of workers that serve some inbound queues; 0 workers when a program takes the messages by itself.
 
     Args:
@@ -298,7 +298,7 @@ class Worker(Caller):
 
     began: float
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
         self._acknowledger = pool.acknowledger
         self.runs_in: Any = None
@@ -435,7 +435,7 @@ class Cursor(Worker):
     began: float
     owner: object
 
-    def __init__(self, pool: Pool, owner: object) -> None:
+    def __init__(self, pool: WorkerPool, owner: object) -> None:
         super().__init__(pool)
         self.runs_in = self.owner = owner  # who iterates is a worker for whoever looks at what is being handled
         self._inbound: InboundQueue | None = None
@@ -528,16 +528,16 @@ class Pools:
     """
 
     def __init__(self, consumer: AnyConsumer) -> None:
-        self.shared: Pool | None = None
+        self.shared: WorkerPool | None = None
         self.msg_timeout = inf
         self.orphaned: int = 0
         self._ledgers: list[InFlight] = []
         self._consumer = consumer
-        self._pools: list[Pool] = []
+        self._pools: list[WorkerPool] = []
         self._limit = HandlerLimit(lambda: consumer.flow.max_in_flight)
         self._prompt = PromptFins()
 
-    def __iter__(self) -> Iterator[Pool]:
+    def __iter__(self) -> Iterator[WorkerPool]:
         return iter(self._pools)
 
     def start(self, is_iterated: bool) -> None:
@@ -547,7 +547,7 @@ class Pools:
         if is_iterated or size:
             self.shared = self.new(0 if is_iterated else size, "worker")
 
-    def new(self, size: int, name: str) -> Pool:
+    def new(self, size: int, name: str) -> WorkerPool:
         consumer = self._consumer
         pool = consumer.new_pool(self._limit, self._prompt)
         for number in range(size):
@@ -557,7 +557,7 @@ class Pools:
         self._pools.append(pool)
         return pool
 
-    def drop(self, pool: Pool) -> None:
+    def drop(self, pool: WorkerPool) -> None:
         if pool in self._pools and pool is not self.shared:
             self._pools.remove(pool)
 
@@ -607,7 +607,7 @@ class Pools:
         """Messages that the program still holds although nsqd has taken them back, or is about to."""
         return self.count_orphans() + sum(pool.load.count_stuck() for pool in self._pools if pool.load.stuck)
 
-    def capacity_of(self, pool: Pool | None) -> int:
+    def capacity_of(self, pool: WorkerPool | None) -> int:
         """How many messages the workers of ``pool`` can begin with in time."""
         if pool is None or not self._consumer.config.drop_expired or not (pool.load.pace or pool.load.is_long):
             return UNLIMITED

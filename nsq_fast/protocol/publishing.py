@@ -33,14 +33,14 @@ from .rdy import grown
 
 # What goes with the body of a publish, and the commands that say it.
 #
-# A form knows how to build the command of one publish for the server at hand. It
+# An encoding knows how to build the command of one publish for the server at hand. It
 # is chosen when the publish is made, and used when it is sent: only then is it
 # known which partition it goes to, and what that server understands.
 #
-# - ``WireForm``: one message, alone (PUB, DPUB, PUB_TRACE, PUB_EXT) or with others
+# - ``MessageEncoding``: one message, alone (PUB, DPUB, PUB_TRACE, PUB_EXT) or with others
 #   of its kind in one command (``batch_command``);
-# - ``BatchForm``: what a caller published as one batch; it is never taken apart;
-# - ``RowsForm``: rows of columns, a batch without an object for each message.
+# - ``BatchEncoding``: what a caller published as one batch; it is never taken apart;
+# - ``RowsEncoding``: rows of columns, a batch without an object for each message.
 #
 # Of each: publishes of one ``kind`` may share a command, unless it ``is_alone``; one that ``is_plain`` says nothing but
 # a body, or bodies, and gets nothing but OK: its command is made without it (``_publish_path``); ``overhead`` is the
@@ -82,7 +82,7 @@ def take_receipts(publishes: Iterable[Any], reply: TracedReply, partition: int |
     traces = {}
     count = 0
     for publish in publishes:
-        traces[publish] = pairs = publish.form.traces(publish.body)
+        traces[publish] = pairs = publish.encoding.traces(publish.body)
         count += len(pairs)
         for _, size in pairs:
             spare -= size
@@ -96,10 +96,10 @@ def take_receipts(publishes: Iterable[Any], reply: TracedReply, partition: int |
             receipts.append(Receipt(internal_id, trace_id, place, length, partition, nsqd))
             internal_id += 1
             offset += size
-        publish.receipts = publish.form.kept(receipts)
+        publish.receipts = publish.encoding.kept(receipts)
 
 
-class WireForm(msgspec.Struct, frozen=True):
+class MessageEncoding(msgspec.Struct, frozen=True):
     """One message.
 
     Attributes:
@@ -152,36 +152,36 @@ class WireForm(msgspec.Struct, frozen=True):
         return receipts[0] if receipts else OK
 
 
-PLAIN = WireForm(is_plain=True)
-"""A message that says nothing but its body: the form of nearly all of them."""
+PLAIN = MessageEncoding(is_plain=True)
+"""A message that says nothing but its body: the encoding of nearly all of them."""
 
 
-class BatchForm:
+class BatchEncoding:
     """What a caller published as one batch, or a part of it that makes one command.
 
     Args:
-        forms: one for each message, all of one kind; None: they say nothing but their bodies.
+        encodings: one for each message, all of one kind; None: they say nothing but their bodies.
     """
 
     is_alone = True
     overhead = 0
 
-    def __init__(self, forms: Sequence[WireForm] | None) -> None:
-        self._forms = forms
-        self.is_plain: bool = forms is None
-        self.kind: str = "PUB" if forms is None else forms[0].kind
+    def __init__(self, encodings: Sequence[MessageEncoding] | None) -> None:
+        self._encodings = encodings
+        self.is_plain: bool = encodings is None
+        self.kind: str = "PUB" if encodings is None else encodings[0].kind
 
     def command(self, topic: str, body: list[bytes], partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        assert self._forms is not None, "what is plain is said without its form"
-        return batch_command(topic, body, self._forms, self._forms[0], partition, dialect)
+        assert self._encodings is not None, "what is plain is said without its encoding"
+        return batch_command(topic, body, self._encodings, self._encodings[0], partition, dialect)
 
     def record_size(self, body: list[bytes]) -> int:
-        forms = self._forms or [PLAIN] * len(body)
-        return max(form.record_size(each) for each, form in zip(body, forms, strict=True))
+        encodings = self._encodings or [PLAIN] * len(body)
+        return max(encoding.record_size(each) for each, encoding in zip(body, encodings, strict=True))
 
     def traces(self, body: list[bytes]) -> list[tuple[int, int]]:
-        forms = self._forms or [PLAIN] * len(body)
-        return [(form.trace_id, len(each)) for each, form in zip(body, forms, strict=True)]
+        encodings = self._encodings or [PLAIN] * len(body)
+        return [(encoding.trace_id, len(each)) for each, encoding in zip(body, encodings, strict=True)]
 
     def kept(self, receipts: list[Receipt]) -> list[Receipt]:
         return receipts
@@ -191,25 +191,27 @@ class BatchForm:
         return receipts or OK
 
 
-PLAIN_BATCH = BatchForm(None)
+PLAIN_BATCH = BatchEncoding(None)
 
 
 def batch_command(
-    topic: str, bodies: Sequence[bytes], forms: Iterable[Any], first: Any, partition: int | None, dialect: Dialect
+    topic: str, bodies: Sequence[bytes], encodings: Iterable[Any], first: Any, partition: int | None, dialect: Dialect
 ) -> tuple[str, bytes]:
-    """The command of several messages, and its bytes. ``forms`` are WireForms of one kind, as ``first`` is."""
+    """The command of several messages, and its bytes. ``encodings`` are of one kind, as ``first`` is."""
     kind = "PUB" if first is PLAIN else kind_for(first, dialect)
     if kind == "PUB":
         return "MPUB", _codec.mpub(topic, bodies, partition)
-    pairs = zip(forms, bodies, strict=True)
+    pairs = zip(encodings, bodies, strict=True)
     if kind == "PUB_TRACE":
-        return "MPUB_TRACE", _codec.mpub_trace(topic, [(form.trace_id, body) for form, body in pairs], partition)
-    return "MPUB_EXT", _codec.mpub_ext(topic, [(form.header, body) for form, body in pairs], partition)
+        return "MPUB_TRACE", _codec.mpub_trace(
+            topic, [(encoding.trace_id, body) for encoding, body in pairs], partition
+        )
+    return "MPUB_EXT", _codec.mpub_ext(topic, [(encoding.header, body) for encoding, body in pairs], partition)
 
 
-def kind_for(form: WireForm, dialect: Dialect) -> str:
+def kind_for(encoding: MessageEncoding, dialect: Dialect) -> str:
     """What a server of this dialect gets: tracing that nobody asked for by name is left out where it is unknown."""
-    return "PUB" if form.is_optional and not dialect.supports(form.kind) else form.kind
+    return "PUB" if encoding.is_optional and not dialect.supports(encoding.kind) else encoding.kind
 
 
 # What goes with a publish of rows of columns: a batch without an object for each message.
@@ -229,7 +231,7 @@ class StoredRows(NamedTuple):
     receipts: list[Receipt]
 
 
-class RowsForm:
+class RowsEncoding:
     """Rows of ``records``: ``rows[start:stop]``, or rows ``start`` to ``stop`` without ``rows``. The body is not used.
 
     Args:
@@ -243,12 +245,12 @@ class RowsForm:
     def __init__(self, records: Records, rows: bytes | None, start: int, stop: int, *, is_optional: bool) -> None:
         self._records = records
         self._span = (rows, start, stop)
-        self._form = _form_of(records, is_optional)
-        self.kind: str = self._form.kind
+        self._encoding = _encoding_of(records, is_optional)
+        self.kind: str = self._encoding.kind
         self.count: int = stop - start
 
     def command(self, topic: str, body: object, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        kind = kind_for(self._form, dialect)
+        kind = kind_for(self._encoding, dialect)
         name = f"M{kind}"
         dialect.require(name)
         build = getattr(self._records, name.lower())
@@ -267,14 +269,14 @@ class RowsForm:
         return StoredRows(self.count, partition, receipts)
 
 
-Form: TypeAlias = WireForm | BatchForm | RowsForm
+Encoding: TypeAlias = MessageEncoding | BatchEncoding | RowsEncoding
 """How one publish is sent, and what its caller gets."""
 
 
-def _form_of(records: Records, is_optional: bool) -> WireForm:
+def _encoding_of(records: Records, is_optional: bool) -> MessageEncoding:
     if records.has_headers:
-        return WireForm("PUB_EXT")
-    return WireForm("PUB_TRACE", is_traced=True, is_optional=is_optional) if records.is_traced else PLAIN
+        return MessageEncoding("PUB_EXT")
+    return MessageEncoding("PUB_TRACE", is_traced=True, is_optional=is_optional) if records.is_traced else PLAIN
 
 
 # Bodies that a publisher compresses: what youzan's Go client does on topics with extended headers.
@@ -357,7 +359,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     awaits_leader: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class RetryDecision(msgspec.Struct, frozen=True):
     """What to do after one failed attempt.
 
     Attributes:
@@ -380,13 +382,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 # The table. A connection that ended is one of the first two rows; an error frame has the row of its code, below.
-NOT_EXECUTED = Verdict(retry=True, refresh=True, counts=False)
-OUTCOME_UNKNOWN = Verdict(retry=True, refresh=True, possibly_stored=True)
-OURS = Verdict(retry=False)
+NOT_EXECUTED = RetryDecision(retry=True, refresh=True, counts=False)
+OUTCOME_UNKNOWN = RetryDecision(retry=True, refresh=True, possibly_stored=True)
+OURS = RetryDecision(retry=False)
 
 
-def _row(error: type[ServerError]) -> Verdict:
-    return Verdict(
+def _row(error: type[ServerError]) -> RetryDecision:
+    return RetryDecision(
         retry=error.retriable,
         pause=error.retriable,
         refresh=error.stale_topology or error is ExtNotSupported,  # a topic that had headers was made anew without
@@ -396,14 +398,14 @@ def _row(error: type[ServerError]) -> Verdict:
     )
 
 
-SERVER_ERRORS: Mapping[str, Verdict] = MappingProxyType({code: _row(cls) for code, cls in ERROR_CODES.items()})
+SERVER_ERRORS: Mapping[str, RetryDecision] = MappingProxyType({code: _row(cls) for code, cls in ERROR_CODES.items()})
 """Error code -> its row. A code that is not here is not retried."""
 
 
-NOT_READ = Verdict(retry=True)
-REFUSED_FOR_NOW = Verdict(retry=True, pause=True)
-TOO_LARGE = Verdict(retry=False, splits=True)
-LEADER_LEAVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
+NOT_READ = RetryDecision(retry=True)
+REFUSED_FOR_NOW = RetryDecision(retry=True, pause=True)
+TOO_LARGE = RetryDecision(retry=False, splits=True)
+LEADER_LEAVES = RetryDecision(retry=True, pause=True, refresh=True, leader=True)
 
 LONGEST_LEADER_PAUSE = 1.0
 """Seconds. A partition is back soon after its leader has moved: lookup and the new leader are asked this often."""
@@ -418,7 +420,7 @@ ENDS_WITHIN = 1.0
 _LEAVING = r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
 _TOO_LARGE = r"(?:ErrType:\d+ ErrCode:\d+ : )?invalid message write size .*"
 
-ERROR_TEXTS: Sequence[tuple[str, str, Verdict]] = (
+ERROR_TEXTS: Sequence[tuple[str, str, RetryDecision]] = (
     # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
     # stored, and the message was not at fault.
     # nsqio/nsq: nsqd/protocol_v2.go, PUB, DPUB, MPUB, readMPUB;
@@ -452,13 +454,13 @@ first that fits goes before the row of the code. None is compiled before an erro
 never meet one."""
 
 
-def classify(error: BaseException) -> Verdict:
+def classify(error: BaseException) -> RetryDecision:
     """The row of the table for an error of a publish, before attempts and options are looked at."""
     if isinstance(error, ServerError):
         # The whole text has to match: a message that only begins so may be another, of a newer server.
-        for code, text, verdict in ERROR_TEXTS:
+        for code, text, decision in ERROR_TEXTS:
             if code == error.code and re.fullmatch(text, error.detail):
-                return verdict
+                return decision
         return SERVER_ERRORS.get(error.code, OURS)
     if isinstance(error, ConnectionLost):
         return OUTCOME_UNKNOWN if error.outcome_unknown else NOT_EXECUTED
@@ -467,26 +469,26 @@ def classify(error: BaseException) -> Verdict:
 
 def decide(
     error: BaseException, attempts: int, policy: RetryPolicy, misses: int = 0, *, is_again: bool = False
-) -> Verdict:
+) -> RetryDecision:
     """What to do now that attempt number ``attempts`` (from 1) failed with ``error``.
 
     Args:
         misses: how many of the attempts before this one were misses, see ``is_miss``.
         is_again: the server has ended a connection before while it had just begun to work on this publish.
     """
-    verdict = classify(error)
-    if not verdict.retry or not verdict.counts:
-        return verdict
-    allowed = policy.retry_unknown_outcome or not verdict.possibly_stored
-    is_left = is_miss(verdict, error, policy, is_again) or attempts - misses < policy.max_attempts
+    decision = classify(error)
+    if not decision.retry or not decision.counts:
+        return decision
+    allowed = policy.retry_unknown_outcome or not decision.possibly_stored
+    is_left = is_miss(decision, error, policy, is_again) or attempts - misses < policy.max_attempts
     if not (allowed and is_left):
-        return msgspec.structs.replace(verdict, retry=False)
+        return msgspec.structs.replace(decision, retry=False)
     if is_again and is_ended_by_server(error):
-        return msgspec.structs.replace(verdict, pause=True)  # it takes some time to end, or to start
-    return verdict
+        return msgspec.structs.replace(decision, pause=True)  # it takes some time to end, or to start
+    return decision
 
 
-def is_miss(verdict: Verdict, error: BaseException, policy: RetryPolicy, is_again: bool) -> bool:
+def is_miss(decision: RetryDecision, error: BaseException, policy: RetryPolicy, is_again: bool) -> bool:
     """Whether an attempt that failed so uses up none of ``max_attempts``: it says nothing new of the publish itself.
 
     It met a leader that moves, or the server ended the connection for another reason than this publish. Three nsqds
@@ -494,7 +496,7 @@ def is_miss(verdict: Verdict, error: BaseException, policy: RetryPolicy, is_agai
     within seconds: 82 of 1.5 million in 25 minutes of faults of a real cluster. Or the same server has ended several
     connections in turn: one that is told to end does that to all it has, and failed 2 of 250,000 so.
     """
-    if verdict.leader:
+    if decision.leader:
         return policy.awaits_leader
     return is_ended_by_server(error) and (is_again or not may_have_ended_server(error))
 

@@ -52,7 +52,8 @@ _EMPTY: Mapping[int, Any] = MappingProxyType({})
 # nsqio/nsq: nsqlookupd/http.go, doLookup; youzan/nsq: consistence/leadership.go, ErrKeyNotFound; nsqlookupd/http.go,
 # doLookup
 _NO_CHANNEL = "Topic has no channel"
-_UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", _NO_CHANNEL)
+_OF_THE_ORIGINAL = "TOPIC_NOT_FOUND"
+_UNKNOWN_TOPIC = (_OF_THE_ORIGINAL, "Key not found", _NO_CHANNEL)
 _PARTITION_DIGITS = 4
 _PORT_DIGITS = 5
 _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
@@ -94,13 +95,18 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class LookupAnswer(NamedTuple):
-    """The reply of one lookupd for one topic. An unknown topic gives the empty answer, and why in ``problem``."""
+    """The reply of one lookupd for one topic. An unknown topic gives the empty answer, and why in ``problem``.
+
+    Attributes:
+        is_redesigned: whether only a lookupd of the redesigned NSQ answers so.
+    """
 
     channels: tuple[str, ...] = ()
     producers: tuple[Nsqd, ...] = ()
     partitions: Mapping[int, Nsqd] = _EMPTY
     meta: Meta | None = None
     problem: str = ""
+    is_redesigned: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self)._make, (self._replace(partitions=dict(self.partitions))[:],)  # a mappingproxy has no pickle
@@ -173,6 +179,7 @@ def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswe
         producers=_usable(wire.producers),
         partitions=MappingProxyType(dict(_leaders(wire.partitions or None))),
         meta=_checked(wire.meta),
+        is_redesigned=wire.partitions is not msgspec.UNSET,  # of a topic that it does not know as well
     )
     if (wire.producers or wire.partitions) and not answer.producers and not answer.partitions:
         raise RemoteProtocolError("names nsqds, but none with an address that can be used")
@@ -222,6 +229,11 @@ def is_unknown_topic(status: int | None, text: str) -> bool:
     """
     # youzan/nsq: internal/http_api/api_response.go, NegotiateVersion
     return status in (404, 500) and text.startswith(_UNKNOWN_TOPIC)
+
+
+def unknown_topic(text: str) -> LookupAnswer:
+    """The answer that such an error is, as it is shown."""
+    return LookupAnswer(problem=text, is_redesigned=not text.startswith(_OF_THE_ORIGINAL))
 
 
 def unwrap(body: bytes) -> bytes:

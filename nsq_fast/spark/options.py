@@ -68,6 +68,21 @@ def column_type(name: str, headers_as: str) -> str:
     return HEADERS_AS[headers_as] if name == HEADERS else COLUMNS[name]
 
 
+TEXT, BINARY = "string", "binary"
+WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+SINK_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "body": (BINARY, TEXT),
+    "topic": (TEXT,),
+    "partition": WHOLE_NUMBERS,
+    "key": (TEXT, BINARY, *WHOLE_NUMBERS),
+    "trace_id": WHOLE_NUMBERS,
+    "headers": tuple(HEADERS_AS.values()),
+    "tag": (TEXT,),
+    "defer_ms": WHOLE_NUMBERS,
+}
+"""Column of a sink -> the types that it may have, as Spark writes them."""
+
+
 # Option names as Spark passes them on: in lower case, with text as values; and as the documentation writes them.
 #
 # Spark lower-cases the keys before Python sees them, so an option is recognised
@@ -101,9 +116,13 @@ def normal(key: str) -> str:
     return key.lower().replace("_", "")
 
 
-def recognise(options: Mapping[str, str], known: Iterable[Option], ignored: Iterable[str] = ()) -> dict[str, str]:
+def recognise(
+    options: Mapping[str, str], known: Iterable[Option], ignored: Iterable[str] = (), columns: Iterable[str] = ()
+) -> dict[str, str]:
     """The options whose names do not begin with ``nsq.``, under the names in ``known``.
 
+    Args:
+        columns: what each row says, and people look for among the options.
     Raises ConfigError for one that is not known. Values are not shown: there may be a secret in a misspelt one.
     """
     spelt = {normal(each.name): each.name for each in known}
@@ -116,7 +135,12 @@ def recognise(options: Mapping[str, str], known: Iterable[Option], ignored: Iter
         if name is None:
             of_kafka = _KAFKA.get(key.lower())
             near = {**spelt, **{normal(PREFIX + each): PREFIX + each for each in ("auth_secret", "tls_v1")}}
-            hint = f", it is Kafka's; here it is {of_kafka}" if of_kafka else _hint(normal(key), near)
+            if of_kafka:
+                hint = f", it is Kafka's; here it is {of_kafka}"
+            elif column := next((each for each in columns if normal(each) == normal(key)), None):
+                hint = f": each row says it, in a column {column!r} of the DataFrame"
+            else:
+                hint = _hint(normal(key), near)
             raise ConfigError(f"unknown option {key!r}{hint}")
         if name in found and found[name] != value:
             raise ConfigError(f"{name}: is given twice, with and without underscores")
@@ -836,7 +860,7 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        values = _values(options, SINK, ignored=("checkpointLocation",))
+        values = _values(options, SINK, ignored=("checkpointLocation",), columns=SINK_COLUMNS)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, ProducerConfig, refused=_SINK_REFUSED)
         return cls(
             servers=_servers(values, needs_http=False),
@@ -856,9 +880,9 @@ class SinkOptions:
 SOURCE, SINK = options_of(SourceOptions), options_of(SinkOptions)
 
 
-def _values(options: Mapping[str, str], known: Iterable[Option], ignored: Iterable[str] = ()) -> dict[str, Any]:
-    """Of each option that is given, but for those of the client: its value."""
-    given = recognise(options, known, ignored)
+def _values(options: Mapping[str, str], known: Iterable[Option], **other: Iterable[str]) -> dict[str, Any]:
+    """Of each option that is given, but for those of the client: its value; ``other``: as in ``recognise``."""
+    given = recognise(options, known, **other)
     return {each.name: each.parse(each.name, given[each.name]) for each in known if each.name in given}
 
 

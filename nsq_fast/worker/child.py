@@ -15,14 +15,14 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, count
 from select import POLLIN
 from time import monotonic
 from typing import Any, NamedTuple
 
-from gevent import get_hub, joinall, sleep, spawn
+from gevent import Greenlet, get_hub, joinall, sleep, spawn
 from gevent import signal_handler as on_signal
 from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
@@ -50,7 +50,8 @@ from .health import (
     ConsumerReport,
     Phase,
     Report,
-    Stalls,
+    Stall,
+    paced,
 )
 from .settings import Settings, Subscription, Task, declared, write_logs
 
@@ -263,19 +264,63 @@ _BEAT = 1.0
 DEFAULT_MSG_TIMEOUT = 60.0
 """Of an nsqd, in seconds, where a consumer does not say."""
 
+OnEnd = Callable[[str, BaseException | None], object]
+"""Called in any thread with what ended by itself, and its error, or None."""
 
-class EventLoop:
-    """Runs asyncio Consumers until it is told to close them. Its methods belong to the main greenlet.
 
-    Args:
-        on_end: called, in the loop's thread, with the error of a consumer that ended by itself, or None.
+class Hub:
+    """Runs the consumers of greenlets and of threads, from the hub of the main thread.
 
     Attributes:
         beat: when the loop last turned; monotonic.
     """
 
-    def __init__(self, consumers: Sequence[Any], on_end: Callable[[BaseException | None], object]) -> None:
-        self._consumers = consumers
+    def __init__(self, running: Sequence[Running], on_end: OnEnd) -> None:
+        self._running = running
+        self._on_end = on_end
+        self._closing: list[Greenlet[..., None]] = []
+        self.beat: float = monotonic()
+
+    def start(self) -> None:
+        """Start all; return when they are started. Raises what the first one raised that could not."""
+        for each in self._running:
+            each.consumer.start(block=False)
+            spawn(self._watch, each)
+        spawn(self._beat_on)
+
+    def begin_closing(self, timeout: float) -> None:
+        """Close all at once, within ``timeout`` seconds. Does not block."""
+        self._closing = [spawn(each.consumer.close, drain=True, timeout=timeout) for each in self._running]
+
+    def wait(self) -> None:
+        """Until all are closed."""
+        while not all(each.ready() for each in self._closing):
+            with suppress(SystemExit):  # of a handler: the hub has it raised in the main greenlet
+                joinall(self._closing)
+
+    def _watch(self, running: Running) -> None:
+        try:
+            running.consumer.join()
+        except Exception as error:
+            self._on_end(running.name, error)
+        else:
+            self._on_end(running.name, None)
+
+    def _beat_on(self) -> None:
+        looks = [paced(each.consumer.progress) for each in self._running if isinstance(each.consumer, Consumer)]
+        while True:
+            self.beat = monotonic()
+            for look in looks:  # have each ask its nsqds what waits: it does so in its own thread only
+                look(self.beat)
+            sleep(_BEAT)
+
+
+class EventLoop:
+    """The same of the consumers of asyncio, from an event loop on a thread of its own. Its methods belong to the main
+    greenlet."""
+
+    def __init__(self, running: Sequence[Running], on_end: OnEnd) -> None:
+        self._running = running
         self._on_end = on_end
         self._started = Reply()
         self._ended = Reply()
@@ -283,12 +328,10 @@ class EventLoop:
         self.beat: float = monotonic()
 
     def start(self) -> None:
-        """Start all; return when they are started. Raises what the first one raised that could not."""
         _start_thread(self._run, ())
         self._started.get()
 
     def begin_closing(self, timeout: float) -> None:
-        """Close all at once, within ``timeout`` seconds. Does not block."""
         self._close_timeout = timeout
         with suppress(RuntimeError):  # it has ended by itself: a handler called sys.exit()
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -304,43 +347,38 @@ class EventLoop:
         except BaseException as error:
             if not self._started.is_set:
                 self._started.set_exception(error)
-            self._on_end(error)
+            self._on_end("the loop of asyncio", error)
         finally:
             self._ended.set()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        for consumer in self._consumers:
-            await consumer.start()
+        for each in self._running:
+            await each.consumer.start()
         self._started.set()
-        tasks = [asyncio.create_task(self._watch(consumer)) for consumer in self._consumers]
-        tasks.append(asyncio.create_task(self._beat()))
+        tasks = [asyncio.create_task(self._watch(each)) for each in self._running]
+        tasks.append(asyncio.create_task(self._beat_on()))
         await self._stop.wait()
-        await asyncio.gather(*(consumer.close(timeout=self._close_timeout) for consumer in self._consumers))
+        await asyncio.gather(*(each.consumer.close(timeout=self._close_timeout) for each in self._running))
         for task in tasks:
             task.cancel()
 
-    async def _watch(self, consumer: Any) -> None:
+    async def _watch(self, running: Running) -> None:
         try:
-            await consumer.join()
+            await running.consumer.join()
         except Exception as error:
-            self._on_end(error)
+            self._on_end(running.name, error)
         else:
-            if not self._stop.is_set():
-                self._on_end(None)
+            self._on_end(running.name, None)
 
-    async def _beat(self) -> None:
+    async def _beat_on(self) -> None:
+        looks = [paced(each.consumer.progress) for each in self._running]
         while True:
             self.beat = monotonic()
-            _look(self._consumers)
+            for look in looks:  # as in a ``Hub``
+                look(self.beat)
             await asyncio.sleep(_BEAT)
-
-
-def _look(consumers: Iterable[Any]) -> None:
-    """Have each ask its nsqds what waits, where nothing comes: it does so in its own thread only, and seldom."""
-    for consumer in consumers:
-        consumer.progress()
 
 
 class Child:
@@ -349,15 +387,14 @@ class Child:
         self._task = task
         self._running: list[Running] = []
         self._metrics: Callable[[], str] = str
-        self._stalls = Stalls()
-        self._loop: EventLoop | None = None
+        self._stalls: dict[str, Stall] = {}
+        self._loops: list[Hub | EventLoop] = []
         self._phase = Phase.STARTING
         self._failure = ""
         self._stopping = Event()
         self._waker: Any = get_hub().loop.async_()  # its ``send`` sets ``_stopping`` from any thread
         self._waker.start(self._stopping.set)
         self._is_consuming = False
-        self._beat = monotonic()
 
     def run(self) -> int:
         """Run until it is asked to end, or a consumer ends by itself; return the exit code."""
@@ -374,7 +411,6 @@ class Child:
             return WRONG_PROGRAM
         self._phase = Phase.RUNNING
         self._link.send()
-        spawn(self._beat_on)
         try:
             self._stopping.wait()
         except SystemExit as error:  # of a handler on gevent, whose hub has it raised in the main greenlet
@@ -390,14 +426,13 @@ class Child:
 
     def _start(self) -> None:
         self._is_consuming = True
-        in_loop = [each.consumer for each in self._running if each.place == "asyncio"]
-        for running in self._running:
-            if running.place != "asyncio":
-                running.consumer.start(block=False)
-                spawn(self._watch, running)
+        self._stalls = {each.name: Stall(each.consumer.progress) for each in self._running}
+        in_loop = [each for each in self._running if each.place == "asyncio"]
+        self._loops = [Hub([each for each in self._running if each not in in_loop], self._ended_by_itself)]
         if in_loop:
-            self._loop = EventLoop(in_loop, lambda error: self._ended_by_itself("a consumer of asyncio", error))
-            self._loop.start()
+            self._loops.append(EventLoop(in_loop, self._ended_by_itself))
+        for loop in self._loops:
+            loop.start()
 
     def _failed_to_start(self, error: Exception) -> None:
         self._failure = printable(f"{type(error).__name__}: {error}")
@@ -408,15 +443,6 @@ class Child:
 
     # Running
 
-    def _watch(self, running: Running) -> None:
-        error: Exception | None = None
-        try:
-            running.consumer.join()
-        except Exception as failure:
-            error = failure
-        if self._phase is not Phase.DRAINING:
-            self._ended_by_itself(running.name, error)
-
     def _ended_by_itself(self, name: str, error: BaseException | None) -> None:
         """In any thread: a consumer has closed. When the others are drained, a new process takes the place of this."""
         if self._phase is Phase.DRAINING:
@@ -426,20 +452,12 @@ class Child:
         logger.error("%s; the process ends", self._failure, extra=CONSUMER_FAILED)
         self._waker.send()
 
-    def _beat_on(self) -> None:
-        in_hub = [each.consumer for each in self._running if isinstance(each.consumer, Consumer)]
-        while True:
-            self._beat = monotonic()
-            _look(in_hub)
-            sleep(_BEAT)
-
     def _report(self, with_metrics: bool) -> Report:
         """In any thread."""
-        beats = [self._beat, *([self._loop.beat] if self._loop is not None else [])]
         shown = self._running if self._phase is not Phase.STARTING else []
         return Report(
             phase=self._phase,
-            loop_age=monotonic() - min(beats) if self._phase is Phase.RUNNING else 0.0,
+            loop_age=monotonic() - min(loop.beat for loop in self._loops) if self._phase is Phase.RUNNING else 0.0,
             consumers=[self._consumer_report(each) for each in shown],
             metrics=self._metrics() if with_metrics else None,
             failure=self._failure,
@@ -447,13 +465,13 @@ class Child:
 
     def _consumer_report(self, running: Running) -> ConsumerReport:
         consumer = running.consumer
-        stats, progress = consumer.stats(), consumer.progress()
+        stats = consumer.stats()
         after = self._task.settings.worker.stall_after
         if after is None:
             after = 2 * (consumer.connection_config.msg_timeout or DEFAULT_MSG_TIMEOUT)
         connected = sum(each.is_connected for each in stats.connections)
         counts = stats.totals.finished, stats.totals.requeued, stats.in_flight
-        stalled = self._stalls.look(running.name, progress.reason, progress.detail, after, monotonic())
+        stalled = self._stalls[running.name].look(stats.totals, after, monotonic())
         return ConsumerReport(running.name, stats.is_running, connected, len(stats.connections), *counts, stalled)
 
     # Ending
@@ -464,15 +482,10 @@ class Child:
         self._link.expect_end()
         self._link.send()
         logger.info("draining for %g s at most", timeout, extra=WORKER_DRAINING)
-        if self._loop is not None:
-            self._loop.begin_closing(timeout)
-        hub = [each for each in self._running if each.place != "asyncio"]
-        closing = [spawn(each.consumer.close, drain=True, timeout=timeout) for each in hub]
-        while not all(each.ready() for each in closing):
-            with suppress(SystemExit):  # of a handler, as in ``run``: the process is about to end
-                joinall(closing)
-        if self._loop is not None:
-            self._loop.wait()
+        for loop in self._loops:
+            loop.begin_closing(timeout)
+        for loop in self._loops:
+            loop.wait()
         for each in self._running:
             totals = each.consumer.stats().totals
             counts = totals.finished, totals.requeued

@@ -5,7 +5,7 @@ follows from that: whether the worker is alive and ready, and its metrics added 
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,9 @@ import msgspec
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+    from nsq_fast.client.progress import ConsumerProgress
+    from nsq_fast.client.subscription import Counters
 
 REPORT_INTERVAL = 1.0
 """Seconds between reports."""
@@ -80,19 +83,52 @@ NOTHING_TO_DO = (None, "idle", "paused_by_server", "closing")
 """Reasons of ``progress()`` for which readiness does not end: work is done, or there is none."""
 
 
-class Stalls:
-    """Since when each consumer of a process has had something to do and has done nothing."""
+PACE = 0.0025
+"""Seconds between two looks at the progress of a consumer, for each topic and each connection that it has. A look costs
+15 us of each: so those at thousands of topics are seldom, and take no more than the hundredth part of a core."""
 
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
 
-    def look(self, name: str, reason: str | None, detail: str, after: float, now: float) -> str:
-        """What its progress says, if it has said so for ``after`` seconds (0: never) at ``now``; else nothing."""
-        if reason in NOTHING_TO_DO:
-            self._since.pop(name, None)
+def paced(progress: Callable[[], ConsumerProgress]) -> Callable[[float], ConsumerProgress | None]:
+    """The progress of a consumer, at a time; None at times when it is not looked at, because a look costs much."""
+    due = 0.0
+
+    def look(now: float) -> ConsumerProgress | None:
+        nonlocal due
+        if now < due:
+            return None
+        found = progress()
+        due = now + PACE * sum(1 + len(topic.connections) for topic in found.topics)
+        return found
+
+    return look
+
+
+class Stall:
+    """Since when a consumer has had something to do and has done nothing."""
+
+    def __init__(self, progress: Callable[[], ConsumerProgress]) -> None:
+        self._look = paced(progress)
+        self._handled = 0
+        self._since: float | None = None
+        self._said = "", ""
+
+    def look(self, totals: Counters, after: float, now: float) -> str:
+        """What its progress says, if it has said so for ``after`` seconds (0: never) at ``now``; else nothing.
+
+        Args:
+            totals: what it has done until now: what moves between two looks at its progress counts, too.
+        """
+        handled = totals.received + totals.finished - 2 * (totals.skipped + totals.suppressed)
+        found = self._look(now)
+        if handled != self._handled or (found is not None and found.reason in NOTHING_TO_DO):
+            self._handled, self._since = handled, None
+        if found is not None and found.reason not in NOTHING_TO_DO:
+            self._said = found.reason, found.detail
+            self._since = now if self._since is None else self._since
+        if self._since is None or not after or now - self._since < after:
             return ""
-        since = now - self._since.setdefault(name, now)
-        return f"{reason} for {since:.0f} s: {detail}" if after and since >= after else ""
+        reason, detail = self._said
+        return f"{reason} for {now - self._since:.0f} s: {detail}"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -152,14 +188,14 @@ class Snapshot(NamedTuple):
     is_stopping: bool = False
 
 
-class Verdict(NamedTuple):
+class ProbeResult(NamedTuple):
     """The answer to a probe, with its reasons."""
 
     is_well: bool
     reasons: list[str]
 
 
-def liveness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
+def liveness(snapshot: Snapshot, now: float, timeout: float) -> ProbeResult:
     """Whether the supervisor and each process have turned their loops less than ``timeout`` seconds ago."""
     reasons = []
     if now - snapshot.at > timeout:
@@ -168,10 +204,10 @@ def liveness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
         silence = now - each.reported_at + each.report.loop_age
         if silence > timeout:
             reasons.append(f"process {each.number} (pid {each.pid}): its loop has not turned for {silence:.0f} s")
-    return Verdict(not reasons, reasons)
+    return ProbeResult(not reasons, reasons)
 
 
-def readiness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
+def readiness(snapshot: Snapshot, now: float, timeout: float) -> ProbeResult:
     """Whether messages can arrive at each consumer of each process, and all are alive."""
     reasons = liveness(snapshot, now, timeout).reasons
     if snapshot.is_stopping:
@@ -181,7 +217,7 @@ def readiness(snapshot: Snapshot, now: float, timeout: float) -> Verdict:
     for each in snapshot.processes:
         if each.number not in ready and not each.is_leaving:
             reasons += _what_is_missing(each)
-    return Verdict(not reasons, reasons)
+    return ProbeResult(not reasons, reasons)
 
 
 def _what_is_missing(process: ProcessState) -> list[str]:

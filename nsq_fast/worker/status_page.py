@@ -20,7 +20,7 @@ from nsq_fast.log_events import WORKER_LISTENING
 from nsq_fast.names import Address, parse_listen_address
 from nsq_fast.page import STYLE
 
-from .health import Snapshot, Totals, Verdict, liveness, readiness
+from .health import ProbeResult, Snapshot, Totals, liveness, readiness
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -162,14 +162,14 @@ class StatusPage:
         now = self._now
         return _html(now, self._earlier[0], readiness(now, monotonic(), self._timeout))
 
-    def _probe(self, judge: Callable[[Snapshot, float, float], Verdict]) -> Answer:
-        verdict = judge(self._now, monotonic(), self._timeout)
+    def _probe(self, judge: Callable[[Snapshot, float, float], ProbeResult]) -> Answer:
+        result = judge(self._now, monotonic(), self._timeout)
         processes = [
             {"number": each.number, "pid": each.pid, "phase": each.report.phase.value, "leaving": each.is_leaving}
             for each in self._now.processes
         ]
-        body = {"ok": verdict.is_well, "reasons": verdict.reasons, "processes": processes}
-        return Answer(200 if verdict.is_well else 503, json.dumps(body).encode() + b"\n", "application/json")
+        body = {"ok": result.is_well, "reasons": result.reasons, "processes": processes}
+        return Answer(200 if result.is_well else 503, json.dumps(body).encode() + b"\n", "application/json")
 
     def _metrics(self) -> Answer:
         try:
@@ -206,7 +206,7 @@ td:not(:first-child)::before{content:attr(data-name);color:var(--soft)}}
 """
 
 
-def _html(snapshot: Snapshot, earlier: Snapshot, ready: Verdict) -> str:
+def _html(snapshot: Snapshot, earlier: Snapshot, ready: ProbeResult) -> str:
     """The page of a moment; ``earlier`` is what rates are reckoned from. It needs no script, and asks again itself."""
     word = "ending" if snapshot.is_stopping else "ready" if ready.is_well else "not ready"
     reasons = "".join(f"<li>{escape(each)}</li>" for each in ready.reasons)

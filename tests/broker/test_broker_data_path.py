@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 from gevent import Timeout
 from support.http import ask
-from support.waiting import until
+from support.waiting import WAIT, until
 from support.wire import Consumer, WireClient, sized
 
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer, RedesignedCluster
@@ -535,11 +536,42 @@ def test_a_full_disk_refuses_publishes_is_said_once_and_what_was_not_written_is_
         assert set(nsqd.topics["u"].channels) == {"d"}
 
 
+def test_a_sync_that_began_before_the_disk_was_full_does_not_say_that_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    fsync, here = os.fsync, threading.get_ident()
+
+    def slow(fd: int) -> None:
+        if threading.get_ident() != here:  # that of a log, and not of a checkpoint
+            begun.set()
+            assert go_on.wait(WAIT)
+        fsync(fd)
+
+    with NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.02)) as server:
+        server.nsqd.get_topic("t").get_channel("c")
+        monkeypatch.setattr("nsq_fast.broker.nsqd.os.fsync", slow)
+        assert takes(server, b"1")
+        until(begun.is_set)
+        disk = SmallDisk(monkeypatch, tmp_path, 0)
+        server.nsqd.get_topic("u").get_channel("d")  # which is written down at once
+        assert not takes(server, b"2")
+        refused = disk.refused
+        go_on.set()
+        until(lambda: disk.refused > refused)  # after the sync: that, and what follows it, are one loop
+        assert server.nsqd.error is not None
+        assert ask(server.http_address, "GET", "/ping").status == 500
+        disk.size = 1 << 20
+        until(lambda: server.nsqd.error is None)
+    told = [text.partition(":")[0] for text in caplog.messages if "o write" in text or "writing" in text]
+    assert told == [f"failed to write to {tmp_path}", f"writing to {tmp_path} succeeds again"]
+
+
 class SmallDisk:
     """Has room for so many bytes of files in a folder: a write beyond that is done in part, and the next one fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
+        self.folder, self.size, self.refused = folder, size, 0
         write, pwrite = os.write, os.pwrite
         monkeypatch.setattr("nsq_fast.broker.journal.os.write", lambda fd, data: write(fd, self._part(data)))
         monkeypatch.setattr("nsq_fast.broker.journal.os.pwrite", lambda fd, data, at: pwrite(fd, self._part(data), at))
@@ -550,6 +582,7 @@ class SmallDisk:
 
     def _part(self, data: Any) -> memoryview:
         if (free := self.size - self.used) <= 0:
+            self.refused += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return memoryview(data)[:free]
 

@@ -456,3 +456,19 @@ def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorde
     admin = ClusterAdmin([f"127.0.0.1:{recorder.port}", str(cluster.lookupds[0].http_address)])
     assert admin.stats().nodes
     assert recorder.questions
+
+
+def test_all_lookupds_are_asked_where_a_topic_is():
+    """Those of the original NSQ do not know of each other; one that answers nonsense, or is away, says nothing."""
+    with Broker() as one, Broker() as other, Broker() as neither:
+        for broker in (one, other):
+            with NsqdHTTPClient(*broker.nsqds[0].http_address) as client:
+                client.create_topic("t")
+                client.create_channel("t", "c")
+        assert all(nsqd.wait_registered(WAIT) for nsqd in (*one.nsqds, *other.nsqds))
+        lookupds = [str(broker.lookupd.http_address) for broker in (neither, one, other)]
+        admin = ClusterAdmin([*lookupds, "127.0.0.1:1"])
+        paused = lambda: {result.nsqd.tcp for result in admin.pause("t", "c") if result.is_done}  # noqa: E731
+        until(lambda: paused() == {tuple(broker.nsqds[0].tcp_address) for broker in (one, other)})
+        with pytest.raises(HttpError, match="TOPIC_NOT_FOUND"):
+            ClusterAdmin(lookupds).pause("unknown", "c")

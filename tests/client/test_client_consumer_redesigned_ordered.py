@@ -16,7 +16,7 @@ from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, Producer, RequeueMessage
 from nsq_fast.client.http import HttpClient
-from nsq_fast.errors import InternalError, OrderViolated, PartitionBlocked
+from nsq_fast.errors import ConfigError, HttpError, InternalError, NotLeader, OrderViolated, PartitionBlocked
 
 CONSUME = {"topic": "t", "channel": "c", "ordered": True, "requeue_delay": 20}
 NSQD = PartitionNsqd
@@ -558,3 +558,57 @@ def test_it_skips_what_waited_at_each_start_and_where_nobody_has_begun(place, be
     producer.publish("t", b"last")
     until(lambda: b"last" in seen)
     assert len(seen) < 20, "a real server sends what it had read already"
+
+
+@pytest.mark.parametrize("place", ["redesigned"], indirect=True)
+def test_a_position_that_only_a_cluster_can_find_closes_a_consumer_of_an_nsqd_without_one(place, start_consumer):
+    place[0].publish("t", b"before")
+    consumer = start_consumer("t", "new", (), place[1], message_handler=lambda *_: None, start_position="count:1")
+    with pytest.raises(ConfigError, match=r"start_position='count:1': refused by t at .*: Not supported while"):
+        consumer.join(timeout=WAIT)
+
+
+@pytest.mark.parametrize("policy", ["once", "each_start"])
+def test_a_position_in_a_channel_that_has_to_be_registered_closes_the_consumer_unless_it_is(
+    cluster, lookups, start_consumer, policy
+):
+    cluster.create_topic("t", partitions=2, replicas=1, channels=["known"], disable_channel_auto_create=True)
+    with Producer((), **lookups) as producer:
+        producer.publish("t", b"before", partition=0)
+    options = {"start_position": "offset:0", "start_position_policy": policy, **lookups}
+    seen = []
+    start_consumer("t", "known", message_handler=lambda _, message: seen.append(message.body), **options)
+    until(lambda: seen == [b"before"])
+    consumer = start_consumer("t", "new", message_handler=lambda *_: None, **options)
+    with pytest.raises(ConfigError, match=r"start_position='offset:0': refused by t at .*: channel new not registered"):
+        consumer.join(timeout=WAIT)
+
+
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+@pytest.mark.parametrize(
+    ("status", "text"), [(400, "E_FAILED_ON_NOT_LEADER"), (500, "INTERNAL_ERROR"), (404, "TOPIC_NOT_FOUND")]
+)
+def test_a_refusal_that_is_of_this_moment_is_said_and_tried_again(
+    place, start_consumer, monkeypatch, caplog, status, text
+):
+    ask, refusals = HttpClient.ask, [text, text]
+
+    async def refuse(self, loop, method, path, *arguments, **options):
+        if path == "/channel/setoffset" and refusals:
+            raise HttpError(f"{self.endpoint}{path}", status, refusals.pop())
+        return await ask(self, loop, method, path, *arguments, **options)
+
+    monkeypatch.setattr(HttpClient, "ask", refuse)
+    place[0].publish("t", b"before")
+    seen = []
+    handler = lambda _, message: seen.append(message.body)  # noqa: E731
+    consumer = start_consumer(
+        "t", "new", (), place[1], message_handler=handler, start_position="count:1", max_reconnect_delay=0.1
+    )
+    errors = heard(consumer)
+    until(lambda: seen == [b"before"])
+    assert not refusals
+    kind = NotLeader if status == 400 else HttpError
+    assert [type(each) for each in errors] == [HttpError] * 2
+    said = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "subscription_failed"]
+    assert ("start_position could not be set" if kind is NotLeader else text) in said[0]

@@ -47,14 +47,17 @@ def peer(port: int) -> dict[str, Any]:
 NOT_FOUND = reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found")
 
 
-def knows(*ports: int, lookupds: Any = NOT_FOUND, topics: Any = ("known",)) -> Any:
-    """The script of a lookupd that knows these nsqds of each topic, these topics, and answers so for its lookupds."""
+def knows(*ports: int, lookupds: Any = None, topics: Any = ("known",)) -> Any:
+    """The script of a lookupd that knows these nsqds of each topic, these topics, and answers so for its lookupds: then
+    it is one of the redesigned NSQ."""
+    partitions = {} if lookupds is None else {"partitions": {}}
 
     def script(question: Question) -> None:
         if question.target.startswith("/listlookup"):
-            answer(question, lookupds)
+            answer(question, NOT_FOUND if lookupds is None else lookupds)
         elif ports:
-            question.answer({"channels": [], "producers": [peer(port) for port in ports], "topics": list(topics)})
+            producers = [peer(port) for port in ports]
+            question.answer({"channels": [], "producers": producers, "topics": list(topics), **partitions})
         else:
             question.send(NOT_FOUND)
 
@@ -314,6 +317,21 @@ async def test_the_lookupds_of_a_cluster_are_learnt_from_a_seed_and_forgotten_wh
             await until_on(loop, lambda asked=asked: seed.count("/listlookup") >= asked + 2)
             assert f"http://{seed.address}" in poller.lookupds
             assert 1 in ports(poller.topology("t"))
+
+
+async def test_only_a_lookupd_of_the_redesigned_nsq_is_asked_for_others_and_one_that_comes_is_noticed_at_a_poll(
+    loop: Any,
+) -> None:
+    with scripted_http(knows(2)) as [other], polling(loop, knows(1), config=FAST) as (poller, [seed], _):
+        poller.add_topic("t")
+        await until_on(loop, lambda: seed.count("/lookup") >= 12)
+        assert seed.count("/listlookup") == 0
+        seed.script = knows(1, lookupds=listing(other.address))
+        await until_on(loop, lambda: ports(poller.topology("t")) == {1, 2})
+        seed.script = knows(1)
+        asked, answered = seed.count("/listlookup"), seed.count("/lookup")
+        await until_on(loop, lambda: seed.count("/lookup") >= answered + 6)
+        assert seed.count("/listlookup") <= asked + 1  # one was on its way
 
 
 async def test_nodes_of_lookupds_that_fail_are_an_error(loop: Any) -> None:

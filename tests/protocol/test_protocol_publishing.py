@@ -1,4 +1,4 @@
-"""Publishing without sockets: forms and receipts, the table of retries, copies, and keys."""
+"""Publishing without sockets: encodings and receipts, the table of retries, copies, and keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import REDESIGNED
 from nsq_fast.protocol.publishing import (
     PLAIN,
-    BatchForm,
+    BatchEncoding,
+    MessageEncoding,
     Receipt,
+    RetryDecision,
     RetryPolicy,
     SeenKeys,
-    Verdict,
-    WireForm,
     batch_command,
     classify,
     decide,
@@ -39,25 +39,25 @@ from nsq_fast.protocol.publishing import (
 
 # What a message takes in a command, and where receipts come from
 
-TRACED = WireForm("PUB_TRACE", 7, is_traced=True)
-HEADER = WireForm("PUB_EXT", header=b'{"a":1}')
+TRACED = MessageEncoding("PUB_TRACE", 7, is_traced=True)
+HEADER = MessageEncoding("PUB_EXT", header=b'{"a":1}')
 NSQD = Address("127.0.0.1", 4150)
 
 
-@pytest.mark.parametrize("form", [PLAIN, TRACED, HEADER])
-def test_the_overhead_is_what_a_message_takes_besides_its_body(form: WireForm) -> None:
-    _, one = batch_command("t", [b"x"], [form], form, None, REDESIGNED)
-    _, two = batch_command("t", [b"x", b"yy"], [form, form], form, None, REDESIGNED)
-    assert len(two) - len(one) == LENGTH_BYTES + 2 + form.overhead
+@pytest.mark.parametrize("encoding", [PLAIN, TRACED, HEADER])
+def test_the_overhead_is_what_a_message_takes_besides_its_body(encoding: MessageEncoding) -> None:
+    _, one = batch_command("t", [b"x"], [encoding], encoding, None, REDESIGNED)
+    _, two = batch_command("t", [b"x", b"yy"], [encoding, encoding], encoding, None, REDESIGNED)
+    assert len(two) - len(one) == LENGTH_BYTES + 2 + encoding.overhead
     _, body = one.split(b"\n", 1)
-    assert COUNT_BYTES + LENGTH_BYTES + 1 + form.overhead == int.from_bytes(body[:4], "big")
+    assert COUNT_BYTES + LENGTH_BYTES + 1 + encoding.overhead == int.from_bytes(body[:4], "big")
 
 
 class Traced:
     """What has receipts."""
 
-    def __init__(self, body: Any, form: Any) -> None:
-        self.body, self.form = body, form
+    def __init__(self, body: Any, encoding: Any) -> None:
+        self.body, self.encoding = body, encoding
         self.receipts: list[Receipt] = []
 
 
@@ -66,8 +66,8 @@ class Traced:
 )
 @pytest.mark.parametrize("is_one_command", [True, False])
 def test_receipts_of_a_batch_where_the_sizes_add_up(size: int, places: list[Any], is_one_command: bool) -> None:
-    traces = [WireForm("PUB_TRACE", trace_id, is_traced=True) for trace_id in (5, 6)]
-    one: Any = Traced([b"x", b"123456"], BatchForm(traces))
+    traces = [MessageEncoding("PUB_TRACE", trace_id, is_traced=True) for trace_id in (5, 6)]
+    one: Any = Traced([b"x", b"123456"], BatchEncoding(traces))
     publishes = [one] if is_one_command else [Traced(b"x", traces[0]), Traced(b"123456", traces[1])]
     take_receipts(publishes, TracedReply(internal_id=9, trace_id=0, offset=260, size=size), 3, NSQD)
     assert [receipt for publish in publishes for receipt in publish.receipts] == [
@@ -81,9 +81,9 @@ def test_receipts_of_a_batch_where_the_sizes_add_up(size: int, places: list[Any]
 POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0)
 CAREFUL = replace(POLICY, retry_unknown_outcome=False)
 
-NO_MORE = Verdict(retry=False)
-BLAMED = Verdict(retry=False, splits=True)
-MOVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
+NO_MORE = RetryDecision(retry=False)
+BLAMED = RetryDecision(retry=False, splits=True)
+MOVES = RetryDecision(retry=True, pause=True, refresh=True, leader=True)
 ROWS = [
     (errors.BadMessage("x"), BLAMED),
     (errors.BadTopic("x"), NO_MORE),
@@ -92,52 +92,52 @@ ROWS = [
     (errors.BadPartition("x"), NO_MORE),
     (errors.Unauthorized("x"), NO_MORE),
     (errors.AuthFirst("x"), NO_MORE),
-    (errors.ExtNotSupported("x"), Verdict(retry=False, refresh=True)),
+    (errors.ExtNotSupported("x"), RetryDecision(retry=False, refresh=True)),
     (errors.HeaderInvalid("x"), NO_MORE),
     (errors.TraceIdInvalid("x"), NO_MORE),
     (errors.ServerError("x", code="E_NEVER_SEEN"), NO_MORE),
     (errors.BodyInvalid("x"), NO_MORE),
     (errors.LocalProtocolError("x"), NO_MORE),
     (ValueError("x"), NO_MORE),
-    (errors.PubTooMuchWaiting("x"), Verdict(retry=True, pause=True)),
-    (errors.PubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
-    (errors.MpubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
-    (errors.NotLeader(""), Verdict(retry=True, pause=True, refresh=True, leader=True)),
-    (errors.TopicNotExist(""), Verdict(retry=True, pause=True, refresh=True, leader=True)),
-    (errors.NotWritable(""), Verdict(retry=True, pause=True, refresh=True, possibly_stored=True, leader=True)),
+    (errors.PubTooMuchWaiting("x"), RetryDecision(retry=True, pause=True)),
+    (errors.PubFailed("x"), RetryDecision(retry=True, pause=True, possibly_stored=True)),
+    (errors.MpubFailed("x"), RetryDecision(retry=True, pause=True, possibly_stored=True)),
+    (errors.NotLeader(""), RetryDecision(retry=True, pause=True, refresh=True, leader=True)),
+    (errors.TopicNotExist(""), RetryDecision(retry=True, pause=True, refresh=True, leader=True)),
+    (errors.NotWritable(""), RetryDecision(retry=True, pause=True, refresh=True, possibly_stored=True, leader=True)),
     # The server did not get the whole command, or stored nothing: another one may take it.
-    (errors.BadMessage("PUB failed to read message body"), Verdict(retry=True)),
-    (errors.BadMessage("PUB failed to read message body size"), Verdict(retry=True)),
-    (errors.BadMessage("DPUB failed to read message body"), Verdict(retry=True)),
-    (errors.BadMessage("MPUB failed to read message(17) body size"), Verdict(retry=True)),
-    (errors.BadMessage("MPUB failed to read message body"), Verdict(retry=True)),
-    (errors.BadMessage("failed to read message body"), Verdict(retry=True)),
-    (errors.BadBody("MPUB failed to read body size"), Verdict(retry=True)),
-    (errors.BadBody("MPUB failed to read message count"), Verdict(retry=True)),
-    (errors.BadBody("failed to read body size"), Verdict(retry=True)),
-    (errors.PubFailed("PUB failed exiting"), Verdict(retry=True, pause=True)),
-    (errors.DpubFailed("DPUB failed exiting"), Verdict(retry=True, pause=True)),
-    (errors.MpubFailed("MPUB failed exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.BadMessage("PUB failed to read message body"), RetryDecision(retry=True)),
+    (errors.BadMessage("PUB failed to read message body size"), RetryDecision(retry=True)),
+    (errors.BadMessage("DPUB failed to read message body"), RetryDecision(retry=True)),
+    (errors.BadMessage("MPUB failed to read message(17) body size"), RetryDecision(retry=True)),
+    (errors.BadMessage("MPUB failed to read message body"), RetryDecision(retry=True)),
+    (errors.BadMessage("failed to read message body"), RetryDecision(retry=True)),
+    (errors.BadBody("MPUB failed to read body size"), RetryDecision(retry=True)),
+    (errors.BadBody("MPUB failed to read message count"), RetryDecision(retry=True)),
+    (errors.BadBody("failed to read body size"), RetryDecision(retry=True)),
+    (errors.PubFailed("PUB failed exiting"), RetryDecision(retry=True, pause=True)),
+    (errors.DpubFailed("DPUB failed exiting"), RetryDecision(retry=True, pause=True)),
+    (errors.MpubFailed("MPUB failed exiting"), RetryDecision(retry=True, pause=True, possibly_stored=True)),
     (errors.PubFailed("exiting"), MOVES),
     (errors.MpubFailed("exiting"), MOVES),
     (errors.PubFailed("ErrType:9 ErrCode:0 : exiting"), MOVES),
     (errors.PubFailed("pub to wait channel timeout"), MOVES),
     (errors.MpubFailed("pub timeout while pop wait queue"), MOVES),
-    (errors.PubFailed("topic coordinator is exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.PubFailed("topic coordinator is exiting"), RetryDecision(retry=True, pause=True, possibly_stored=True)),
     (errors.PubFailed("invalid message write size (1048603) maxMsgSize=1048602"), BLAMED),
     (errors.MpubFailed("ErrType:9 ErrCode:0 : invalid message write size (9) maxMsgSize=8"), BLAMED),
-    (errors.AuthFailed("AUTH failed"), Verdict(retry=True, pause=True)),
+    (errors.AuthFailed("AUTH failed"), RetryDecision(retry=True, pause=True)),
     (errors.AuthFailed("x"), NO_MORE),
     (errors.BadMessage("PUB message too big 2 > 1"), BLAMED),
     (errors.BadMessage("MPUB invalid message(1) body size 0"), BLAMED),
-    (errors.ConnectionLost("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
-    (errors.HeartbeatMissed("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+    (errors.ConnectionLost("x"), RetryDecision(retry=True, refresh=True, possibly_stored=True)),
+    (errors.HeartbeatMissed("x"), RetryDecision(retry=True, refresh=True, possibly_stored=True)),
     (errors.RemoteProtocolError("x"), NO_MORE),
 ]
 
 
 @pytest.mark.parametrize(("error", "expected"), ROWS, ids=lambda value: type(value).__name__)
-def test_each_error_has_its_row(error: Exception, expected: Verdict) -> None:
+def test_each_error_has_its_row(error: Exception, expected: RetryDecision) -> None:
     assert classify(error) == expected
     assert decide(error, 1, POLICY) == expected
 
@@ -147,10 +147,10 @@ def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt()
         for policy in (POLICY, CAREFUL):
             error = errors.ConnectionLost("x")
             error.outcome_unknown = False
-            verdict = decide(error, attempts, policy)
-            assert verdict.retry
-            assert not verdict.possibly_stored
-            assert not verdict.counts
+            decision = decide(error, attempts, policy)
+            assert decision.retry
+            assert not decision.possibly_stored
+            assert not decision.counts
 
 
 def test_moves_of_the_leader_have_no_limit_but_time() -> None:
@@ -165,9 +165,9 @@ def test_moves_of_the_leader_have_no_limit_but_time() -> None:
 
 @pytest.mark.parametrize("error", [errors.ConnectionLost("x"), errors.PubFailed("x"), errors.NotWritable("")])
 def test_an_unknown_outcome_is_retried_only_where_allowed(error: Exception) -> None:
-    verdict = decide(error, 1, CAREFUL)
-    assert not verdict.retry
-    assert verdict.possibly_stored
+    decision = decide(error, 1, CAREFUL)
+    assert not decision.retry
+    assert decision.possibly_stored
 
 
 @given(attempts=st.integers(1, 10_000), share=st.floats(0, 1, exclude_max=True))

@@ -38,6 +38,7 @@ from nsq_fast.protocol.topology import (
     parse_listlookup,
     parse_lookup,
     parse_nodes,
+    unknown_topic,
     unwrap,
 )
 
@@ -102,9 +103,22 @@ def test_an_original_reply_has_producers_and_a_redesigned_one_partitions_and_met
     assert parse_lookup(reply(producers=[], partitions={}, meta={"partition_num": 0})).meta is None
 
 
-@pytest.mark.parametrize("body", [b"", b" \n", wrapped(None), reply(producers=None, partitions=None, channels=None)])
+@pytest.mark.parametrize("body", [b"", b" \n", wrapped(None), reply(producers=None, channels=None)])
 def test_nothing_is_a_valid_answer(body: bytes) -> None:
     assert parse_lookup(body) == LookupAnswer()
+
+
+def test_which_nsq_a_lookupd_is_of_is_seen_in_each_answer() -> None:
+    """Of a topic that it does not know, or of a cluster that takes no writes, too."""
+    for answer in (
+        parse_lookup(reply(producers=None, partitions=None, channels=None)),
+        parse_lookup(reply(producers=[], partitions={}, meta={"partition_num": 0})),
+        unknown_topic("Key not found"),
+        unknown_topic("Topic has no channel, should init at least one for the new topic"),
+    ):
+        assert answer.is_redesigned
+    for answer in (parse_lookup(reply(producers=[OLD_PEER])), unknown_topic("TOPIC_NOT_FOUND"), parse_lookup(b"")):
+        assert not answer.is_redesigned
 
 
 def test_addresses_of_peers_and_one_without_a_usable_address_is_left_out() -> None:

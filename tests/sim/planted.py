@@ -55,6 +55,7 @@ PLANTED = [
     Planted("a partition stays paused", "producer", routing.PartitionQueue, "resume", nothing, 40),
     Planted("a lost connection is not made anew", "producer", sender.ProducerConnection, "_begin", nothing),
     Planted("tries to connect do not wait for each other", "producer", sender, "TRY_INTERVAL", 0.0, 1),
+    Planted("waiting publishes end no pause", "producer", sender.ProducerConnection, "hurry", nothing, 2),
     Planted("requeues are not sent", "consumer", Connection, "put_requeue", nothing, 9),
     Planted("what a lost connection had is shared out no more", "consumer", Flow, "remove", nothing, 2),
     Planted("a close gives nothing back", "consumer", Subscription, "give_back_unstarted", nothing, 125),
@@ -146,9 +147,9 @@ def _(real: Any, error: Any, attempts: int, policy: Any, *rest: Any, **options: 
 
 @planted("a refused body is tried again", "producer", publishes, "decide", 25)
 def _(real: Any, error: Any, attempts: int, *rest: Any, **options: Any) -> Any:
-    verdict = real(error, attempts, *rest, **options)
+    decision = real(error, attempts, *rest, **options)
     is_bad = isinstance(error, BadMessage) and attempts < 3
-    return msgspec.structs.replace(verdict, retry=True) if is_bad else verdict
+    return msgspec.structs.replace(decision, retry=True) if is_bad else decision
 
 
 @planted("possibly_stored is never said", "producer", publishes, "decide", 28)
@@ -166,6 +167,12 @@ def _(_: Any, queue: Any, command: Any, again: Any, delay: float, *, is_stale: b
         queue.pause(delay)
     elif queue.waiting:
         queue.pump()
+
+
+@planted("pauses stay long while publishes wait", "producer", sender.ProducerConnection, "_next_try_at", 2)
+def _(real: Any, link: Any) -> Any:
+    link._patience = link._pause
+    return real(link)
 
 
 @planted("RDY is one more than the share", "consumer", Sharing, "changes", 1)

@@ -28,6 +28,10 @@ RECOVERS = 60.0
 """Seconds after the last fault within which a publish succeeds."""
 
 
+CUT_SHORT = 3.0
+"""Seconds that the first publish after an outage takes at most, however long the pauses between attempts have grown."""
+
+
 class Ends:
     """How each publish ended."""
 
@@ -162,6 +166,16 @@ class Publisher:
         expect(took <= limit + IN_TIME, f"{bodies[0]!r} took {took:.3f} s, and the limit is {limit} s")
 
 
+async def outage(world: World, publishers: list[Publisher]) -> None:
+    """All nsqds are away, and nothing is published meanwhile: they are tried ever more seldom, until something is."""
+    for nsqd in world.nsqds:
+        nsqd.kill()
+    await asyncio.sleep(40.0 + 20.0 * world.loop.chance.random())
+    for nsqd in world.nsqds:
+        nsqd.come_back()
+    await asyncio.gather(*(publisher.once(timeout=CUT_SHORT, must=True) for publisher in publishers))
+
+
 async def scenario(loop: SimLoop) -> dict[str, Any]:
     """A producer, several tasks, and a world that goes wrong for a while."""
     chance = loop.chance
@@ -202,6 +216,8 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
     patience = SILENCE if at_most_once else 0.0
     await asyncio.sleep(max(0.0, world.last_end + patience - loop.time()))
     await asyncio.gather(*(publisher.once(timeout=RECOVERS, must=True) for publisher in publishers))
+    if not world.lookupds and chance.happens(0.5):  # what lookup names no more is not tried
+        await outage(world, publishers)
     limit = chance.choice((None, 5.0))
     began = loop.time()
     late = [loop.create_task(publisher.once()) for publisher in publishers] if chance.happens(0.5) else []

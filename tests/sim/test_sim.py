@@ -250,6 +250,37 @@ def test_after_a_long_outage_a_consumer_is_back_as_soon_as_lookup_answers(seed: 
     assert in_virtual_time(f"return {seed}", scenario) <= 5.0
 
 
+@pytest.mark.parametrize("away", [3.0, 20.0, 100.0, 1000.0])
+def test_clients_that_start_before_their_lookupd_are_at_work_seconds_after_it(away: float) -> None:
+    """Polls are a minute apart: a client that knows no nsqd asks more often, which costs nobody much."""
+
+    async def scenario(loop: SimLoop) -> float:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        nsqd.log("t").channel("c")
+        lookupd = ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+        lookupd.kill()
+        handled = asyncio.Event()
+
+        async def handle(_: Any, message: Any) -> None:
+            handled.set()
+
+        addresses = ["10.2.0.1:4161"]
+        async with (
+            Consumer("t", "c", lookupd_http_addresses=addresses, message_handler=handle),
+            Producer([], addresses, publish_timeout=2 * away) as producer,
+        ):
+            publish = asyncio.create_task(producer.publish("t", b"x"))
+            await asyncio.sleep(away)
+            assert not publish.done()
+            lookupd.start()
+            began = loop.time()
+            await publish
+            await handled.wait()
+            return loop.time() - began
+
+    assert in_virtual_time(f"early {away}", scenario) <= 8.0
+
+
 def test_a_server_that_was_slow_and_then_falls_silent_is_left_for_a_new_connection() -> None:
     """It replied to one command after the other, but too late: so it was kept, and got no more."""
 

@@ -34,7 +34,7 @@ def measured(client: str, mode: str) -> Round:
 def test_a_stream_is_measured_from_the_end_of_its_first_batch_with_its_jvm_and_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in quick_environment(is_small=False).items():
+    for name, value in quick_environment().items():
         monkeypatch.setenv(name, value)
     found = measured(SPARK, "stream")
     assert 0 < found.messages <= ROWS * 7 // 8

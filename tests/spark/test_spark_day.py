@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from support import processes
 from support.servers import EMBEDDED_NSQD, RealLookupd, RealNsqd, find_server
-from support.spark import BESIDE, LOCAL_CLUSTER, Driver, Program
+from support.spark import BESIDE, Driver, Program
 from support.spark_ledger import Account, Delivered, account
 from support.spark_marks import LIMIT, poll
 from support.spark_publisher import Publisher
@@ -40,6 +40,8 @@ while not here.count("end"):
     query.awaitTermination(0.2)
 query.stop()
 """
+MASTER, SETTINGS = "local-cluster[1,2,1024]", {"spark.executor.cores": "2"}
+"""One executor for both queries: whoever kills it has no other one go on. Of two, see test_spark_cluster_kills."""
 SECONDS = float(os.environ.get("NSQ_FAST_DAY_SECONDS", "0"))
 """How long the day lasts; at least until each thing has happened."""
 SEED = int(os.environ.get("NSQ_FAST_DAY_SEED", "1"))
@@ -99,12 +101,11 @@ class Day:
     def __init__(
         self,
         spark_driver: Callable[..., Driver],
-        master: str,
         queries: Sequence[Query],
         happenings: Mapping[str, Happening],
         seed: int = SEED,
     ) -> None:
-        self._driver = spark_driver(BESIDE, master, programs=[query.program.given for query in queries])
+        self._driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=[query.program.given for query in queries])
         self._queries = queries
         self._random = random.Random(seed)
         self._happenings = {
@@ -195,7 +196,7 @@ def _reason(log: str) -> list[str]:
     return [line for line in log.splitlines() if re.match(r"[\w.]+(Exception|Error|Failed|Lost)\b", line)][-2:]
 
 
-RATE = 200
+RATE = 100
 MSG_TIMEOUT = 5
 OTHER_TIME = 900  # before and after the day: JVMs, and what was in flight when something died
 Cleanup = ExitStack
@@ -283,7 +284,7 @@ def test_a_day_loses_and_doubles_nothing_and_keeps_order(
         tmp_path / "journalled", cleanup, original.lookupd_address, journal=tmp_path / "journalled" / "journal"
     )
     replayable = make_query(tmp_path / "replayable", cleanup, redesigned.lookupd_address, startingOffsets="earliest")
-    day = Day(spark_driver, LOCAL_CLUSTER, [journalled, replayable], happenings)
+    day = Day(spark_driver, [journalled, replayable], happenings)
     day.run(SECONDS)
     print(f"\n{day}")  # noqa: T201  # figures of a long day are wanted
     for query in (journalled, replayable):

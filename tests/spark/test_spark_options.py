@@ -284,6 +284,19 @@ def test_what_is_like_no_other_option_has_no_hint() -> None:
 
 REFUSED_BY_A_SINK: list[tuple[dict[str, str | None], str]] = [
     ({"startingOffsets": "latest"}, "unknown option"),
+    *(
+        ({name: "x"}, f"unknown option {name!r}: each row says it, in a column {column!r} of the DataFrame")
+        for name, column in (
+            ("key", "key"),
+            ("partition", "partition"),
+            ("body", "body"),
+            ("tag", "tag"),
+            ("headers", "headers"),
+            ("trace_id", "trace_id"),
+            ("traceid", "trace_id"),
+            ("deferms", "defer_ms"),
+        )
+    ),
     ({"topic": "a b"}, "topic='a b'"),
     ({"nsq.key_strategy": "x"}, "nsq.key_strategy='x'"),
     ({"nsq.tls_cafile": "/ca.pem"}, "nsq.tls_options without tls_v1=True: nothing would be encrypted"),
@@ -657,11 +670,15 @@ def with_jars(spark_driver: Callable[..., Driver], lake_broker: BrokerProcess, t
         (tmp_path / "orders").mkdir()
         settings = {**spark_settings("local[2]", tmp_path), "spark.jars": ",".join(map(str, jars))}
         del settings["spark.sql.codegen.factoryMode"]  # their own expressions have to be compiled
-        submit = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-        text = here(program, lake_broker, tmp_path)
-        return spark_driver(RUN, text=text, submit=shlex.join([*submit, "pyspark-shell"]))
+        return spark_driver(RUN, text=here(program, lake_broker, tmp_path), submit=submitted(settings))
 
     return make
+
+
+def submitted(settings: dict[str, str]) -> str:
+    """Settings of a Spark that a program or a command starts, without a file of them: see ``quick_environment``."""
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    return shlex.join([*conf, "pyspark-shell"])
 
 
 def rows_of(driver: Driver) -> list[str]:
@@ -756,10 +773,7 @@ def test_a_declarative_pipeline_reads_what_there_is(java: None, lake_broker: Bro
 def run_pipeline(folder: Path) -> None:
     settings = spark_settings("local[2]", folder)
     del settings["spark.master"]  # the command makes its own server
-    conf = folder / "conf"
-    conf.mkdir(exist_ok=True)
-    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
-    environment = {**spark_environment(), "SPARK_CONF_DIR": str(conf)}
+    environment = {**spark_environment(), "PYSPARK_SUBMIT_ARGS": submitted(settings)}
     environment["SPARK_TESTING"] = "1"  # with it the server takes a port that is free
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     command = [str(Path(sys.executable).with_name("spark-pipelines")), "run", "--spec", "spark-pipeline.yml"]

@@ -36,9 +36,9 @@ from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.publishing import murmur3_partition
-from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.options import SINK_COLUMNS, SinkOptions
 from nsq_fast.spark.sink import ArrowWriter, stream_writer
-from nsq_fast.spark.sink.plan import COLUMNS, column_names
+from nsq_fast.spark.sink.plan import column_names
 from nsq_fast.spark.source import spark_schema
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def test_every_column_in_every_type_that_it_may_have() -> None:
     everything = (
         "body binary, topic string, partition int, key string, trace_id long, headers string, tag string, defer_ms int"
     )
-    assert set(names(everything)) == set(COLUMNS)
+    assert set(names(everything)) == set(SINK_COLUMNS)
     for kind in ("tinyint", "smallint", "int", "bigint"):
         assert names(f"body string, partition {kind}, trace_id {kind}, defer_ms {kind}")
         assert names(f"body string, key {kind}", key_strategy="hashcode")

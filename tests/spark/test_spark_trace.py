@@ -8,16 +8,17 @@ import json
 import logging
 import os
 import random
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
 from support import trace_logs
-from support.spark import LOCAL
+from support.spark import LOCAL, ROOT
 from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, START, Planted
 from support.trace_logs import run as run_command
 from support.waiting import PROCESS, until
@@ -56,17 +57,44 @@ if TYPE_CHECKING:
 PLACE = ("topic", "partition", "channel", "internal_id")
 
 
-class Run:
-    """A log with planted faults, and the tables of it."""
+PARTS = 3
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        log = trace_logs.good_log()
-        self.planted: Planted = trace_logs.plant(log)
+SETTINGS = TraceSettings(window=5, grace=30, lateness=2)
+
+GIVEN = ("--window", "5", "--grace", "30")
+
+
+class Run:
+    """Three runs with planted faults, ten minutes apart, and the tables that the command has written of their logs.
+
+    Attributes:
+        planted: the faults of each.
+        told: what the command printed.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, report: Report) -> None:
+        log: dict[Any, list[TraceRecord]] = {}
+        self.planted: list[Planted] = []
+        for number in range(PARTS):
+            part = trace_logs.good_log(130, seed=number)
+            planted = trace_logs.plant(part)
+            if number < PARTS - 1:
+                for place in {(place[0], place[1], "", place[3]) for place in planted.pending}:
+                    del part[place]
+                planted = planted._replace(pending=set())
+            self.planted.append(trace_logs.moved_faults(planted, number))
+            for place, found in part.items():
+                log[(*place, number)] = [trace_logs.moved(record, number) for record in found]
         self.records: list[TraceRecord] = trace_logs.records_of(log)
         self.folder = folder / "tables"
         self.spark = spark
         self.logs = trace_logs.write_logs(self.records, folder / "logs")
-        write_tables(spark, read_logs(spark, self.logs), self.folder)
+        done = report(*self.logs, "--tables", self.folder, "--json", *GIVEN)
+        assert done.exit_code == 0, done.output
+        self.told = json.loads(done.stdout)
+
+    def all_planted(self, kind: str) -> list[Any]:
+        return ordered(place for each in self.planted for place in getattr(each, kind))
 
     def rows(self, table: str, where: str = "true") -> list[Any]:
         return read_table(self.spark, self.folder, table).where(where).collect()
@@ -75,12 +103,26 @@ class Run:
         return sorted((tuple(row[name] for name in PLACE) for row in self.rows(table, where)), key=repr)
 
 
+Report = Callable[..., Result]
+
+
 @pytest.fixture(scope="module")
-def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(spark, tmp_path_factory.mktemp("traces"))
+def report_here(spark: SparkSession) -> Iterator[Report]:
+    """The command in this process, with the session of all tests: starting one takes longer than so small a report.
+
+    In a process of its own, with a Spark of its own: the demo, in test_spark_trace_report.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(spark), "stop", lambda session: None)
+        yield lambda *given: CliRunner().invoke(main, ["trace-report", "--master", LOCAL, *map(str, given)])
 
 
-OF_SMALL = TraceSettings(window=1, grace=0, slowest=10_000)
+@pytest.fixture(scope="module")
+def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, report_here: Report) -> Run:
+    return Run(spark, tmp_path_factory.mktemp("traces"), report_here)
+
+
+OF_SMALL = TraceSettings(window=0.25, grace=0, slowest=10_000, order="ids")
 
 
 class Small:
@@ -120,20 +162,25 @@ def ordered(places: Any) -> list[tuple[Any, ...]]:
 
 def test_what_was_planted_is_found_and_nothing_else(run: Run) -> None:
     for kind in ("lost", "duplicates", "violations"):
-        assert run.places(kind) == ordered(getattr(run.planted, kind)), kind
-    assert run.places("lives", "state = 'pending'") == ordered(run.planted.pending)
-    assert run.places("lives", "not is_published") == ordered(run.planted.unpublished)
+        assert run.places(kind) == run.all_planted(kind), kind
+        assert run.told[kind] == len(run.all_planted(kind)), kind
+    assert run.places("lives", "state = 'pending'") == run.all_planted("pending")
+    assert run.places("lives", "not is_published") == run.all_planted("unpublished")
     causes = [f"redelivered_{cause}" for cause in ("req", "timeout", "unknown")]
     again = run.rows("lives", " + ".join(causes) + " > 0")
     found = {tuple(row[name] for name in PLACE): tuple(row[name] for name in causes) for row in again}
-    assert found == run.planted.redelivered
+    assert found == {place: causes for each in run.planted for place, causes in each.redelivered.items()}
     clocks = {(row.side, row.nsqd, row.host): (row.messages, row.worst_ns) for row in run.rows("skews")}
-    assert clocks == run.planted.skews
+    (skews, *others) = (each.skews for each in run.planted)
+    assert all(each == skews for each in others)
+    assert clocks == {clock: (messages * PARTS, worst) for clock, (messages, worst) in skews.items()}
 
 
 def test_the_slowest_message_comes_first_with_its_life(run: Run) -> None:
     slowest = max(run.rows("slowest"), key=lambda row: row.latency_ns)
-    assert tuple(slowest[name] for name in PLACE) == run.planted.slowest
+    found = [life for life in trace_logs.lives_of(run.records, SETTINGS.grace_ns) if life.state == "finished"]
+    assert slowest.latency_ns == max(life.finish.time - life.finish.timestamp for life in found)
+    assert tuple(slowest[name] for name in PLACE) in {each.slowest for each in run.planted}
     assert [(event.event, event.outcome) for event in slowest.events] == [("publish", None), ("consume", "FIN")]
     publish, consume = slowest.events
     assert consume.at_ns - consume.received_ns == slowest.handling_ns == 20 * SECOND
@@ -141,8 +188,8 @@ def test_the_slowest_message_comes_first_with_its_life(run: Run) -> None:
     assert consume.consumer.startswith("10.0.0.7:")
 
 
-def test_the_life_of_a_redelivered_message_has_all_its_deliveries(spark: SparkSession, run: Run) -> None:
-    place = next(place for place, causes in run.planted.redelivered.items() if causes == (2, 1, 1))
+def test_the_life_of_a_redelivered_message_has_all_its_deliveries(run: Run) -> None:
+    place = next(place for place, causes in run.planted[0].redelivered.items() if causes == (2, 1, 1))
     (row,) = [row for row in run.rows("slowest") if tuple(row[name] for name in PLACE) == place]
     outcomes = [(event.outcome, event.attempts) for event in row.events if event.event == "consume"]
     assert outcomes == [("REQ", 1), ("REQ", 2), ("TIMEOUT", 4), ("FIN", 5)]
@@ -150,10 +197,10 @@ def test_the_life_of_a_redelivered_message_has_all_its_deliveries(spark: SparkSe
 
 def test_percentiles_of_a_window_are_exact(run: Run) -> None:
     latencies: dict[Any, list[int]] = {}
-    for life in trace_logs.lives_of(run.records, 60 * SECOND):
+    for life in trace_logs.lives_of(run.records, SETTINGS.grace_ns):
         if life.state == "finished":
             finish = life.finish
-            window = finish.timestamp // (10 * SECOND) * 10 * SECOND
+            window = finish.timestamp // SETTINGS.window_ns * SETTINGS.window_ns
             latencies.setdefault((*life.group, window), []).append(finish.time - finish.timestamp)
     expected = {
         key: tuple(trace_logs.nearest_rank(sorted(found), percent) for percent in (50, 95, 99, 100))
@@ -428,73 +475,19 @@ def test_the_logs_of_an_embedded_cluster_and_of_its_clients_are_joined(small: Sm
 # The stream writes what a batch writes: also after a restart, or a crash within a micro-batch.
 
 
-SETTINGS = TraceSettings(window=5, grace=30, lateness=2)
-
 COMPARED = ("lives", "windows", "lost", "duplicates", "violations", "skews", "slowest")
 
-PARTS = 3
 
-
-def records() -> list[TraceRecord]:
-    """Three runs with planted faults, ten minutes apart: each is decided while the next one comes."""
-    log: dict[Any, list[TraceRecord]] = {}
-    for number in range(PARTS):
-        part = trace_logs.good_log(130, seed=number)
-        planted = trace_logs.plant(part)
-        if number < PARTS - 1:
-            for place in {(place[0], place[1], "", place[3]) for place in planted.pending}:
-                del part[place]
-        for place, found in part.items():
-            log[(*place, number)] = [moved(record, number) for record in found]
-    return trace_logs.records_of(log)
-
-
-def moved(record: Any, number: int) -> TraceRecord:
-    later = number * 600 * SECOND
-    changes: dict[str, Any] = {
-        "time": record.time + later,
-        "internal_id": record.internal_id + number * 1000,
-        "trace_id": record.trace_id + number * 1_000_000,
-    }
-    if record.offset is not None:
-        changes["offset"] = record.offset + number * 10**8
-    if hasattr(record, "timestamp"):
-        changes["timestamp"] = record.timestamp + later
-    return trace_logs.changed(record, **changes)
-
-
-@pytest.fixture(scope="module")
-def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("batch")
-    path = folder / "all.log"
-    path.write_text("".join(f"{record}\n" for record in records()))
-    write_tables(spark, read_logs(spark, path), folder / "tables", SETTINGS)
-    return folder / "tables"
-
-
-@pytest.fixture(scope="module")
-def expected(spark: SparkSession, batch: Path) -> dict[str, list[str]]:
-    """What the tables of the batch hold."""
-    return {table: rows(spark, batch, table) for table in COMPARED}
-
-
-def rows(spark: SparkSession, folder: Path, table: str) -> list[str]:
-    found = read_table(spark, folder, table).drop("batch")
+def compared(run: Run, folder: Path, table: str) -> list[str]:
+    found = read_table(run.spark, folder, table).drop("batch")
     if table in ("lives", "windows"):
-        end = records()[-1].time - SECOND
+        end = run.records[-1].time - SECOND
         found = found.where(f"window_ns < {end // SECOND // 10 * 10 * SECOND}")
     if table == "slowest":
         found = found.orderBy("latency_ns", ascending=False).limit(SETTINGS.slowest)
     if table == "skews":
         found = found.groupBy("side", "nsqd", "host").agg({"messages": "sum", "worst_ns": "max"})
     return sorted(map(repr, found.collect()))
-
-
-def check(spark: SparkSession, expected: dict[str, list[str]], stream: Path) -> None:
-    for table in COMPARED:
-        assert expected[table], table
-        assert rows(spark, stream, table) == expected[table], table
-    assert read_table(spark, stream, "late").count() == 0
 
 
 class Stream:
@@ -541,19 +534,14 @@ class Stream:
 
 
 def test_a_stream_that_ends_and_crashes_writes_what_a_batch_writes(
-    spark: SparkSession,
-    expected: dict[str, list[str]],
-    batch: Path,
-    broker: BrokerProcess,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, run: Run, broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, found = Stream(spark, broker, tmp_path), records()
+    stream, found = Stream(spark, broker, tmp_path), run.records
     begin, rest = found[: len(found) * 2 // 3], found[len(found) * 2 // 3 :]
     stream.give("first.log", begin[::2])
     stream.give("second.log", begin[1::2])
     stream.run()
-    assert 0 < stream.table("lives").count() < read_table(spark, batch, "lives").count()
+    assert 0 < stream.table("lives").count() < read_table(spark, run.folder, "lives").count()
     other = stream_tables(stream_logs(spark, stream.logs), stream.tables, tmp_path / "other", availableNow=True)
     with pytest.raises(Exception, match="not those of this checkpoint"):
         other.awaitTermination()
@@ -575,8 +563,9 @@ def test_a_stream_that_ends_and_crashes_writes_what_a_batch_writes(
     monkeypatch.undo()
     stream.run()
     for table in COMPARED:
-        assert expected[table], table
-        assert rows(spark, stream.tables, table) == expected[table], table
+        expected = compared(run, run.folder, table)
+        assert expected, table
+        assert compared(run, stream.tables, table) == expected, table
     (late,) = stream.table("late").collect()
     assert (late.topic, late.partition, late.channel, int(late.internal_id), late.finishes) == (*lost, 1)
     assert lost in {
@@ -711,25 +700,18 @@ def random_lines(seed: int, count: int) -> list[str]:
 def write_awkward(logs: Path, seed: int) -> None:
     """Files of all kinds, of random lines and of such as are hard to read."""
     logs.mkdir()
-    (logs / "random names é.log").write_text("\n".join(random_lines(seed, 1500)) + "\n", encoding="utf-8")
+    (logs / "random names é.log").write_text("\n".join(random_lines(seed, 3000)) + "\n", encoding="utf-8")
     (logs / "mac.log").write_text("\r".join(random_lines(seed + 10, 20)), encoding="utf-8")
     (logs / "windows.log.gz").write_bytes(gzip.compress("\r\n".join(random_lines(seed + 20, 20)).encode()))
     (logs / "more.log.bz2").write_bytes(bz2.compress("\n".join(SERVER).encode()))
     (logs / "awkward.log").write_text("\n".join(AWKWARD), encoding="utf-8")
 
 
-def check_equal(ours: Figures, theirs: Figures) -> None:
+def test_the_figures_are_those_of_spark(spark: SparkSession, small: Small) -> None:
+    """As are those of a report: see test_a_report_on_logs_and_again_on_its_tables."""
+    ours, theirs = local_figures(small.logs, OF_SMALL), figures_of(spark, small.folder)
     for name in Figures.__struct_fields__:
         assert getattr(ours, name) == getattr(theirs, name), name
-
-
-def test_the_figures_are_those_of_spark(spark: SparkSession, run: Run, small: Small, tmp_path: Path) -> None:
-    write_awkward(tmp_path / "logs", 2)
-    by_ids = TraceSettings(window=0.25, order="ids", slowest=10)
-    write_tables(spark, read_logs(spark, tmp_path / "logs"), tmp_path / "tables", by_ids)
-    check_equal(local_figures(tmp_path / "logs", by_ids), figures_of(spark, tmp_path / "tables"))
-    check_equal(local_figures(run.logs), figures_of(spark, run.folder))
-    check_equal(local_figures(small.logs, OF_SMALL), figures_of(spark, small.folder))
 
 
 def logged(folder: Path, lines: list[str]) -> Path:
@@ -825,30 +807,38 @@ def test_the_command_needs_no_java(tmp_path: Path) -> None:
     assert "NSQ traces" in page.read_text()
 
 
-# `nsq-fast trace-report` in the process of the tests, with their session.
+# `nsq-fast trace-report`, and the program that measures, in the process of the tests, with their session.
 
 
-@pytest.fixture
-def report_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command in this process, with the session of all tests: starting one takes longer than so small a report."""
-    monkeypatch.setattr(type(spark), "stop", lambda session: None)
-    return lambda *given: CliRunner().invoke(main, ["trace-report", "--master", LOCAL, *map(str, given)])
-
-
-def test_a_report_on_logs_and_again_on_its_tables(tmp_path: Path, report_here: Callable[..., Result]) -> None:
-    """In a process of its own, with a Spark of its own: the demo, in test_spark_trace_report."""
-    log = trace_logs.good_log()
-    planted = trace_logs.plant(log)
-    trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
-    first = report_here(tmp_path / "logs", "--tables", tmp_path / "tables", "--json")
-    assert first.exit_code == 0, first.output
-    found = json.loads(first.stdout)
-    for kind in ("lost", "duplicates", "violations"):
-        assert found[kind] == len(getattr(planted, kind)), kind
-    again = report_here("--tables", tmp_path / "tables", "--html", tmp_path / "report.html")
+def test_a_report_on_logs_and_again_on_its_tables(tmp_path: Path, run: Run, report_here: Report) -> None:
+    """It is the one that is made without Spark."""
+    local = CliRunner().invoke(main, ["trace-report", "--local", "--json", *GIVEN, *map(str, run.logs)])
+    assert run.told == json.loads(local.stdout)
+    again = report_here("--tables", run.folder, "--html", tmp_path / "report.html")
     assert again.exit_code == 0, again.output
-    assert f"{len(planted.lost):,} │ published, never finished" in again.output
-    assert "NSQ traces" in (tmp_path / "report.html").read_text()
+    assert f"{len(run.all_planted('lost')):,} │ published, never finished" in again.output
+    page = (tmp_path / "report.html").read_text()
+    assert "NSQ traces" in page
+    assert page == html(local_figures(run.logs, SETTINGS))
+
+
+def test_the_program_that_measures_finds_what_it_planted(
+    spark: SparkSession, report_here: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, with the session of all tests, and with code compiled for queries, as users have it."""
+    file, figures = ROOT / "bench" / "spark_trace.py", tmp_path / "figures.json"
+    given = ["--records", "4000", "--partitions", "2", "--folder", str(tmp_path), "--json", str(figures)]
+    monkeypatch.setattr(sys, "argv", [str(file), *given])
+    compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {name: spark.conf.get(name) for name in compiled}
+    try:
+        for name, value in compiled.items():
+            spark.conf.set(name, value)
+        runpy.run_path(str(file), run_name="__main__")
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    assert json.loads(figures.read_text())["found"] == {"lost": 1, "duplicates": 1, "violations": 1, "skews": 0}
 
 
 @pytest.mark.parametrize(
@@ -863,7 +853,7 @@ def test_a_spark_that_does_not_start_is_no_traceback(java: None, tmp_path: Path,
     assert "Traceback" not in done.stderr
 
 
-def test_logs_in_which_nothing_was_traced(tmp_path: Path, report_here: Callable[..., Result]) -> None:
+def test_logs_in_which_nothing_was_traced(tmp_path: Path, report_here: Report) -> None:
     log = tmp_path / "some.log"
     log.write_text("INFO started\n")
     done = report_here(log, "--json")

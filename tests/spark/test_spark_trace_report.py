@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -17,8 +14,6 @@ import pytest
 from click.testing import CliRunner
 from support import trace_logs
 from support.browser import Browser, check_readable
-from support.spark import quick_environment
-from support.spark_marks import LIMIT
 from support.trace_logs import BAD_LINES, SECOND, Figures, Planted, run
 
 from nsq_fast.cli import main
@@ -281,18 +276,6 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
     assert done.exit_code == 2
     assert message in done.stderr
     assert isinstance(done.exception, SystemExit)  # and not a traceback
-
-
-def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: Path) -> None:
-    program = Path(__file__).parents[2] / "bench" / "spark_trace.py"
-    arguments = ["--records", "4000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
-    command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
-    given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
-    env = {**os.environ, **quick_environment(is_small=False), **given}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "figures.json").read_text())["found"]
-    assert found == {"lost": 1, "duplicates": 1, "violations": 1, "skews": 0}
 
 
 OLD_JAVA = "#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n"

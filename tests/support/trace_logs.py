@@ -133,6 +133,36 @@ def changed(record: TraceRecord, **changes: Any) -> Any:
     return type(record)(**{**{name: getattr(record, name) for name in record.__struct_fields__}, **changes})
 
 
+APART = 600 * SECOND
+"""From one run of several in a log to the next: see ``moved``."""
+
+
+def moved(record: Any, number: int) -> TraceRecord:
+    """The record of a run as that of a later one, whose ids and offsets go on."""
+    changes: dict[str, Any] = {
+        "time": record.time + number * APART,
+        "internal_id": record.internal_id + number * 1000,
+        "trace_id": record.trace_id + number * 1_000_000,
+    }
+    if record.offset is not None:
+        changes["offset"] = record.offset + number * 10**8
+    if hasattr(record, "timestamp"):
+        changes["timestamp"] = record.timestamp + number * APART
+    return changed(record, **changes)
+
+
+def moved_faults(planted: Planted, number: int) -> Planted:
+    """Those of such a run."""
+
+    def there(place: Place) -> Place:
+        return (*place[:3], place[3] + number * 1000)
+
+    kinds = ("lost", "pending", "duplicates", "violations", "unpublished")
+    changes: dict[str, Any] = {kind: set(map(there, getattr(planted, kind))) for kind in kinds}
+    causes = {there(place): found for place, found in planted.redelivered.items()}
+    return planted._replace(**changes, redelivered=causes, slowest=there(planted.slowest))
+
+
 def plant(log: dict[Place, list[TraceRecord]]) -> Planted:
     """Put every kind of fault into a log without one, each once or twice."""
     billing, audit, web = (ORDERS.name, "billing"), (ORDERS.name, "audit"), (CLICKS.name, "web")

@@ -27,6 +27,8 @@ from support.waiting import WAIT
 
 from nsq_fast import Consumer
 from nsq_fast.cli import main
+from nsq_fast.client.progress import ConsumerProgress, TopicProgress
+from nsq_fast.client.subscription import Counters
 from nsq_fast.errors import ConfigError
 from nsq_fast.worker import subscribe
 from nsq_fast.worker.child import load
@@ -37,7 +39,7 @@ from nsq_fast.worker.health import (
     ProcessState,
     Report,
     Snapshot,
-    Stalls,
+    Stall,
     Totals,
     liveness,
     readiness,
@@ -119,15 +121,52 @@ def test_what_the_system_cannot_start_is_tried_again_and_a_replacement_leaves_th
     assert (slot.current, slot.is_replacing) == (old, False)
 
 
+class Asked:
+    """A consumer that does as the test says, with so many topics; counts how often its progress was looked at."""
+
+    def __init__(self, topics: int = 1) -> None:
+        self.looks = 0
+        self.found: tuple[Any, str] = "idle", ""
+        self._topics = (TopicProgress("orders", None, "", ()),) * topics
+
+    def progress(self) -> ConsumerProgress:
+        self.looks += 1
+        return ConsumerProgress(*self.found, self._topics, None)
+
+
 def test_a_consumer_stalls_when_it_has_something_to_do_for_long_and_does_nothing() -> None:
-    stalls = Stalls()
-    assert stalls.look("c", "backoff", "level 3", 10.0, 100.0) == ""
-    assert stalls.look("c", "handlers_busy", "2 handlers run", 10.0, 109.9) == ""
-    assert stalls.look("c", "handlers_busy", "2 handlers run", 10.0, 110.0) == "handlers_busy for 10 s: 2 handlers run"
-    assert stalls.look("c", "handlers_busy", "2 handlers run", 0.0, 200.0) == ""
-    for reason in (None, "idle", "paused_by_server"):
-        assert stalls.look("c", reason, "", 10.0, 200.0) == ""
-        assert stalls.look("c", "backoff", "", 10.0, 201.0) == ""
+    asked, nothing = Asked(), Counters()
+    stall = Stall(asked.progress)
+    asked.found = "backoff", "level 3"
+    assert stall.look(nothing, 10.0, 100.0) == ""
+    asked.found = "handlers_busy", "{2} handlers run"
+    assert stall.look(nothing, 10.0, 109.9) == ""
+    assert stall.look(nothing, 10.0, 110.0) == "handlers_busy for 10 s: {2} handlers run"
+    assert stall.look(nothing, 0.0, 200.0) == ""
+    for now, reason in enumerate((None, "idle", "paused_by_server"), 201):
+        asked.found = reason, ""
+        assert stall.look(nothing, 10.0, now) == ""
+        asked.found = "backoff", ""
+        assert stall.look(nothing, 10.0, now + 0.5) == ""
+
+
+def test_a_consumer_of_thousands_of_topics_is_looked_at_seldom_and_what_it_does_meanwhile_counts() -> None:
+    few, many = Asked(), Asked(topics=4000)
+    seldom, often = Stall(many.progress), Stall(few.progress)
+    many.found = "backoff", "level 3"
+    done, stalled = Counters(), []
+    for second in range(100, 400):
+        done.received += second == 203  # between two looks
+        for name in ("received", "finished", "skipped"):
+            setattr(done, name, getattr(done, name) + (second == 355))
+        stalled.append(bool(seldom.look(done, 60.0, second)))
+        often.look(done, 60.0, second)
+    assert few.looks == 300
+    assert many.looks <= 300 / 10, "ten seconds for 40 us a topic are a sixtieth of a core"
+    assert stalled[:60] == [False] * 60
+    assert stalled[60:103] == [True] * 43, "it is said each second"
+    assert stalled[103:163] == [False] * 60
+    assert stalled[173:] == [True] * 127, "what is left out is no work"
 
 
 def test_where_no_nsqd_is_there_the_new_process_need_not_be_ready() -> None:

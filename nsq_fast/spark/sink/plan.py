@@ -25,7 +25,7 @@ from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, RowInvalid, counted
 from nsq_fast.names import check_topic, is_valid_name
 from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, key_partitioner
-from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.options import BINARY, SINK_COLUMNS, TEXT, WHOLE_NUMBERS, SinkOptions
 from nsq_fast.spark.source import BODY
 
 _PARTITIONED_ONLY = ("partition", "key", "trace_id", "headers", "tag")
@@ -483,26 +483,10 @@ def check_headers(topic: str, is_ext: bool | None) -> None:
 # What a DataFrame may have to be written: the columns, and their types. Checked before a task runs.
 
 
-_TEXT, _BINARY = "string", "binary"
-_WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
-_PAIRS = "array<struct<key:string,value:binary>>"
-
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "body": (_BINARY, _TEXT),
-    "topic": (_TEXT,),
-    "partition": _WHOLE_NUMBERS,
-    "key": (_TEXT, _BINARY, *_WHOLE_NUMBERS),
-    "trace_id": _WHOLE_NUMBERS,
-    "headers": (_TEXT, "map<string,string>", _PAIRS),
-    "tag": (_TEXT,),
-    "defer_ms": _WHOLE_NUMBERS,
-}
-"""Column -> the types that it may have, as Spark writes them."""
-
 _IN_TABLES = {"body": BODY, "partition": IntegerType(), "trace_id": LongType(), "defer_ms": LongType()}
 """Types in a table of SQL; the others are strings."""
 
-_KEYS_OF = {"murmur3": (_TEXT, _BINARY), "hashcode": (_TEXT, *_WHOLE_NUMBERS)}
+_KEYS_OF = {"murmur3": (TEXT, BINARY), "hashcode": (TEXT, *WHOLE_NUMBERS)}
 
 
 def column_names(schema: StructType, *, topic: str | None, key_strategy: str) -> dict[str, str]:
@@ -515,12 +499,12 @@ def column_names(schema: StructType, *, topic: str | None, key_strategy: str) ->
     found: dict[str, str] = {}
     for field in schema.fields:
         name = field.name.lower()
-        if name not in COLUMNS:
-            raise ConfigError(f"column {field.name!r}: unknown; the columns are {', '.join(COLUMNS)}")
+        if name not in SINK_COLUMNS:
+            raise ConfigError(f"column {field.name!r}: unknown; the columns are {', '.join(SINK_COLUMNS)}")
         if name in found:
             raise ConfigError(f"column {field.name!r}: there twice, as {found[name]!r} too")
-        if (kind := _spelt(field.dataType)) not in COLUMNS[name]:
-            raise ConfigError(f"column {field.name!r}: is {kind}; must be {', '.join(COLUMNS[name])}")
+        if (kind := _spelt(field.dataType)) not in SINK_COLUMNS[name]:
+            raise ConfigError(f"column {field.name!r}: is {kind}; must be {', '.join(SINK_COLUMNS[name])}")
         if name == "key" and kind not in (allowed := _KEYS_OF[key_strategy]):
             raise ConfigError(f"column 'key': is {kind}; key_strategy {key_strategy!r} takes {', '.join(allowed)}")
         found[name] = field.name
@@ -537,9 +521,9 @@ def table_schema(options: SinkOptions) -> StructType:
     Raises ConfigError for an unknown column.
     """
     names = options.columns or (("body",) if options.topic is not None else ("body", "topic"))
-    unknown = [name for name in names if name not in COLUMNS]
+    unknown = [name for name in names if name not in SINK_COLUMNS]
     if unknown:
-        raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(COLUMNS)}")
+        raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(SINK_COLUMNS)}")
     if "body" not in names or (options.topic is None and "topic" not in names):
         raise ConfigError("columns: the body is required, and the topic unless there is the option topic")
     return StructType([StructField(name, _IN_TABLES.get(name, StringType())) for name in names])
