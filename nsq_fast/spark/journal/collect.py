@@ -27,6 +27,7 @@ from gevent import sleep
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
+from nsq_fast._lazy import get_logger
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError, counted
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
@@ -47,7 +48,7 @@ from .slot import (
     uncertain_elsewhere,
 )
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
