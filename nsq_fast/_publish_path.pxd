@@ -140,6 +140,8 @@ cdef class ProducerPath:
     cdef public object _plain_batch     # the same of bodies
 
     cdef object _route_of(self, topic)
+    cdef PublishPath _on_its_way(self, PublishPath publish)
+    cdef PublishPath _prepared_batch(self, topic, bodies)
     cdef PublishPath _make(self, queue, body, encoding, Py_ssize_t weight)
     cdef object _end_of(self, PublishPath publish, QueuePath queue, Wakeups wakeups, current)
 

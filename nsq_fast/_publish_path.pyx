@@ -591,10 +591,17 @@ cdef class ProducerPath:
 
     def _sent_usual(self, topic, body, key, partition, trace_id):
         """A publish of a task of the producer's loop, on its way, or done. None: as above."""
-        cdef PublishPath publish
         if not self._is_running or self._get_loop() is not self._home:
             return None
-        publish = self._prepared(topic, body, key, partition, trace_id)
+        return self._on_its_way(self._prepared(topic, body, key, partition, trace_id))
+
+    def _sent_batch_usual(self, topic, bodies):
+        """The same of a list that is one command."""
+        if not self._is_running or self._get_loop() is not self._home:
+            return None
+        return self._on_its_way(self._prepared_batch(topic, bodies))
+
+    cdef PublishPath _on_its_way(self, PublishPath publish):
         if publish is not None:
             (<QueuePath?>publish.destination).add(publish)
             # Of a single publish that is pending the reply comes soon: see SpinReader.
@@ -615,21 +622,28 @@ cdef class ProducerPath:
 
     def _multipublish_usual(self, topic, bodies):
         """As ``multipublish`` of a list that is one command. None: it is not for this to do, and nothing was done."""
+        cdef Wakeups wakeups = self._wakeups
         cdef PublishPath publish
+        current = wakeups.waiting_greenlet()
+        publish = None if current is None else self._prepared_batch(topic, bodies)
+        if publish is None:
+            return None
+        return self._end_of(publish, <QueuePath?>publish.destination, wakeups, current)
+
+    cdef PublishPath _prepared_batch(self, topic, bodies):
+        """As ``_prepared``, of a list that is one command."""
         cdef QueuePath queue
         cdef Py_ssize_t weight
-        cdef Wakeups wakeups = self._wakeups
-        route, current = self._route_of(topic), wakeups.waiting_greenlet()
-        if route is None or current is None or type(bodies) is not list or self._trace.is_active:
+        route = self._route_of(topic)
+        if route is None or type(bodies) is not list or self._trace.is_active:
             return None
         queue, weight = route.any, len(bodies)
         if not weight or not self._pending_limit.has_room(weight):
             return None
         if not 0 < mpub_size(bodies, route.plain_size) <= queue._sender.limit:
             return None
-        publish = self._make(queue, (<list>bodies)[:], self._plain_batch, weight)
         route.is_used = True
-        return self._end_of(publish, queue, wakeups, current)
+        return self._make(queue, (<list>bodies)[:], self._plain_batch, weight)
 
     def _prepared(self, topic, body, key, partition, trace_id):
         """A publish that has its room, and is not on its way yet. None: as above. Raises what is wrong with a trace id.

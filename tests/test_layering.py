@@ -255,12 +255,14 @@ def test_importing_the_pure_part_never_imports_gevent_or_a_socket() -> None:
 @pytest.mark.parametrize(
     ("statement", "unneeded"),
     [
-        # Lookup, HTTP, TLS, compression, signals, threads, iteration, a misspelt option, start positions, patterns of
-        # topics, dynamic configuration, filters: what a client may have, and many have not; what only type checkers
-        # read; and `dataclasses`, which takes a millisecond to write and compile the methods of a class.
+        # Lookup, HTTP, TLS, compression, names of hosts, signals, threads, iteration, a misspelt option, start
+        # positions, patterns of topics, dynamic configuration, filters: what a client may have, and many have not; what
+        # only type checkers read; and `dataclasses`, which takes a millisecond to write and compile the methods of a
+        # class.
         ("from nsq_fast import Consumer, Producer", {
-            "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11",
-            "hashlib", "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks",
+            "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.monkey", "gevent.pool",
+            "gevent.resolver.thread", "gevent.socket", "gevent.ssl", "h11", "hashlib", "http", "ipaddress", "json",
+            "logging.handlers", "lz4", "nsq_fast._snappy_chunks",
             "nsq_fast.client.admin", "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers",
             "nsq_fast.client.lookup", "nsq_fast.header_patterns", "nsq_fast.bridge", "nsq_fast.otel", "opentelemetry",
             "secrets", "snappy", "ssl", "urllib.parse", "urllib.request",

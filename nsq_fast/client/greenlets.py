@@ -33,10 +33,10 @@ from weakref import WeakKeyDictionary, WeakSet
 from gevent import Greenlet as _Greenlet
 from gevent import GreenletExit, Timeout, get_hub, getcurrent, reinit, sleep
 from gevent.hub import Waiter
-from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 from greenlet import greenlet
 
 from nsq_fast._dispatch import TurnTimes
+from nsq_fast._lazy import get_original
 from nsq_fast.errors import WrongThread
 
 from .loop import SLICE, FaultReporter, RestartPauses, Supervisor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
@@ -555,8 +555,7 @@ class SeenKeys:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._first_ids: dict[tuple[str, str], bytes] = {}
-        self._by_age: deque[tuple[str, str]] = deque()
+        self._first_ids: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._first_ids)
@@ -567,10 +566,8 @@ class SeenKeys:
         The first that had it is none, however often it is delivered: it stays on the server until it is finished.
         """
         first = self._first_ids.setdefault((topic, key), message_id)
-        if len(self._first_ids) > len(self._by_age):
-            self._by_age.append((topic, key))
-            if len(self._by_age) > self._limit:
-                del self._first_ids[self._by_age.popleft()]
+        if len(self._first_ids) > self._limit:
+            self._first_ids.popitem(last=False)
         return first != message_id
 
 

@@ -1,6 +1,6 @@
 """The driver of a cluster, its executors and tasks are killed wherever it could hurt, and leave tasks that go on.
 
-Its queries run side by side, so that it is started once for all: the journalled reader with its journal in a folder,
+Its queries run side by side, so that it is killed twice for all: the journalled reader with its journal in a folder,
 in an object store, and with tasks that fail, the replayable one, and one of which a task sleeps until its batch has
 long been committed. See also test_spark_driver_kills, where executors are the driver's own process.
 """
@@ -19,10 +19,10 @@ from support.journal import Server, several_servers
 from support.s3 import BUCKET, CREDENTIALS, REGION
 from support.servers import find_server
 from support.spark import BESIDE, Driver
-from support.spark_journal_program import PROGRAM, WHILE_IT_MAY, Journalled
+from support.spark_journal_program import Journalled, while_it_may
 from support.spark_marks import poll
 from support.spark_replay import Topic
-from support.spark_replay_program import COUNT, Replayable, next_hold
+from support.spark_replay_program import COUNT, Replayable
 
 if TYPE_CHECKING:
     from support.s3_server import S3Server
@@ -34,10 +34,14 @@ SETTINGS = {
     "spark.task.maxFailures": "8",
 }
 """Two executors, with room for tasks that are held; both are there before a task is given to one."""
-LATER = 'from support.spark_program import marks\nmarks().wait("begin")\n'
-"""Before a program: it begins when it is told to."""
-IN_FOLDER = ("after claim 1", "before seal", "in the sink")
-IN_STORE = ("after claim 0", "before seal", "in the sink")
+IN_FOLDER, IN_STORE = "folder", "store"
+PLACES = (
+    (IN_FOLDER, "after claim 1", "before seal"),
+    (IN_FOLDER, "in the sink"),
+    (IN_STORE, "after claim 0", "before seal"),
+    (IN_STORE, "in the sink"),
+)
+"""Of queries with a journal: where it is, and at what the first and the second kill of the driver find them."""
 FAULTS = {
     "before claim 0": "raise",
     "after claim 1": "raise",
@@ -70,16 +74,16 @@ reader = spark.readStream.format("faulty").options(**ARGUMENTS["options"])
 writer = reader.load().writeStream.foreachBatch(Collector(ARGUMENTS["out"]))
 writer = writer.option("checkpointLocation", ARGUMENTS["checkpoint"])
 query = writer.trigger(processingTime="200 milliseconds").start()
-HERE.wait("enough")
+HERE.wait("over")
 query.stop()
 """
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[Server]]:
-    """One for each query with a journal; the last is a real one, where there are any."""
+    """One for each query with a journal, those of ``PLACES`` first; the last is a real one, where there are any."""
     is_real = find_server("nsqd") is not None
-    with several_servers(3, tmp_path) as made, several_servers(1, tmp_path / "last", is_real=is_real) as last:
+    with several_servers(5, tmp_path) as made, several_servers(1, tmp_path / "last", is_real=is_real) as last:
         yield made + last
 
 
@@ -88,16 +92,17 @@ class Zombie(Journalled):
 
     def __init__(self, server: Server, folder: Path) -> None:
         options = {"maxOffsetsPerTrigger": "2000", "nsq.msg_timeout": "60"}
-        super().__init__(server, folder, server.publish(6_000), {}, LATER + ZOMBIE, **options)
+        super().__init__(server, folder, server.publish(6_000), {}, while_it_may(ZOMBIE), **options)
         self._journal = folder / "journal"
-        self._stopped: list[int] = []
+        self.stopped: list[int] = []
 
     def stop(self, driver: Driver) -> None:
-        """Its task sleeps, and the executors, so that nobody ends it."""
+        """Its task sleeps, and its executor, so that nobody ends it."""
         self.marks.reach("begin")
         driver.wait_mark("holds", marks=self.marks)
-        self._stopped = [self.marks.pids("holds")[0], *driver.executors()]
-        for pid in self._stopped:
+        worker = self.marks.pids("holds")[0]
+        self.stopped = [worker, executor_of(driver, worker)]
+        for pid in self.stopped:
             os.kill(pid, signal.SIGSTOP)
 
     def wake_after_the_commit(self) -> None:
@@ -105,34 +110,35 @@ class Zombie(Journalled):
         poll(lambda: len(self.delivered.bodies()) >= 4_000, what="two batches")
         poll(lambda: not list(self._journal.glob("*/b1")), what="the first committed")
         self.marks.release("wakes")
-        for pid in self._stopped:
+        for pid in self.stopped:
             os.kill(pid, signal.SIGCONT)
         poll(lambda: len(self.delivered.bodies()) >= 6_000, what="what the zombie gave back or left")
-        self.marks.reach("enough")
+        self.marks.reach("over")
 
 
 @pytest.mark.slow
 def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     servers: list[Server], s3: S3Server, topic: Topic, spark_driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    folder, store, replayed = tmp_path / "folder", tmp_path / "store", tmp_path / "replayed"
-    places, bodies = dict.fromkeys(IN_FOLDER, "hold"), servers[0].publish(30_000)
-    in_folder = Journalled(servers[0], folder, bodies, places, LATER + PROGRAM)
-    places, bodies = dict.fromkeys(IN_STORE, "hold"), servers[1].publish(20_000)
-    where = {"journal": f"s3://{BUCKET}/stream", "journalEndpoint": s3.url, "journalRegion": REGION}
-    in_store = Journalled(servers[1], store, bodies, places, LATER + PROGRAM, **where)
+    journalled = []
+    for number, (where, *places) in enumerate(PLACES):
+        store = {"journal": f"s3://{BUCKET}/{number}", "journalEndpoint": s3.url, "journalRegion": REGION}
+        options, bodies = store if where == IN_STORE else {}, servers[number].publish(20_000)
+        folder, holds = tmp_path / f"{where}{number}", dict.fromkeys(places, "hold")
+        journalled.append(Journalled(servers[number], folder, bodies, holds, while_it_may(), **options))
     points, bodies = dict.fromkeys(("before", "reading", "sink"), "hold"), topic.fill(COUNT)
-    replayable = Replayable(topic, replayed, points)
-    zombie = Zombie(servers[2], tmp_path / "zombie")
+    replayable = Replayable(topic, tmp_path / "replayed", points)
+    *_, for_zombie, last = servers
+    zombie = Zombie(for_zombie, tmp_path / "zombie")
     slots = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
-    failing = Journalled(servers[3], tmp_path / "failing", servers[3].publish(40_000), FAULTS, WHILE_IT_MAY, **slots)
+    failing = Journalled(last, tmp_path / "failing", last.publish(40_000), FAULTS, while_it_may(), **slots)
     failing.marks.reach("begin")
-    programs = [each.program.given for each in (in_folder, in_store, replayable, zombie, failing)]
+    programs = [each.program.given for each in (*journalled, replayable, zombie, failing)]
     driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=programs)
     driver.start()
 
     # An executor, under a task that has not begun to read, while tasks of another query fail.
-    assert next_hold(driver, replayable, ["before"])
+    driver.wait_mark("before", marks=replayable.marks)
     assert len(driver.executors()) == 2
     driver.wait_mark("after finish 1", marks=failing.marks)
     processes.kill(executor_of(driver, replayable.marks.pids("before")[0]))
@@ -141,51 +147,54 @@ def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     failing.marks.reach("over")
     replayable.marks.release("before")
 
-    # The driver alone: its executors outlive it a little, and what they do then must not matter.
-    for program, place in ((in_folder, IN_FOLDER[0]), (in_store, IN_STORE[0])):
-        program.marks.reach("begin")
-        driver.wait_mark(place, marks=program.marks)
-    held = next_hold(driver, replayable, ["reading", "sink"])
-    executors = driver.executors()
+    # The driver alone: an executor outlives it a little, and what it does then must not matter; the other sleeps.
+    for query in journalled:
+        query.marks.reach("begin")
+    held = wait_for_places(driver, journalled, 1)
+    driver.wait_mark("reading", marks=replayable.marks)
+    zombie.stop(driver)
+    executors = set(driver.executors()) - set(zombie.stopped)
     assert executors
     assert driver.workers()
     driver.kill_driver()
     assert not driver.is_running
-    for program, place in ((in_folder, IN_FOLDER[0]), (in_store, IN_STORE[0])):
-        processes.kill(program.marks.pids(place)[0])
+    for pid in held:
+        processes.kill(pid)
     driver.start()
-    replayable.marks.release(held)
-    poll(lambda: not set(executors).intersection(driver.executors()), what="the executors gone")
+    replayable.marks.release("reading")
+    poll(lambda: not executors.intersection(driver.executors()), what="the executors gone")
+    zombie.wake_after_the_commit()
 
     # All at once; and a server goes away, too.
-    for program, place in ((in_folder, IN_FOLDER[1]), (in_store, IN_STORE[1])):
-        driver.wait_mark(place, marks=program.marks)
-    held = next_hold(driver, replayable, {"reading", "sink"} - {held})
+    wait_for_places(driver, journalled, 2)
+    driver.wait_mark("sink", marks=replayable.marks)
     driver.kill()
-    replayable.marks.release(held)
+    replayable.marks.release("sink")
     servers[0].restart()
     driver.start()
-
-    # The driver alone, and a task is left that sleeps. The replayable reader has read all by then.
-    driver.wait_said("progress")
-    for program, place in ((in_folder, IN_FOLDER[2]), (in_store, IN_STORE[2])):
-        driver.wait_mark(place, marks=program.marks)
-    zombie.stop(driver)
-    driver.kill_driver()
-    driver.start()
-    zombie.wake_after_the_commit()
     driver.wait()
 
-    assert [said["count"] for said in driver.said("left")] == [0, 0]
-    in_folder.check(replays=1)
-    in_store.check(replays=1)
-    check_no_secrets(each.read_bytes() for each in (store / "checkpoint").rglob("*") if each.is_file())
+    assert [said["count"] for said in driver.said("left")] == [0] * len(PLACES)
+    for query, (_, *places) in zip(journalled, PLACES, strict=True):
+        query.check(replays=places.count("in the sink"))
+    checkpoints = [path for store in tmp_path.glob(f"{IN_STORE}*/checkpoint") for path in store.rglob("*")]
+    check_no_secrets(path.read_bytes() for path in checkpoints if path.is_file())
     assert all(replayable.marks.count(name) == 1 for name in points)
     replayable.check(bodies)
     assert replayable.delivered.replays()
     zombie.check()  # it has acknowledged nothing
     assert all(failing.marks.count(place) == 1 for place in FAULTS)
     failing.check()
+
+
+def wait_for_places(driver: Driver, queries: list[Journalled], kill: int) -> list[int]:
+    """The processes that are held at the places of this kill, once they are."""
+    held = []
+    for query, (_, *places) in zip(queries, PLACES, strict=True):
+        for place in places[kill - 1 : kill]:
+            driver.wait_mark(place, marks=query.marks)
+            held += query.marks.pids(place)
+    return held
 
 
 def executor_of(driver: Driver, worker: int) -> int:

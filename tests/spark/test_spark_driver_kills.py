@@ -1,7 +1,7 @@
 """A driver is killed wherever it could hurt its queries: of each reader and of the sink, side by side, in one driver.
 
-Each query goes through all its places, one after the other, so that each of
-them is a restart from what the one before has left.
+The driver is killed twice. What one query alone is at when that happens, several are side by side; the second kill
+hits each where it has begun again from what the first has left.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from support import processes
 from support.journal import Server, several_servers
 from support.servers import find_server
 from support.spark import BESIDE, ROOT, Driver, Program
-from support.spark_journal_program import WHILE_IT_MAY, Journalled
+from support.spark_journal_program import Journalled, while_it_may
 from support.spark_ledger import account
-from support.spark_replay import Topic
-from support.spark_replay_program import COUNT, Replayable, next_hold
+from support.spark_replay import MakeTopic
+from support.spark_replay_program import COUNT, Replayable
 from support.spark_sink import check_keys, numbered, taken, with_keys
 from support.waiting import PROCESS, until
 
@@ -30,17 +30,19 @@ from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.broker.process import ServerAddresses
 
-MASTER = "local[8,4]"
+MASTER = "local[12,4]"
 """Tasks are tried again; one of each query holds while others go on."""
-PLACES = ("before claim 0", "after claim 0", "after finish 0", "before seal", "in the sink")
-POINTS = ("planning", "partitions", "reading", "sink")
+PLACES = (("before claim 0", "after claim 0"), ("after finish 0", "before seal"), ("in the sink",))
+"""Of the journalled queries, at each of the two kills."""
+POINTS = (("planning", "partitions"), ("reading", "sink"))
+"""Of the replayable ones."""
 FAULTS = {"before": "raise", "read": "exit"}
 
 
 @pytest.fixture
 def originals(tmp_path: Path) -> Iterator[list[Server]]:
-    """Two nsqds, real ones where there are any."""
-    with several_servers(2, tmp_path, is_real=find_server("nsqd") is not None) as made:
+    """One nsqd for each journal, real ones where there are any."""
+    with several_servers(4, tmp_path, is_real=find_server("nsqd") is not None) as made:
         yield made
 
 
@@ -49,54 +51,61 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     originals: list[Server],
     broker: BrokerProcess,
     cluster: ClusterProcess,
-    topic: Topic,
+    make_topic: MakeTopic,
     spark_driver: Callable[..., Driver],
     tmp_path: Path,
 ) -> None:
     """And tasks of the replayable reader fail. Of what the sink writes, a batch that was killed is there twice."""
-    original = originals[0]
-    places = dict.fromkeys(PLACES, "hold")
-    journalled = Journalled(original, tmp_path / "journalled", original.publish(30_000), places)
-    points, bodies = {**dict.fromkeys(POINTS, "hold"), **FAULTS}, topic.fill(COUNT)
-    replayable = Replayable(topic, tmp_path / "replayable", points)
+    *for_places, for_adoption = originals
+    journalled = [
+        Journalled(server, tmp_path / f"journalled{number}", server.publish(20_000), dict.fromkeys(places, "hold"))
+        for number, (server, places) in enumerate(zip(for_places, PLACES, strict=True))
+    ]
+    replayable = []
+    for points in POINTS:
+        topic = make_topic()
+        bodies = topic.fill(COUNT)
+        replayable.append(Replayable(topic, tmp_path / topic.name, {**dict.fromkeys(points, "hold"), **FAULTS}))
     sinks = KilledStreams(tmp_path / "sinks", broker, cluster)
-    adoption = Adoption(originals[1], tmp_path / "adoption")
+    adoption = Adoption(for_adoption, tmp_path / "adoption")
     bills = Bills(tmp_path / "bills", broker, cluster)
-    programs = [journalled.program, replayable.program, sinks.program, *adoption.programs, *bills.programs]
+    programs = [each.program for each in (*journalled, *replayable, sinks)] + adoption.programs + bills.programs
     driver = spark_driver(BESIDE, MASTER, programs=[each.given for each in programs])
     driver.start()
-    to_come = list(POINTS)
-    for number, place in enumerate(PLACES):
-        driver.wait_mark(place, marks=journalled.marks)
-        held = next_hold(driver, replayable, to_come) if to_come else None
-        adoption.before_kill(driver, number)
-        if number == 0:
+    for kill in range(2):
+        held = [(query, places[kill]) for query, places in zip(journalled, PLACES, strict=True) if places[kill:]]
+        outliving = [(query, points[kill]) for query, points in zip(replayable, POINTS, strict=True)]
+        for query, place in held + outliving:
+            driver.wait_mark(place, marks=query.marks)
+        adoption.before_kill(driver, kill)
+        if kill == 0:
             for each in sinks.topics:
                 driver.wait_mark(each, marks=sinks.program.marks)
             assert sinks.committed_before_the_hold()
             for program in bills.programs:
                 driver.wait_mark("published", marks=program.marks)
-        elif number <= 2:
+        else:
             driver.wait_said("sunk")
         driver.kill_driver()
-        processes.kill(journalled.marks.pids(place)[0])
-        adoption.after_kill(number)
-        if number == 1:  # the server goes away, too
-            original.restart()
+        for query, place in held:
+            processes.kill(query.marks.pids(place)[0])
+        adoption.after_kill(kill)
+        if kill == 1:  # the server goes away, too
+            for_places[0].restart()
             sinks.lose_last_commit()
-        elif number == 2:
-            sinks.program.marks.reach("done")
         driver.start()
-        if held is not None:  # a task that outlives its driver goes on: what it does must not matter
-            replayable.marks.release(held)
-            to_come.remove(held)
+        for query, point in outliving:  # a task that outlives its driver goes on: what it does must not matter
+            query.marks.release(point)
     driver.wait()
-    assert driver.said("left")[0]["count"] == 0
-    assert not journalled.marks.count("tried again")  # no task of it failed
-    journalled.check(replays=1)
-    assert all(replayable.marks.count(name) == 1 for name in points)
-    replayable.check(bodies)
-    assert replayable.delivered.replays()
+    assert [said["count"] for said in driver.said("left")] == [0] * 4
+    for query in journalled:
+        assert not query.marks.count("tried again")  # no task of it failed
+        query.check()
+    assert journalled[-1].delivered.replays()
+    for query, points in zip(replayable, POINTS, strict=True):
+        assert all(query.marks.count(name) == 1 for name in (*points, *FAULTS))
+        query.check(bodies)
+    assert replayable[-1].delivered.replays()
     sinks.check()
     adoption.check()
     bills.check()
@@ -115,7 +124,7 @@ class Adoption:
     def __init__(self, server: Server, folder: Path) -> None:
         bodies = server.publish(6_000)
         old, self._query = (
-            Journalled(server, folder / name, bodies, {place: "hold"}, WHILE_IT_MAY, journal=str(folder / "journal"))
+            Journalled(server, folder / name, bodies, {place: "hold"}, while_it_may(), journal=str(folder / "journal"))
             for name, place in (("old", "before seal"), ("new", "in the sink"))
         )
         self.programs = [old.program, self._query.program]
@@ -123,20 +132,14 @@ class Adoption:
         self._old.reach("begin")
 
     def before_kill(self, driver: Driver, number: int) -> None:
-        if number == 0:
-            driver.wait_mark("before seal", marks=self._old)
-        elif number == 1:
-            driver.wait_mark("in the sink", marks=self._new)
-        elif number == 2:
-            assert driver.wait_said("left")["count"] == 0
+        place, marks = [("before seal", self._old), ("in the sink", self._new)][number]
+        driver.wait_mark(place, marks=marks)
 
     def after_kill(self, number: int) -> None:
         if number == 0:
             processes.kill(self._old.pids("before seal")[0])
             self._old.reach("over")
             self._new.reach("begin")
-        elif number == 2:
-            self._new.reach("over")
 
     def check(self) -> None:
         self._query.check(replays=1)
@@ -170,11 +173,10 @@ def start(spark, options):
     writer = rows.writeStream.format("nsq").options(**options).trigger(availableNow=True)
     return writer.option("checkpointLocation", given["checkpoint"] + options["topic"]).start()
 
-if not here.count("done"):
-    spark = session()
-    for query in [start(spark, options) for options in given["sinks"]]:
-        query.awaitTermination()
-    say("sunk")
+spark = session()
+for query in [start(spark, options) for options in given["sinks"]]:
+    query.awaitTermination()
+say("sunk")
 """
 
 
@@ -182,8 +184,7 @@ class KilledStreams:
     """Streams into the sink that are held in the middle of a batch, once; and what must be true afterwards.
 
     One goes into a topic, and one into another with idempotence keys, by which consumers can tell copies. Each has
-    files to read, one in a batch. When both have ended, the program says ``sunk``; it does nothing more once the mark
-    ``done`` is there.
+    files to read, one in a batch. When both have ended, the program says ``sunk``.
 
     Attributes:
         topics: the marks at which they are held.

@@ -137,9 +137,12 @@ def test_a_function_for_each_batch_publishes_its_rows(spark: SparkSession, broke
 
 
 def test_a_worker_that_spark_keeps_is_not_searched_for_garbage_as_a_whole_after_each_task(
-    spark: SparkSession, broker: BrokerProcess
+    spark: SparkSession, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gc
+
+    # Not a forked one, of which nothing is searched anyway.
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
 
     def spared(batches: Any) -> Any:
         for batch in batches:

@@ -10,14 +10,18 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from zipfile import ZipFile
 
-from . import processes
+from . import processes, spark_python
 from .spark_marks import LIMIT, Marks, poll
 from .spark_program import GIVEN, SAID
+from .spark_python import FORKING
 
 # Settings of the small Sparks that tests run: little memory, loopback only, no UI, quiet, files below one folder.
 
@@ -68,9 +72,9 @@ def quick_environment(*, is_small: bool = True) -> dict[str, str]:
     """
     place = {"SPARK_HOME": str(home())} if home().exists() else {}
     # Not a file of settings: with one in a folder of its class path a JVM takes no archive of classes.
-    conf = " ".join(f"--conf {name}={value}" for name, value in SMALL.items())
-    small = {"PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"} if is_small else {}
-    return {"JDK_JAVA_OPTIONS": quick_start(), **place, **small}
+    conf = " ".join(f"--conf {name}={value}" for name, value in small().items())
+    submit = {"PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"} if is_small else {}
+    return {"JDK_JAVA_OPTIONS": quick_start(), **place, **submit}
 
 
 def archive() -> Path:
@@ -82,7 +86,12 @@ def home() -> Path:
     return ROOT / ".pytest_cache" / f"spark-{version('pyspark')}"
 
 
-SMALL = {
+def forked_python() -> Path:
+    """What Spark starts as the Python of its workers: see ``spark_python``."""
+    return home() / "python3"
+
+
+_SMALL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
@@ -95,13 +104,31 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.default.parallelism": "2",
 }
-"""Of every Spark of the tests; of programs, where they do not say otherwise."""
+
+
+@cache
+def small() -> dict[str, str]:
+    """The settings of every Spark of the tests; of programs, where they do not say otherwise.
+
+    Spark's own way to write a checkpoint starts a ``readlink`` for each step of each file: 20 in a micro-batch. The one
+    named here, whose package differs by version, renames files as well.
+    """
+    pyspark = find_spec("pyspark")
+    assert pyspark is not None
+    assert pyspark.origin is not None
+    (jar,) = Path(pyspark.origin).parent.glob("jars/spark-sql_*.jar")
+    with ZipFile(jar) as classes:
+        name = next(name for name in classes.namelist() if name.endswith("/FileSystemBasedCheckpointFileManager.class"))
+    return {
+        **_SMALL,
+        "spark.sql.streaming.checkpointFileManagerClass": name.removesuffix(".class").replace("/", "."),
+    }
 
 
 def spark_settings(master: str, folder: Path) -> dict[str, str]:
     """The configuration of a session: its files go below ``folder``."""
     settings = {
-        **SMALL,
+        **small(),
         "spark.master": master,
         "spark.app.name": "nsq_fast tests",
         "spark.driver.memory": "1g",
@@ -121,7 +148,7 @@ def _executor_settings() -> dict[str, str]:
         "spark.executor.cores": "1",
         "spark.executor.extraJavaOptions": java_options(),
         "spark.executorEnv.PYTHONPATH": python_path(),
-        "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
+        "spark.executorEnv.PYSPARK_PYTHON": str(forked_python()),
     }
 
 
@@ -133,12 +160,13 @@ def python_path() -> str:
 def spark_environment() -> dict[str, str]:
     """The environment of a process that starts a Spark."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    python = str(forked_python())
     return {
         **given,
         **quick_environment(),
         "PYTHONPATH": python_path(),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
         "SPARK_LOCAL_IP": LOOPBACK,
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning",
@@ -279,7 +307,11 @@ class Driver:
         return [each.pid for each in self._living() if "CoarseGrainedExecutorBackend" in each.command]
 
     def workers(self) -> list[int]:
-        return [each.pid for each in self._living() if "pyspark.daemon" in each.command]
+        """Spark's daemons, each by the process that stands for it, and the workers that they have forked."""
+        living = self._living()
+        forked = {each.pid: each.parent for each in living if f" {FORKING} " in each.command}
+        daemons = [each.pid for each in living if "pyspark.daemon" in each.command]
+        return daemons + [pid for pid, parent in forked.items() if forked.get(parent) in forked]
 
     def log(self, lines: int | None = 60) -> str:
         """What this run wrote to stderr, or the end of it, then without the calls in the JVM that led to an error."""
@@ -423,7 +455,7 @@ class ConnectServer(_Daemons):
         super().__init__()
         settings = {**spark_settings(master, folder), "spark.connect.grpc.binding.address": LOOPBACK}
         settings |= {"spark.connect.grpc.binding.port": "0", "spark.driver.extraJavaOptions": java_options("info")}
-        settings["spark.pyspark.python"] = sys.executable
+        settings["spark.pyspark.python"] = str(forked_python())
         flags = [flag for name, value in settings.items() for flag in ("--conf", f"{name}={value}")]
         server = "org.apache.spark.sql.connect.service.SparkConnectServer"
         command = [f"{_DEPLOY}.SparkSubmit", *flags, "--class", server, "spark-internal"]
@@ -482,11 +514,13 @@ def _make_home(target: Path) -> None:
     import pyspark
 
     installed = Path(pyspark.__file__).parent
-    if (target / "bin").resolve() == (installed / "bin").resolve():
+    if (target / "bin").resolve() == (installed / "bin").resolve() and forked_python().exists():
         return
     shutil.rmtree(target, ignore_errors=True)
     for zipped in (installed / "python" / "lib").glob("*.zip"):
         (target / "python" / "lib" / zipped.name).mkdir(parents=True)  # Spark looks whether it exists
+    forked_python().write_text(f'#!/bin/sh\nexec {sys.executable} -P -S -E {spark_python.__file__} "$@"\n')
+    forked_python().chmod(0o755)
     for name in ("jars", "sbin", "bin"):  # the last one tells that it is whole
         (target / name).symlink_to(installed / name)
 

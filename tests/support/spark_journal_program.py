@@ -66,14 +66,16 @@ while time.monotonic() < deadline:
 say("left", count=left)
 """
 
-WHILE_IT_MAY = f"""
+
+def while_it_may(program: str = PROGRAM) -> str:
+    """The program from the mark ``begin`` on; in runs of the driver after the mark ``over`` it does nothing."""
+    return f"""
 from support.spark_program import marks
 
 marks().wait("begin")
 if not marks().count("over"):
-    exec({PROGRAM!r})
+    exec({program!r})
 """
-"""The program from the mark ``begin`` on; in runs of the driver after the mark ``over`` it does nothing."""
 
 
 class Journalled:

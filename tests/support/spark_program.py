@@ -49,7 +49,7 @@ def marks() -> Marks:
 
 
 def session(**settings: str) -> Any:
-    """The SparkSession, as the test wants it, with the source registered."""
+    """The SparkSession, as the test wants it; it finds the source by itself."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
@@ -59,7 +59,6 @@ def session(**settings: str) -> Any:
     if hasattr(_running, "given"):
         spark = spark.newSession()  # what programs register under the same name stays theirs
         spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # where a writer looks for its format
-    register(spark)
     return spark
 
 

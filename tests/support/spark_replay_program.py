@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from .spark import Driver, Program
+from .spark import Program
 from .spark_ledger import Delivered, account
-from .spark_marks import poll
 from .spark_replay import Topic
 
 COUNT = 60_000
@@ -104,16 +103,6 @@ class Replayable:
 
     def check(self, bodies: list[bytes], unknown: Iterable[bytes] = ()) -> None:
         check(self.delivered, bodies, unknown)
-
-
-def next_hold(driver: Driver, query: Replayable, places: Iterable[str]) -> str:
-    """At which of these places the query is held, once it is."""
-
-    def held() -> list[str]:
-        assert driver.is_running, driver.log()
-        return [name for name in places if query.marks.count(name)]
-
-    return poll(held, what="the next place")[0]
 
 
 def check(delivered: Delivered, bodies: list[bytes], unknown: Iterable[bytes] = ()) -> None:
