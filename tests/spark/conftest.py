@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import spark_needs
 from support.servers import SERVERS, RealNsqd, find_server
-from support.spark import LOCAL, make_ready, spark_environment, spark_settings
+from support.spark import LOCAL, make_ready, quick_checkpoints, spark_environment, spark_settings
 from support.spark_replay import MakeTopic, Topic
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
@@ -132,7 +132,8 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     from support.spark_program import register
 
     builder = SparkSession.builder
-    for name, value in spark_settings(LOCAL, tmp_path_factory.mktemp("spark")).items():
+    settings = spark_settings(LOCAL, tmp_path_factory.mktemp("spark"))
+    for name, value in (settings | quick_checkpoints()).items():
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:  # the JVM keeps it, for the Pythons that it starts; other tests do not
         for name, value in spark_environment().items():

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,7 +71,7 @@ def quick_environment(*, is_small: bool = True) -> dict[str, str]:
     """
     place = {"SPARK_HOME": str(home())} if home().exists() else {}
     # Not a file of settings: with one in a folder of its class path a JVM takes no archive of classes.
-    conf = " ".join(f"--conf {name}={value}" for name, value in small().items())
+    conf = " ".join(f"--conf {name}={value}" for name, value in SMALL.items())
     submit = {"PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"} if is_small else {}
     return {"JDK_JAVA_OPTIONS": quick_start(), **place, **submit}
 
@@ -91,7 +90,7 @@ def forked_python() -> Path:
     return home() / "python3"
 
 
-_SMALL = {
+SMALL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
@@ -104,14 +103,14 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.default.parallelism": "2",
 }
+"""Of every Spark of the tests; of programs, where they do not say otherwise."""
 
 
-@cache
-def small() -> dict[str, str]:
-    """The settings of every Spark of the tests; of programs, where they do not say otherwise.
+def quick_checkpoints() -> dict[str, str]:
+    """For a Spark that nobody kills: checkpoints whose files Java renames.
 
-    Spark's own way to write a checkpoint starts a ``readlink`` for each step of each file: 20 in a micro-batch. The one
-    named here, whose package differs by version, renames files as well.
+    Spark's own way, which is used where one is killed, starts a ``readlink`` for each step of each file: 20 in a
+    micro-batch. The package of the other one differs by version.
     """
     pyspark = find_spec("pyspark")
     assert pyspark is not None
@@ -119,16 +118,13 @@ def small() -> dict[str, str]:
     (jar,) = Path(pyspark.origin).parent.glob("jars/spark-sql_*.jar")
     with ZipFile(jar) as classes:
         name = next(name for name in classes.namelist() if name.endswith("/FileSystemBasedCheckpointFileManager.class"))
-    return {
-        **_SMALL,
-        "spark.sql.streaming.checkpointFileManagerClass": name.removesuffix(".class").replace("/", "."),
-    }
+    return {"spark.sql.streaming.checkpointFileManagerClass": name.removesuffix(".class").replace("/", ".")}
 
 
 def spark_settings(master: str, folder: Path) -> dict[str, str]:
     """The configuration of a session: its files go below ``folder``."""
     settings = {
-        **small(),
+        **SMALL,
         "spark.master": master,
         "spark.app.name": "nsq_fast tests",
         "spark.driver.memory": "1g",
