@@ -451,11 +451,12 @@ class ColumnSubscription:
         if self._until_turn <= 0:
             self._until_turn = YIELD_BYTES
             loop_turns().give_way()
+        most = READ_SIZE if size == 1 else GATHERING_READ_SIZE
         if size > 1 and timeout > GATHER_WAIT and not transport.layers:  # compressed, they would be fewer
-            data = self._recv(transport, GATHER_WAIT, min(size, GATHERING_READ_SIZE))
+            data = self._recv(transport, GATHER_WAIT, min(size, most), most)
             timeout -= GATHER_WAIT
         if data is None:
-            data = self._recv(transport, timeout, 1)
+            data = self._recv(transport, timeout, 1, most)
         if data is None:
             if monotonic() - self.last_received_at > SILENT_INTERVALS * self.config.heartbeat_interval:
                 self._close()
@@ -467,7 +468,7 @@ class ColumnSubscription:
         self._until_turn -= len(data)
         return data
 
-    def _recv(self, transport: Transport, timeout: float, low_water: int) -> bytes | None:
+    def _recv(self, transport: Transport, timeout: float, low_water: int, most: int) -> bytes | None:
         """Wait for so many bytes, or the end of the stream, and read what there is; None after ``timeout`` seconds."""
         deadline = monotonic() + timeout
         try:
@@ -477,8 +478,9 @@ class ColumnSubscription:
                     transport.sock.setsockopt(SOL_SOCKET, SO_RCVLOWAT, low_water)
             if low_water > 1:
                 run(transport.wait_readable(deadline))
-                return transport.recv_now(GATHERING_READ_SIZE)
-            return run(transport.recv(deadline)) if timeout > 0 else transport.recv_now(READ_SIZE)
+            elif timeout > 0:
+                return run(transport.recv(deadline, most))
+            return transport.recv_now(most)
         except TimeoutError as error:
             if error.errno is not None:  # the system's, of the other end
                 raise self._fail(error) from error

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gevent import joinall, spawn
 from gevent.lock import BoundedSemaphore
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.client.admin import LookupPoller, NsqdHTTPClient
 from nsq_fast.client.http import Endpoint
 from nsq_fast.config import LookupConfig
@@ -193,7 +194,7 @@ class Families:
                 self._latency[kind].add_metric((*labels, f"{each['quantile']:g}"), each["value"] / _NANOSECONDS)
 
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 REMEMBERED = 300.0
 """Seconds for which an nsqd that no nsqlookupd names any more is still asked, so that it is seen to be away."""

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.connection import Connection
 from nsq_fast.broker.go import decode_json
@@ -21,7 +22,7 @@ from nsq_fast.errors import AuthFailed, HttpError, NsqError, printable
 from nsq_fast.log_events import BROKER_AUTH_FAILED
 from nsq_fast.names import parse_address
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.auth")
+logger: logging.Logger = get_logger("nsq_fast.broker.auth")
 
 
 PUBLISH = "publish"

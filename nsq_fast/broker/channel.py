@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gevent import Greenlet, spawn_later
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.journal import Journal, Position, read_all
 from nsq_fast.broker.message import Exiting, Message
 from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, InFlight, LatencyWindow
@@ -22,7 +23,7 @@ from nsq_fast.log_events import BROKER_READ_FAILED, BROKER_READ_RECOVERED
 if TYPE_CHECKING:
     from nsq_fast.broker.connection import Connection
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.channel")
+logger: logging.Logger = get_logger("nsq_fast.broker.channel")
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gevent import get_hub, sleep, socket, spawn
 from gevent.event import Event
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.identify import (
     CompressedStream,
     DeflateCodec,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from nsq_fast.broker.servers import NsqdServer
     from nsq_fast.broker.topic import Topic
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.connection")
+logger: logging.Logger = get_logger("nsq_fast.broker.connection")
 
 
 # --- the frames that an nsqd sends -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote
 import msgspec
 from gevent.ssl import SSLContext
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.go import parse_integer
 from nsq_fast.broker.message import ClusterError, Exiting, NotFound
 from nsq_fast.broker.net import Faults, FaultySocket, Listener, linger, shown_peer
@@ -25,7 +26,7 @@ from nsq_fast.errors import HttpError, ServerError
 from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import is_valid_name
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.http")
+logger: logging.Logger = get_logger("nsq_fast.broker.http")
 
 
 # A handler takes a ``Request`` and returns text, bytes, None (an empty reply), or anything else, which goes out as

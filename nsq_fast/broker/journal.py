@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from gevent import sleep
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.message import BODY_AT, FRAME_TYPE, ID_SIZE, Message
 from nsq_fast.log_events import (
     BROKER_DATA_DAMAGED,
@@ -44,7 +45,7 @@ from nsq_fast.log_events import (
     BROKER_WRITE_RECOVERED,
 )
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.journal")
+logger: logging.Logger = get_logger("nsq_fast.broker.journal")
 
 BAD_SUFFIX = ".bad"
 """Added to the name of what is kept of a damaged file, as the original does (nsqio/go-diskqueue: handleReadError)."""

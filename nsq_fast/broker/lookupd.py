@@ -14,6 +14,7 @@ from gevent import Greenlet, sleep, socket, spawn
 from gevent.event import Event
 from gevent.queue import Empty, Queue
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.go import Int64, decode_json
 from nsq_fast.broker.http import Request, Router, style_text, style_v1
@@ -31,7 +32,7 @@ from nsq_fast.errors import (
 from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED, BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
 from nsq_fast.names import Address, is_ephemeral, is_valid_name, parse_address
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.lookupd")
+logger: logging.Logger = get_logger("nsq_fast.broker.lookupd")
 
 
 # --- the registrations of an nsqlookupd: which nsqds there are, and which topics and channels each of them has -------

@@ -22,13 +22,14 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.options import check_count, check_seconds, check_switch, is_path
 from nsq_fast.config import refuse_unknown
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.net")
+logger: logging.Logger = get_logger("nsq_fast.broker.net")
 
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from gevent import Greenlet, get_hub, sleep, spawn
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.channel import Channel
 from nsq_fast.broker.journal import Journal, Trouble
 from nsq_fast.broker.message import Exiting, NotFound, SnowflakeIds
@@ -32,7 +33,7 @@ from nsq_fast.broker.topic import Topic
 from nsq_fast.log_events import BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.nsqd")
+logger: logging.Logger = get_logger("nsq_fast.broker.nsqd")
 
 
 class Host(ABC):

@@ -42,7 +42,9 @@ class NsqdOptions(Config, frozen=True):
     tcp_address: str = option("127.0.0.1:0", "where clients connect: host:port, or unix:path")
     http_address: str = option("127.0.0.1:0", "where HTTP is served: host:port, or unix:path")
     https_address: str = option("", "where HTTPS is served; needs tls_cert")
-    broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to clients")
+    broadcast_address: str = option(
+        "", "address that nsqlookupd gives to clients; empty: the host of tcp_address, or 127.0.0.1 if that is none"
+    )
     broadcast_tcp_port: int = option(
         0, "TCP port for clients, from nsqlookupd; 0: the real one", minimum=0, maximum=65535
     )
@@ -155,12 +157,16 @@ class NsqdOptions(Config, frozen=True):
             raise ConfigError("tls_cert and tls_key: one without the other is of no use")
         if self.tls_required != "false" and not (self.tls_cert and self.tls_key):
             raise ConfigError("tls_required: cannot require TLS of clients without tls_cert and tls_key")
+        if not self.broadcast_address:
+            self._set("broadcast_address", _told_to_clients(self.tcp_address))
 
 
 class LookupdOptions(Config, frozen=True):
     tcp_address: str = option("127.0.0.1:0", "where nsqds connect")
     http_address: str = option("127.0.0.1:0", "where HTTP is served")
-    broadcast_address: str = option("127.0.0.1", "address of this nsqlookupd")
+    broadcast_address: str = option(
+        "", "address of this nsqlookupd; empty: the host of http_address, or 127.0.0.1 if that is none"
+    )
     inactive_producer_timeout: float = option(
         300.0, "an nsqd that was silent for so long is no longer named", unit="s", minimum=0.01
     )
@@ -170,6 +176,8 @@ class LookupdOptions(Config, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_listen_addresses(self, "tcp_address", "http_address")
+        if not self.broadcast_address:
+            self._set("broadcast_address", _told_to_clients(self.http_address))
 
 
 def check_count(name: str, value: object, least: int = 0) -> None:
@@ -193,6 +201,12 @@ def check_switch(name: str, value: object) -> None:
 def is_path(address: str) -> bool:
     """Whether an address to listen on is a Unix socket."""
     return address.startswith(("unix:", "/"))
+
+
+def _told_to_clients(address: str) -> str:
+    """Where clients of this machine reach a server that listens on an address."""
+    host = "" if is_path(address) else address.rpartition(":")[0].strip("[]")
+    return "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
 
 
 def _check_listen_addresses(options: Config, *names: str, paths: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gevent import Greenlet, sleep, socket, spawn
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.channel import Channel
 from nsq_fast.broker.net import split_listen_address
 from nsq_fast.broker.nsqd import Nsqd
@@ -20,7 +21,7 @@ from nsq_fast.broker.topic import Topic
 from nsq_fast.log_events import BROKER_STATSD_FAILED
 from nsq_fast.names import is_ephemeral
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.stats")
+logger: logging.Logger = get_logger("nsq_fast.broker.stats")
 
 
 # --- /stats, as JSON and as text (nsqio/nsq: nsqd/stats.go, TopicStats and ChannelStats; nsqd/http.go, printStats) ---

@@ -32,6 +32,7 @@ from pathlib import Path
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.channel import Channel, add_to_runs, joined
 from nsq_fast.broker.journal import Journal, read_all, read_file, read_json, read_patiently, replace_file, write_json
 from nsq_fast.broker.message import DataPathError, Message, id_of
@@ -39,7 +40,7 @@ from nsq_fast.broker.topic import Topic, oldest_needed
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.store")
+logger: logging.Logger = get_logger("nsq_fast.broker.store")
 
 _KEPT = struct.Struct(">QI")
 _LEAST_FREED = 256 * 1024

@@ -354,6 +354,8 @@ class ConsumerObserver:
         elif not stats.is_connected:
             why = subscriber.refusal or subscriber.last_failure or subscription.connection.closed_error
             reason, detail = "not_connected", str(why)
+            if subscriber.next_attempt_at > now:
+                detail += f"; the next attempt is in {seconds(subscriber.next_attempt_at - now)}"
         elif subscription.dropped_at and now - subscription.dropped_at < FILTERED_FOR:
             reason, detail = "filtered", "all that came last has the header skip_header, or is a copy"
         elif now - max(delivered_at, finished_at) < MOVING:

@@ -581,6 +581,7 @@ class Subscriber:
         task: what passes through its states; None before it is started.
         backoff: counts the failures of its messages: its own, or that of the consumer.
         last_failure: why no connection could be made; empty while there is one.
+        next_attempt_at: when the last pause between two attempts ends, or has ended.
         delivered_at: when messages came last on a connection before the present one, ``time.monotonic``; 0.0: never.
         finished_at: when a FIN was handed to the system last.
         renewed: how many times a connection was ended because nothing came of it.
@@ -611,6 +612,7 @@ class Subscriber:
         self._delay = self._reconnect
         self._unanswered = 0  # attempts that failed since lookup has answered
         self.last_failure: str = ""
+        self.next_attempt_at: float = 0.0
         self.task: Task | None = None
         self.changes: Changes = Changes(consumer.loop)
         # Kept over connections: one that was lost is tried with one message again.
@@ -762,7 +764,10 @@ class Subscriber:
         return State.CONNECTING
 
     async def _pause(self) -> State:
-        await self.changes.next(self._delay.next(monotonic()))
+        now = monotonic()
+        delay = self._delay.next(now)
+        self.next_attempt_at = now + delay
+        await self.changes.next(delay)
         return State.CONNECTING
 
     async def _wait_for_another_mode(self) -> State:

@@ -21,7 +21,7 @@ from socket import close as close_descriptor  # unlike os.close this one is neve
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from nsq_fast._client import TransportPath
+from nsq_fast._client import READ_SIZE, TransportPath
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed
 from nsq_fast.names import Address, check_resolvable
@@ -149,9 +149,9 @@ class Transport(TransportPath):
 
     # The sequence that begins the conversation
 
-    async def recv(self, deadline: float) -> bytes:
+    async def recv(self, deadline: float, size: int = READ_SIZE) -> bytes:
         """Wait for bytes, decoded; ``b""`` at the end of the stream. Raises OSError, NsqError, TimeoutError."""
-        while (data := self.recv_now()) is None:
+        while (data := self.recv_now(size)) is None:
             await self._wait_for("read", deadline)
         return data
 

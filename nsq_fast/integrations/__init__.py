@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import AlreadyResponded, ConfigError, NsqError
 from nsq_fast.log_events import RESPONSE_FAILED
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 def respond(response: Callable[[], object]) -> None:

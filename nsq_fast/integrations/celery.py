@@ -32,6 +32,7 @@ except ImportError as _error:
     raise ImportError("nsq_fast.integrations.celery needs Celery: pip install 'nsq-fast[celery]'") from _error
 
 from nsq_fast import Message, __version__
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, ConnectionLost, HttpError, NoNsqd, PublishFailed
 from nsq_fast.log_events import PRIORITY_IGNORED
 from nsq_fast.threads import Producer
@@ -135,7 +136,7 @@ class Routes:
         return re.compile("|".join(map(kind.key_to_pattern, routing_keys))) if kind.type == "topic" else None
 
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types

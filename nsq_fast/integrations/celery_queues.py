@@ -22,6 +22,7 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 from kombu.utils.json import dumps, loads
 
 from nsq_fast import LookupdHTTPClient, Message
+from nsq_fast._lazy import get_logger
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig, refuse_unknown
 from nsq_fast.errors import ConfigError, ConnectFailed, HttpError, NsqError
 from nsq_fast.log_events import RESPONSE_FAILED, SUBSCRIPTION_FAILED
@@ -330,7 +331,7 @@ CLOSE_TIMEOUT = 5.0
 LOOK_PAUSE = 0.002
 """Seconds between two looks at whether a consumer is subscribed."""
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class Source(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gevent import joinall, sleep
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.client.admin import LookupdHTTPClient, LookupPoller, NsqdHTTPClient
 from nsq_fast.client.greenlets import Greenlet
 from nsq_fast.client.http import Endpoint
@@ -30,7 +31,7 @@ from .streams import Reminder
 
 T = TypeVar("T")
 ClientT = TypeVar("ClientT", LookupdHTTPClient, NsqdHTTPClient)
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 NO_ANSWER = (HttpError, LookupFailed, RemoteProtocolError, OSError)
 """What a question raises that servers do not answer."""

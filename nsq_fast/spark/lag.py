@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, find_source, source_of, topic_of
@@ -17,7 +18,7 @@ from nsq_fast.spark.replay.stream import stretch_of
 from .discovery import TopicServers
 from .options import SourceOptions, normal
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 TIMEOUT = 30.0
 

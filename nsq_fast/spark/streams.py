@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import counted
 from nsq_fast.log_events import SPARK_WAIT_OVER, SPARK_WAITS
 
@@ -20,7 +21,7 @@ from .versions import (
     SupportsTriggerAvailableNow,
 )
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 # When a micro-batch is due: at ``minOffsetsPerTrigger`` rows, or when ``maxTriggerDelay`` is over, as with Kafka.
 

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import SPARK_ERROR
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast import aio, threads
+from nsq_fast._lazy import get_logger
 from nsq_fast.bridge import Reply
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError, printable
@@ -134,7 +135,7 @@ class Link:
         return SCRAPE in said
 
 
-logger: logging.Logger = logging.getLogger("nsq_fast.worker")
+logger: logging.Logger = get_logger("nsq_fast.worker")
 
 READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
 

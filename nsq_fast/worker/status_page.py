@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import WORKER_LISTENING
 from nsq_fast.names import Address, parse_listen_address
@@ -22,7 +23,7 @@ from nsq_fast.page import STYLE
 
 from .health import ProbeResult, Snapshot, Totals, liveness, readiness
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"

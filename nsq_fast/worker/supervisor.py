@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, printable
 from nsq_fast.log_events import (
     WORKER_DRAINING,
@@ -63,7 +64,7 @@ from .health import (
 from .settings import Settings, Task
 from .status_page import StatusPage
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 KILL_GRACE = 2.0
 """Seconds after ``drain_timeout`` and ``EXIT_GRACE``, when the process ought to have ended itself, until SIGKILL."""

@@ -15,7 +15,7 @@ from support.peers import Peer
 from support.servers import of_release
 from support.waiting import WAIT, until
 
-from nsq_fast.broker import LookupdServer, NsqdServer
+from nsq_fast.broker import LookupdOptions, LookupdServer, NsqdServer
 from nsq_fast.broker.lookupd import Registrar
 
 # The embedded nsqlookupd answers as the original does: the same tests run against both.
@@ -230,6 +230,23 @@ def test_an_nsqd_tells_all_that_it_has_where_it_is_told_to(lookupd: Any, embedde
     assert (node["tcp_port"], node["http_port"]) == ports
     tell(nsqd)  # to register nowhere
     until(lambda: nodes(lookupd) == [])
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("127.0.0.2", "127.0.0.2"), ("localhost", "localhost"), ("0.0.0.0", "127.0.0.1"), ("", "127.0.0.1")],
+)
+def test_servers_name_the_host_on_which_they_listen(embedded: Callable[..., NsqdServer], host: str, told: str) -> None:
+    place = {"tcp_address": f"{host}:0", "http_address": f"{host}:0"}
+    with LookupdServer(LookupdOptions(**place)) as lookupd:
+        nsqd = embedded(lookupd_tcp_addresses=(f"{told}:{lookupd.tcp_address.port}",), **place)
+        assert nsqd.wait_registered(60)
+        (node,) = nodes(lookupd)
+        assert node["broadcast_address"] == told
+        assert get(nsqd, "/info")["broadcast_address"] == told
+        client = Nsqd(lookupd)
+        assert json.loads(client.identify())["broadcast_address"] == told
+        client.sock.close()
 
 
 def test_a_new_topic_has_the_channels_that_are_known_elsewhere(lookupd: Any, embedded: Any) -> None:

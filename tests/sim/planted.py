@@ -57,11 +57,11 @@ PLANTED = [
     Planted("tries to connect do not wait for each other", "producer", sender, "TRY_INTERVAL", 0.0, 1),
     Planted("waiting publishes end no pause", "producer", sender.ProducerConnection, "hurry", nothing, 2),
     Planted("requeues are not sent", "consumer", Connection, "put_requeue", nothing, 9),
-    Planted("what a lost connection had is shared out no more", "consumer", Flow, "remove", nothing, 2),
+    Planted("what a lost connection had is shared out no more", "consumer", Flow, "remove", nothing),
     Planted("a close gives nothing back", "consumer", Subscription, "give_back_unstarted", nothing, 125),
-    Planted("a topic that nobody knows is not sought", "lookup", PolledTopic, "missing", nothing, 10),
-    Planted("a pattern is looked for without a pause", "lookup", TopicWatch, "_pause", lambda *_: 0.0),
-    Planted("a pattern is not looked for again", "lookup", TopicWatch, "_pause", lambda *_: 3600.0, 1),
+    Planted("a topic that nobody knows is not sought", "lookup", PolledTopic, "missing", nothing, 8),
+    Planted("a pattern is looked for without a pause", "lookup", TopicWatch, "_pause", lambda *_: 0.0, 3),
+    Planted("a pattern is not looked for again", "lookup", TopicWatch, "_pause", lambda *_: 3600.0, 5),
 ]
 
 

@@ -107,8 +107,8 @@ def test_a_segment_gives_the_rows_that_its_columns_gave(batch, ext, detail):
 
 def test_segments_are_joined_into_larger_batches(batch):
     chain = Chain(batch, 0)
-    stored = [chain.claim(n, Head(rows=4_000), columns_of([b"%d" % n] * 4_000)) for n in range(4)]
-    assert [each.num_rows for each in batches(stored, choosing("body,topic"), "t")] == [12_000, 4_000]
+    stored = [chain.claim(n, Head(rows=1_500), columns_of([b"%d" % n] * 1_500)) for n in range(4)]
+    assert [each.num_rows for each in batches(stored, choosing("body,topic"), "t")] == [4_500, 1_500]
 
 
 def test_large_rows_are_handed_on_before_a_column_is_too_large_for_arrow(batch):

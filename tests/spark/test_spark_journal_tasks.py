@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, reading, reading_once
+from support.journal import CHANNEL, TOPIC, Attempt, Query, Server, reading_once
 from support.journal_places import Placed
 from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
@@ -26,6 +26,7 @@ from support.spark_ledger import account
 from support.spark_replay import MakeTopic
 from support.waiting import WAIT, until
 
+from nsq_fast._frame import join_columns
 from nsq_fast.broker import Broker
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
@@ -42,7 +43,7 @@ from nsq_fast.errors import (
     LookupFailed,
 )
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
-from nsq_fast.spark.journal.collect import Collector, DiskWait
+from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.journal.files import Storage, open_storage
 from nsq_fast.spark.journal.plan import Backlogs
 from nsq_fast.spark.options import ObjectStore, SourceOptions
@@ -185,45 +186,53 @@ def test_large_messages_make_small_segments(server: Server, query: Query) -> Non
     assert server.depth() == (0, 0, 0)
 
 
-class SlowDisk(Collector):
-    """Writes no segment before the task has nothing to do but wait for it."""
-
-    def __init__(self, slot: Any) -> None:
-        super().__init__(slot)
-        self._disk_wait = self._waits = Waits()
-
-    def claim(self, index: int, head: Any, columns: Any) -> Any:
-        self._waits.next()
-        return super().claim(index, head, columns)
-
-
-class Waits(DiskWait):
-    """Tells another thread when the task begins to wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begins = threading.Semaphore(0)
-
-    def result(self, of: Any) -> Any:
-        if not of.done():
-            self._begins.release()
-        return super().result(of)
-
-    def next(self) -> None:
-        assert self._begins.acquire(timeout=WAIT)
-
-
-def test_the_slower_the_disk_the_larger_the_segments(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("part", "connections"), [(-1.0, 4), (2.0, 3)], ids=["slow", "fast"])
+def test_what_comes_while_a_segment_is_written_is_the_next(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, connections: int
 ) -> None:
-    monkeypatch.setattr(collect, "LONG", -1.0)  # each wait is long, so that there are more than two connections
-    query = Query(tmp_path / "journal", server.options, reading(SlowDisk))
+    """So the slower the disk, the larger the segments. While it is waited for there is one connection more."""
+
+    class SlowDisk(Collector):
+        opened = 0
+
+        def open_connection(self) -> Any:
+            self.opened += 1
+            return super().open_connection()
+
+        def claim(self, index: int, head: Any, columns: Any) -> Any:
+            left = len(bodies) - sum(segment.head.rows for segment in self._claims.segments)
+            until(lambda: server.depth()[1] == min(left, 2_500 * len(self._connections)))
+            return super().claim(index, head, columns)
+
+    monkeypatch.setattr(collect, "LONG", part)
+    query = Query(tmp_path / "journal", server.options)
     bodies = server.publish(30_000)
     task = query.plan_task()
-    segments = query.reader.make_collector(task).run()
-    assert max(segment.head.rows for segment in segments) > 2_500
+    collector = SlowDisk(task)
+    assert max(segment.head.rows for segment in collector.run()) > 5_000
+    assert collector.opened == connections
     account(bodies, query.run_task(task)).check()
     assert server.depth() == (0, 0, 0)
+
+
+class HeldUp(Collector):
+    """Nothing comes on its first connection when that is read for the second time."""
+
+    def open_connection(self) -> Any:
+        connection = super().open_connection()
+        if not self._connections:
+            reads = iter([connection.subscription.fetch, lambda *_: join_columns([])])
+            fetch = connection.subscription.fetch
+            connection.subscription.fetch = lambda *given: next(reads, fetch)(*given)
+        return connection
+
+
+def test_one_connection_that_is_held_up_does_not_end_the_task(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", server.options)
+    bodies = server.publish(20_000)
+    task = query.plan_task()
+    HeldUp(task).run()
+    account(bodies, query.run_task(task)).check()
 
 
 class OneConnection(Collector):

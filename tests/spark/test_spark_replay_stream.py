@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.spark_compiled import compiled
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT, poll
 from support.spark_replay import Topic
@@ -73,9 +74,11 @@ def test_available_now_reads_what_there_is_exactly_and_goes_on_from_there(query:
     account(first + second, query.bodies()).check()
 
 
-def test_once_reads_all_in_one_batch_whatever_the_limit(query: Query, topic: Topic) -> None:
-    topic.fill(900)
-    assert query.run({"once": True}, maxOffsetsPerTrigger="100") == [900]
+def test_once_reads_all_in_one_batch_whatever_the_limit(spark: SparkSession, query: Query, topic: Topic) -> None:
+    bodies = topic.fill(900)
+    with compiled(spark):
+        assert query.run({"once": True}, maxOffsetsPerTrigger="100") == [900]
+    account(bodies, query.bodies()).check()
 
 
 def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) -> None:

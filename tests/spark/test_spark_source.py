@@ -22,6 +22,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSourceReader
 from support.journal import CHANNEL, TOPIC, Server
 from support.spark import ROOT, SECRET, UNREACHABLE, Driver
+from support.spark_compiled import compiled
 from support.spark_marks import LIMIT
 from support.spark_program import run_to_end
 from support.spark_replay import Topic
@@ -85,7 +86,8 @@ def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
     )
     frame = source.load()
     readable = frame.selectExpr("*", "decode(body, 'utf-8') text").drop("body", "message_id")
-    texts = [row[0] for row in readable.selectExpr("to_json(struct(*))").collect()]
+    with compiled(spark):
+        texts = [row[0] for row in readable.selectExpr("to_json(struct(*))").collect()]
     expected = (
         '{{"topic":"t","partition":5,"internal_id":-1,"trace_id":-1,"timestamp":"2023-11-14T22:13:20.123Z",'
         '"attempts":65535,"offset":700,"size":40,"headers":"{{\\"k\\":\\"v\\"}}","nsqd":"h:1","text":"{}"}}'

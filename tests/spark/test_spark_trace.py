@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support import trace_logs
 from support.spark import LOCAL, ROOT
+from support.spark_compiled import compiled
 from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, START, Planted
 from support.trace_logs import run as run_command
 from support.waiting import PROCESS, until
@@ -825,19 +826,12 @@ def test_a_report_on_logs_and_again_on_its_tables(tmp_path: Path, run: Run, repo
 def test_the_program_that_measures_finds_what_it_planted(
     spark: SparkSession, report_here: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, with the session of all tests, and with code compiled for queries, as users have it."""
+    """In this process, with the session of all tests."""
     file, figures = ROOT / "bench" / "spark_trace.py", tmp_path / "figures.json"
     given = ["--records", "4000", "--partitions", "2", "--folder", str(tmp_path), "--json", str(figures)]
     monkeypatch.setattr(sys, "argv", [str(file), *given])
-    compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    before = {name: spark.conf.get(name) for name in compiled}
-    try:
-        for name, value in compiled.items():
-            spark.conf.set(name, value)
+    with compiled(spark):
         runpy.run_path(str(file), run_name="__main__")
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
     assert json.loads(figures.read_text())["found"] == {"lost": 1, "duplicates": 1, "violations": 1, "skews": 0}
 
 

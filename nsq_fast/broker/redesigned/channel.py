@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.client import TAG_KEY
 from nsq_fast.broker.go import decode_json_header, translate_glob
 from nsq_fast.broker.message import NotOwner
@@ -27,7 +28,7 @@ from nsq_fast.log_events import BROKER_MESSAGE_TRACED
 if TYPE_CHECKING:
     from nsq_fast.broker.redesigned.commands import NodeConnection
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
+logger: logging.Logger = get_logger("nsq_fast.broker.redesigned.channel")
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):

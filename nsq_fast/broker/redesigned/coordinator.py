@@ -21,12 +21,13 @@ import mmh3
 from gevent import Greenlet, sleep, spawn, spawn_later
 from gevent.lock import Semaphore
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.message import ClusterError
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.partition import MAX_PARTITIONS, MAX_SYNC_EVERY, ClusterState, Partition, TopicMeta
 from nsq_fast.log_events import BROKER_NODE_STAYS, BROKER_REPLICA_FAILED, BROKER_REPLICA_RECOVERED
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.coordinator")
+logger: logging.Logger = get_logger("nsq_fast.broker.redesigned.coordinator")
 
 UNSTABLE = "the cluster is unstable"
 NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 from gevent import Greenlet, sleep, spawn
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.channel import ranges_of
 from nsq_fast.broker.journal import Trouble, for_each, read_json, write_json
 from nsq_fast.broker.options import ClusterOptions
@@ -32,7 +33,7 @@ from nsq_fast.broker.store import NOT_OF_CLUSTER
 from nsq_fast.broker.store import Store as DataPath
 from nsq_fast.log_events import BROKER_METADATA_INVALID
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
+logger: logging.Logger = get_logger("nsq_fast.broker.redesigned.keeper")
 
 
 _STATE = "cluster.json"

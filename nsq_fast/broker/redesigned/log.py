@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.journal import Head, JournalFile, encode, open_file, read_patiently, replace_file
 from nsq_fast.log_events import BROKER_FILE_IGNORED
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.log")
+logger: logging.Logger = get_logger("nsq_fast.broker.redesigned.log")
 
 PARTITION_SHIFT = 50
 NO_EXT = b"\x00"

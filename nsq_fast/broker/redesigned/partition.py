@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gevent import Greenlet, sleep, spawn
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.broker.journal import Trouble, for_each
 from nsq_fast.broker.nsqd import Host
 from nsq_fast.broker.options import NsqdOptions
@@ -36,7 +37,7 @@ from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 if TYPE_CHECKING:
     from nsq_fast.broker.redesigned.coordinator import Coordinator
 
-logger: logging.Logger = logging.getLogger("nsq_fast.broker.redesigned.partition")
+logger: logging.Logger = get_logger("nsq_fast.broker.redesigned.partition")
 
 MAX_PARTITIONS = 255
 MAX_SYNC_EVERY = 4000

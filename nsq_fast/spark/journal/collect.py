@@ -1,10 +1,10 @@
 """One task: take a slot's messages from the server into the journal, segment by segment, and seal the slot.
 
-For each segment: receive what RDY allows, claim its number with it, so that it
-is stored for good, then send the FINs. A thread does the writing. When more than
-one segment is to come, two connections take turns: one receives while the
-messages of the other are written. Where the disk is much slower than the
-server, there are more.
+For each segment: receive, claim its number with what has come, so that it is
+stored for good, then send the FINs. Three connections have more in flight than
+one segment takes: the server sends the rest while the segment is written, into
+the sockets. So the slower the disk, the larger the segments. Where it is much
+slower than the server, there are four connections.
 
 No FIN is sent before the segment is claimed. However the work ends, messages
 that were claimed are finished, and the others are requeued if the connection
@@ -19,16 +19,15 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from ssl import SSLError
-from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from gevent import sleep
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
+from nsq_fast._lazy import get_logger
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError, counted
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
@@ -49,13 +48,16 @@ from .slot import (
     uncertain_elsewhere,
 )
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP_BYTES = 1024 * 1024
 """What is waited for at once: a window of small messages is one read, and large ones do not fill the memory."""
-_FIRST_CONNECTIONS = 2
+_FIRST_CONNECTIONS = 3
+"""An nsqd that serves four spends a tenth more CPU on a message than one that serves two."""
+_RESERVE = 3
+"""One part in so many of what is asked for is not waited for: the server is at work on it while the rest is written."""
 _CLOSE_TIMEOUT = 10.0
 
 
@@ -65,13 +67,12 @@ class Collector:
     ``open_connection``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
 
     Attributes:
-        connections: most connections. There are two, and more while the task has waited for the disk most of its time:
-            an nsqd that serves four spends a quarter more CPU on a message than one that serves two.
-        group: most windows that one segment holds, should the disk be slow.
+        connections: most connections. There are fewer, unless the task has waited for the disk most of its time.
+        is_joint: whether a segment holds what has come on all of them.
     """
 
     connections = 4
-    group = 4
+    is_joint = True
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
@@ -104,7 +105,7 @@ class Collector:
         return JournalConnection(subscription)
 
     def claim(self, index: int, head: Head, columns: Any) -> Stored:
-        """Write a segment. Called in a thread, one at a time."""
+        """Write a segment."""
         return self.chain.claim(index, head, columns)
 
     def finish(self, connection: JournalConnection, ids: bytes) -> None:
@@ -117,20 +118,20 @@ class Collector:
     # The work
 
     def _collect(self) -> None:
-        with Writer(self._claims.keep, self.group, MAX_SEGMENT_BYTES) as writer:
-            try:
-                self._fill(writer)
-            except BaseException:
-                self._leave_in_order()
-                raise
+        try:
+            self._fill()
+        except BaseException:
+            self._leave_in_order()
+            raise
         segments = self._claims.segments
         self.seal(len(segments), seal(segments, self.slot.run, self._seen))
 
-    def _fill(self, writer: Writer) -> None:
+    def _fill(self) -> None:
         if self.slot.rows and self._connect():
             while working := self._connections.working():
                 for connection in working:
-                    self._turn(connection, writer)
+                    if connection.outstanding:
+                        self._keep(self._receive(connection))
                 if self._disk_wait.is_long:
                     self._connections.open_more(len(self._connections) + 1)
         for connection in self._connections:
@@ -154,71 +155,90 @@ class Collector:
     def _stay_empty(self, reason: object) -> None:
         logger.warning("slot %s stays empty: %s", self.slot.name, reason, extra=SPARK_SLOT_EMPTY)
 
-    def _turn(self, connection: JournalConnection, writer: Writer) -> None:
-        with self._or_lost(connection):
-            self._settle(connection)
-            columns = self._gather(connection)
-            if columns.count:
-                self._write(connection, columns, writer)
+    def _receive(self, first: JournalConnection) -> dict[JournalConnection, Columns]:
+        """What is waited for on one connection, and what has come on the others by then."""
+        found: dict[JournalConnection, Columns] = {}
+        room = MAX_SEGMENT_BYTES
+        others = self._connections.working() if self.is_joint else []
+        for connection in [first, *(each for each in others if each is not first)]:
+            with self._or_lost(connection):
+                if connection is first or self._connections.is_last:
+                    columns = self._gather(connection, room)
+                else:
+                    columns = self._take(connection, 0.0)
+                room -= len(columns.body)
+                if columns.count:
+                    found[connection] = columns
+            if room <= 0:
+                break
+        # One connection alone may be held up: by the network, or as its socket was full.
+        if first.is_silent and all(each.is_silent for each in self._connections.working()):
+            self._connections.is_over = True
+        return found
 
-    def _gather(self, connection: JournalConnection) -> Columns:
-        """What was granted, or as much of it as comes."""
+    def _gather(self, connection: JournalConnection, room: int) -> Columns:
+        """What was granted, but for the reserve, or as much of it as comes, or fits."""
         parts: list[Columns] = []
-        size = 0
         # Messages that trickle in would keep the slot, and with it the batch, for as long as others publish.
         until = min(time.monotonic() + self.slot.max_delay, connection.gather_deadline)
-        while connection.outstanding and size < MAX_SEGMENT_BYTES:
-            columns = connection.subscription.fetch(
+        reserve = connection.outstanding // _RESERVE if self.is_joint and not self._connections.is_last else 0
+        while connection.outstanding > reserve and room > 0:
+            columns = self._take(
+                connection,
                 self._connections.patience(
                     self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claims.segments)
                 ),
-                min(connection.outstanding, connection.step),
+                reserve,
             )
-            connection.took(columns)
-            if not columns.count or time.monotonic() > until:
-                self._connections.is_over = True
-                connection.give_up()
             parts.append(columns)
-            size += len(columns.body)
-            for other in self._connections:
-                if other is not connection and other.work and other.work.is_done:
-                    with self._or_lost(other):
-                        self._settle(other)
+            room -= len(columns.body)
+            if is_late := time.monotonic() > until:
+                self._connections.is_over = True
+            if is_late or connection.is_silent:
+                if self._connections.is_over:
+                    connection.give_up()
+                break
         return join_columns(parts)
 
-    def _settle(self, connection: JournalConnection) -> None:
-        """The writing is done: finish its messages, after asking for more, which their FINs make room for."""
-        work = connection.work
-        if work is None:
-            return
-        number = None if work.result is None else self._disk_wait.result(work.result)
-        connection.work = None
-        if number is not None:
-            connection.claimed(work, number)
-        elif work.result is not None:
-            self._refuse(connection, work)
-            return
-        self._connections.grant(connection)
-        self.finish(connection, work.ids)
-        connection.dropped.update(work.dropped)
+    def _take(self, connection: JournalConnection, timeout: float, reserve: int = 0) -> Columns:
+        columns = connection.subscription.fetch(timeout, min(connection.outstanding - reserve, connection.step))
+        connection.took(columns)
+        return columns
 
-    def _refuse(self, connection: JournalConnection, work: Work) -> None:
+    def _keep(self, found: dict[JournalConnection, Columns]) -> None:
+        """Write it as one segment, and finish its messages, after asking for more, which their FINs make room for."""
+        for connection in [each for each in found if time.monotonic() > each.deadline]:
+            with self._or_lost(connection):
+                self._refuse(connection, found.pop(connection).ids)
+        if not found:
+            return
+        for connection in found:
+            self._claims.sure(connection.sure())
+        kept, met = self._claims.drop_known(join_columns(found.values()))
+        number = None
+        if kept.count:
+            with self._disk_wait:
+                number = self._claims.keep(kept, len(found))
+        for connection, columns in found.items():
+            connection.claimed(number, columns.ids)
+        for connection, columns in found.items():
+            with self._or_lost(connection):
+                self._connections.grant(connection)
+                self.finish(connection, connection.take_unfinished())
+                if met:
+                    connection.dropped.update(met.intersection(keys_of(columns)))
+
+    def _refuse(self, connection: JournalConnection, ids: bytes) -> None:
         """It is too late to keep these messages: the server gives them to another consumer, or has done so."""
         logger.warning(
             "slot %s: %s came too late to be kept",
             self.slot.name,
-            counted(len(work.ids) // MESSAGE_ID_SIZE, "message"),
+            counted(len(ids) // MESSAGE_ID_SIZE, "message"),
             extra=SPARK_MESSAGES_LATE,
         )
         self._connections.is_over = True
         self._connections.grant(connection)
-        connection.subscription.requeue(work.ids)
-
-    def _write(self, connection: JournalConnection, columns: Columns, writer: Writer) -> None:
-        self._claims.sure(connection.sure())
-        kept, dropped = self._claims.drop_known(columns)
-        result = writer.write(kept, connection.deadline) if kept.count else None
-        connection.begin(columns.ids, dropped, result)
+        connection.subscription.requeue(ids)
 
     # The end
 
@@ -238,11 +258,8 @@ class Collector:
         if not is_passing(error):
             raise error
         logger.warning("slot %s: connection lost: %s", self.slot.name, error, extra=SPARK_CONNECTION_LOST)
-        work, connection.work = connection.work, None
         connection.give_up()
         connection.subscription.abort()
-        if work is not None and work.result is not None and (number := work.result.result()) is not None:
-            connection.claimed(work, number)
         self._claims.suspect(self._claims.segments[each.number] for each in connection.unsure)
 
     def _close(self, connection: JournalConnection) -> None:
@@ -258,15 +275,11 @@ class Collector:
         """After a failure: finish what is claimed, requeue what is not."""
         for connection in self._connections:
             with contextlib.suppress(Exception):
-                self._finish_claimed(connection)
+                if ids := connection.take_unfinished():
+                    connection.subscription.set_rdy(0)
+                    self.finish(connection, ids)
             with contextlib.suppress(Exception):
                 connection.subscription.close(timeout=1.0)
-
-    def _finish_claimed(self, connection: JournalConnection) -> None:
-        work = connection.work
-        if work is not None and work.result is not None and work.result.result() is not None:
-            connection.subscription.set_rdy(0)
-            self.finish(connection, work.ids)
 
 
 def _subscription(slot: Slot) -> ColumnSubscription:
@@ -308,24 +321,11 @@ class Claimed(NamedTuple):
     granted_at: float
 
 
-class Work(NamedTuple):
-    """What was gathered and is being written.
+class Grant(NamedTuple):
+    """From when on so many messages in all were asked for."""
 
-    Attributes:
-        ids: all that came, to be finished.
-        dropped: the keys of those that are not kept, as the journal holds them already.
-        result: the number of the segment; None when it was too late to keep it, or there was nothing to keep.
-    """
-
-    ids: bytes
-    dropped: frozenset[bytes]
-    arrived: int
-    granted_at: float
-    result: Future[int | None] | None
-
-    @property
-    def is_done(self) -> bool:
-        return self.result is None or self.result.done()
+    total: int
+    at: float
 
 
 class JournalConnection:
@@ -333,23 +333,23 @@ class JournalConnection:
 
     Attributes:
         outstanding: messages asked for that have not arrived.
-        work: what is being written; its messages are unfinished.
         unsure: segments of which it is not certain that the server has taken every FIN.
         dropped: the keys of messages that were finished and not kept.
         step: how many messages to wait for at once, by the size of those that came.
+        is_silent: whether nothing had come when it was last read.
     """
 
     def __init__(self, subscription: ColumnSubscription) -> None:
         self.subscription = subscription
         self.outstanding: int = 0
-        self.work: Work | None = None
         self.unsure: list[Claimed] = []
         self.dropped: set[bytes] = set()
         self.step: int = 1
+        self.is_silent: bool = False
         self._arrived = 0
         self._largest_rdy = 0
-        self._granted_at = time.monotonic()
-        self._last_granted_at = self._granted_at
+        self._unfinished = b""
+        self._grants = deque([Grant(0, time.monotonic())])  # from that on which messages came of that are in no segment
 
     @property
     def message_timeout(self) -> float:
@@ -359,7 +359,9 @@ class JournalConnection:
         """Ask for so many more messages. To be called before the FINs that make room for them."""
         self.outstanding += rows
         self._largest_rdy = max(self._largest_rdy, self.outstanding)
-        self._last_granted_at, self._granted_at = self._granted_at, time.monotonic()
+        self._grants.append(Grant(self._grants[-1].total + rows, time.monotonic()))
+        while len(self._grants) > 1 and self._grants[0].total <= self._arrived:
+            self._grants.popleft()
         self.subscription.set_rdy(self.outstanding)
 
     def give_up(self) -> None:
@@ -367,17 +369,22 @@ class JournalConnection:
         self.outstanding = 0
 
     def took(self, columns: Columns) -> None:
+        self.is_silent = not columns.count
         if columns.count:
             self.step = step_of(columns)
         self._arrived += columns.count
         self.outstanding = max(0, self.outstanding - columns.count)
 
-    def begin(self, ids: bytes, dropped: frozenset[bytes], result: Future[int | None] | None) -> None:
-        self.work = Work(ids, dropped, self._arrived, self._last_granted_at, result)
+    def claimed(self, number: int | None, ids: bytes) -> None:
+        """All that came is in this segment, or is in the journal already, and is finished next."""
+        if number is not None:
+            self.unsure.append(Claimed(number, self._arrived, self._grants[0].at))
+        self._unfinished = ids
 
-    def claimed(self, work: Work, number: int) -> None:
-        """What was being written is a segment, and is finished next."""
-        self.unsure.append(Claimed(number, work.arrived, work.granted_at))
+    def take_unfinished(self) -> bytes:
+        """The ids of what was claimed and is not finished yet. For once."""
+        ids, self._unfinished = self._unfinished, b""
+        return ids
 
     def sure(self) -> list[int]:
         """The segments that are now known to be finished and were not before."""
@@ -393,12 +400,12 @@ class JournalConnection:
     @property
     def gather_deadline(self) -> float:
         """Until when to wait for more, so that there is time to write what has arrived."""
-        return self._last_granted_at + SURE * self.message_timeout
+        return self._grants[0].at + SURE * self.message_timeout
 
     @property
     def deadline(self) -> float:
         """Until when what has arrived may be kept."""
-        return self._last_granted_at + STALE * self.message_timeout
+        return self._grants[0].at + STALE * self.message_timeout
 
 
 CONNECT_PATIENCE = 10.0
@@ -438,9 +445,14 @@ class Connections:
     def __len__(self) -> int:
         return len(self._opened)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether what is outstanding is all that is asked for. It is one segment."""
+        return self.is_over or not self._left
+
     def working(self) -> list[JournalConnection]:
-        """Those from which messages are to come, or whose messages are being written."""
-        return [each for each in self._opened if each.outstanding or each.work]
+        """Those from which messages are to come."""
+        return [each for each in self._opened if each.outstanding]
 
     def open_first(self) -> None:
         """Open one. Raises ConnectFailed after `CONNECT_PATIENCE`, or the server's refusal."""
@@ -506,96 +518,23 @@ def is_passing(error: BaseException) -> bool:
 LONG = 0.5
 """From this part on the disk is much slower than the server."""
 
-T = TypeVar("T")
-
 
 class DiskWait:
-    """Counts from when it is made."""
+    """How long the disk was waited for, in ``with`` blocks, since it was made."""
 
     def __init__(self) -> None:
-        self._began = monotonic()
+        self._began = self._since = time.monotonic()
         self._waited = 0.0
 
     @property
     def is_long(self) -> bool:
-        return self._waited > LONG * (monotonic() - self._began)
+        return self._waited > LONG * (time.monotonic() - self._began)
 
-    def result(self, of: Future[T]) -> T:
-        """What is written, once it is. Raises what the writing raised."""
-        began = monotonic()
-        try:
-            return of.result()
-        finally:
-            self._waited += monotonic() - began
-
-
-# The thread that writes segments. What is gathered while it waits for the disk goes into one segment, not several.
-#
-# So the slower the disk, the larger the segments, and the more rows for each fsync.
-
-
-class _Part(NamedTuple):
-    columns: Any
-    deadline: float
-    result: Future[int | None]
-
-
-class Writer:
-    """Writes in the order of the calls. Use it in a ``with`` block: everything is written when the block ends.
-
-    Args:
-        keep: makes a segment of columns, and of so many parts, and returns its number.
-        group: most parts of a segment.
-        max_bytes: of bodies, from which on nothing more is put into a segment.
-    """
-
-    def __init__(self, keep: Callable[[Any, int], int], group: int, max_bytes: int) -> None:
-        self._keep = keep
-        self._group = group
-        self._max_bytes = max_bytes
-        self._waiting: deque[_Part] = deque()
-        self._pool = ThreadPoolExecutor(1, "nsq-journal")
-
-    def __enter__(self) -> Writer:
-        return self
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def write(self, columns: Any, deadline: float) -> Future[int | None]:
-        """The number of the segment to come, or None when it was not begun before ``deadline`` (monotonic)."""
-        result: Future[int | None] = Future()
-        self._waiting.append(_Part(columns, deadline, result))
-        self._pool.submit(self._work)
-        return result
-
-    def _work(self) -> None:
-        parts = self._take()
-        if not parts:  # written with an earlier one
-            return
-        try:
-            columns = parts[0].columns if len(parts) == 1 else join_columns([part.columns for part in parts])
-            number = self._keep(columns, len(parts))
-        except BaseException as error:
-            for part in parts:
-                part.result.set_exception(error)
-        else:
-            for part in parts:
-                part.result.set_result(number)
-
-    def _take(self) -> list[_Part]:
-        parts: list[_Part] = []
-        size = 0
-        while self._waiting and len(parts) < self._group and size < self._max_bytes:
-            if parts and not (isinstance(self._waiting[0].columns, Columns) and isinstance(parts[0].columns, Columns)):
-                break
-            part = self._waiting.popleft()
-            if monotonic() > part.deadline:
-                part.result.set_result(None)
-                continue
-            parts.append(part)
-            size += len(part.columns.body)
-        return parts
+        self._waited += time.monotonic() - self._since
 
 
 # What an attempt has claimed so far, which of it the server may deliver again, and what comes again of this or others.
@@ -626,7 +565,7 @@ class Claims:
         self._unsure: dict[int, int] = {}  # how many connections may have to send FINs of a segment again
 
     def keep(self, columns: Any, connections: int) -> int:
-        """Write what several connections have gathered as one segment, and return its number. In a thread."""
+        """Write what several connections have gathered as one segment, and return its number."""
         number = len(self.segments)
         head = self._head.of(columns.count, tuple(self._open()))
         self.segments.append(self._claim(number, head, columns))

@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, JournalClosed, JournalStorageFailed, JournalTaken
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED, SPARK_JOURNAL_CLEANED
 from nsq_fast.spark.options import ObjectStore
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class Entry(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import ConfigError, LookupFailed, NsqError
 from nsq_fast.names import Address, parse_address
@@ -26,7 +27,7 @@ from nsq_fast.spark.discovery import (
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.streams import Reminder, heard
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 # Offsets, and how many rows of a batch come from where. Nothing here asks a server or reads a clock.

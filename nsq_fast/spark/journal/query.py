@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, JournalError, JournalMissing, JournalStorageFailed, JournalTaken, counted
 from nsq_fast.log_events import SPARK_ORPHANS
 from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
@@ -19,7 +20,7 @@ from .files import Storage
 from .plan import Offset, source_of, topic_of
 from .slot import Chain, Head, Suspects, seals, slots
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 # The journal of one query, as the driver keeps it.

@@ -375,8 +375,9 @@ class Slot(InputPartition):
         return Head(run=self.run, nsqd=str(self.address), partition=self.partition, is_redesigned=self.is_redesigned)
 
 
-ROWS = 10_000
-"""Rows from which a batch is handed on. Spark takes 10,000 at a time a third faster than 2,500."""
+ROWS = 4_000
+"""Rows from which a batch is handed on: a segment of the usual size without a copy. Spark takes 5,000 at a time as fast
+as 10,000, and a tenth faster than 2,500."""
 BYTES = 8 * 1024 * 1024
 """Bytes of rows from which it is, too: a column of Arrow takes 2 GiB, and what is joined needs as much memory again."""
 

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 from gevent import sleep
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import (
     ConfigError,
     HttpError,
@@ -60,7 +61,7 @@ from .query import (
 )
 from .slot import Slot, batches
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 LISTING_INTERVAL = 30.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
@@ -16,7 +17,7 @@ from nsq_fast.spark.versions import DataSourceReader, InputPartition, hide_trace
 from .logs import START_TIMEOUT, Log, Offsets, Resolver, TopicLogs, check_parts, checked_loss
 from .reading import ReadsPieces, Route, pieces
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class ReplayBatchReader(ReadsPieces, DataSourceReader):

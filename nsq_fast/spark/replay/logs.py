@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from gevent import sleep
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, RemoteProtocolError
@@ -27,7 +28,7 @@ from nsq_fast.spark.options import (
     of_topic,
 )
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 # Positions in topics, as Spark keeps them in its checkpoint.

@@ -29,6 +29,7 @@ import pyarrow as pa
 from gevent import sleep
 
 from nsq_fast._frame import Columns, join_columns
+from nsq_fast._lazy import get_logger
 from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import (
     ConnectionLost,
@@ -50,7 +51,7 @@ from nsq_fast.spark.versions import InputPartition, plainly
 
 from .logs import Log, TopicLogs, TopicOffsets, checked_loss
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 PATIENCE = 300.0

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gevent import sleep
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqError
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
@@ -46,7 +47,7 @@ from .logs import (
 )
 from .reading import ReadsPieces, Route, pieces
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 TARGET_TIMEOUT = 300.0

@@ -28,6 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from nsq_fast._lazy import get_logger
 from nsq_fast.client.trace import LOGGER_NAME, TraceLog, log_to_file
 from nsq_fast.columns import ColumnProducer, StoredRows
 from nsq_fast.config import Config
@@ -46,7 +47,7 @@ from nsq_fast.spark.versions import (
 
 from .plan import Plan, Planner, RowKeys, Rows, Send, column_names, keys_of_batch, keys_of_stream, new_write
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 # More rows of one partition leave together, because a partition has one command on its way at a time.
