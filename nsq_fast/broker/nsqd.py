@@ -294,7 +294,7 @@ class Nsqd(Host):
             self._failed(self._writing, error)
         else:
             if failures == self._failures:  # else it began before the disk was full, as a sync in a thread may
-                self.error = None
+                self.error: OSError | None = None
                 self._writing.succeeded()
 
     def waits_for_disk(self, topic: Topic, count: int) -> bool:

@@ -88,7 +88,7 @@ class Stderr(io.RawIOBase):
     PATIENCE = 1.0
 
     def __init__(self) -> None:
-        self.left_out = 0
+        self.left_out: int = 0
 
     def text(self) -> io.TextIOWrapper:
         """To be ``sys.stderr``."""

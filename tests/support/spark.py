@@ -35,7 +35,6 @@ _QUIET = TESTS / "support" / "log4j2-quiet.properties"
 
 LOCAL = "local[2]"
 
-LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
 SECRET = "open-sesame"
 UNREACHABLE = {
@@ -63,17 +62,12 @@ def quick_start() -> str:
     return f"{options} -XX:SharedArchiveFile={archive()} -Xlog:disable" if archive().exists() else options
 
 
-def quick_environment(*, is_small: bool = True) -> dict[str, str]:
-    """The same for every Spark that a process starts, as programs of the documentation do without any options.
-
-    Args:
-        is_small: whether settings that a program leaves out are those of the tests, or Spark's own.
-    """
+def quick_environment() -> dict[str, str]:
+    """The same for every Spark that a process starts, as programs of the documentation do without any options."""
     place = {"SPARK_HOME": str(home())} if home().exists() else {}
     # Not a file of settings: with one in a folder of its class path a JVM takes no archive of classes.
     conf = " ".join(f"--conf {name}={value}" for name, value in SMALL.items())
-    submit = {"PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"} if is_small else {}
-    return {"JDK_JAVA_OPTIONS": quick_start(), **place, **submit}
+    return {"JDK_JAVA_OPTIONS": quick_start(), "PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell", **place}
 
 
 def archive() -> Path:
@@ -173,7 +167,7 @@ def spark_environment() -> dict[str, str]:
 
 # A Spark driver program in a process of its own: told where to stop, killed there with its JVM, and started again.
 #
-# driver = Driver(PROGRAM, tmp_path, master=LOCAL_CLUSTER, lookupd=str(broker.lookupd.http)) driver.start()
+# driver = Driver(PROGRAM, tmp_path, master="local-cluster[2,1,1024]", lookupd=str(broker.lookupd.http)) driver.start()
 # driver.marks.wait("claimed") driver.kill() driver.start() driver.wait()
 #
 # The program is a text, run as a script, so that what it defines travels to the executors by value. See
