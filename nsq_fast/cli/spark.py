@@ -145,7 +145,7 @@ def _rows(orphan: Orphan) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for name in orphan.slots:
         slot = parse_adopted(name)
         assert slot is not None
-        for stored in orphan.journal.chain(slot.batch, slot.slot).read():
+        for stored in orphan.journal.segment_log(slot.batch, slot.slot).read():
             if stored.head.is_seal:
                 continue
             columns = stored.columns()

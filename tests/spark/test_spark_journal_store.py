@@ -27,7 +27,7 @@ from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMis
 from nsq_fast.names import Address
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.discovery import Nsqd, TopicServers
-from nsq_fast.spark.journal.collect import Claims, Connections, take
+from nsq_fast.spark.journal.collect import ClaimedSegments, Connections, take
 from nsq_fast.spark.journal.files import FileStorage, Storage, check_links, check_path, open_storage
 from nsq_fast.spark.journal.plan import (
     Depth,
@@ -40,8 +40,8 @@ from nsq_fast.spark.journal.plan import (
 )
 from nsq_fast.spark.journal.query import About, QueryJournal
 from nsq_fast.spark.journal.slot import (
-    Chain,
     Head,
+    SegmentLog,
     Suspects,
     batches,
     keys_of,
@@ -99,27 +99,27 @@ def journal(tmp_path):
 def test_a_segment_gives_the_rows_that_its_columns_gave(batch, ext, detail):
     given_columns = columns_of([b"one", b"", b"three" * 100], ext=ext, detail=detail)
     head = Head(rows=3, nsqd="h:1", partition=2, is_redesigned=True)
-    stored = Chain(batch, 0).claim(0, head, given_columns)
+    stored = SegmentLog(batch, 0).claim(0, head, given_columns)
     facts = {"topic": "t", "partition": 2, "nsqd": "h:1", "is_redesigned": True}
     assert to_batch(read(batch, stored.name).columns(), NAMES, **facts).equals(to_batch(given_columns, NAMES, **facts))
     assert read(batch, stored.name).message_keys() == keys_of(given_columns)
 
 
 def test_segments_are_joined_into_larger_batches(batch):
-    chain = Chain(batch, 0)
-    stored = [chain.claim(n, Head(rows=1_500), columns_of([b"%d" % n] * 1_500)) for n in range(4)]
+    segment_log = SegmentLog(batch, 0)
+    stored = [segment_log.claim(n, Head(rows=1_500), columns_of([b"%d" % n] * 1_500)) for n in range(4)]
     assert [each.num_rows for each in batches(stored, choosing("body,topic"), "t")] == [4_500, 1_500]
 
 
 def test_large_rows_are_handed_on_before_a_column_is_too_large_for_arrow(batch):
     """2 GiB. A join beyond them is in parts, of which the first was taken for all."""
-    chain, body = Chain(batch, 0), bytes(1024 * 1024)
-    stored = [chain.claim(n, Head(rows=6), columns_of([body] * 6)) for n in range(3)]
+    segment_log, body = SegmentLog(batch, 0), bytes(1024 * 1024)
+    stored = [segment_log.claim(n, Head(rows=6), columns_of([body] * 6)) for n in range(3)]
     assert [each.num_rows for each in batches(stored, choosing("body"), "t")] == [12, 6]
 
 
 def test_rows_of_segments_have_their_headers_as_the_options_say(batch):
-    stored = Chain(batch, 0).claim(0, Head(rows=1), columns_of([b"x"], ext=b'{"a":"b"}'))
+    stored = SegmentLog(batch, 0).claim(0, Head(rows=1), columns_of([b"x"], ext=b'{"a":"b"}'))
     for headers_as, expected in (("json", '{"a":"b"}'), ("map", [("a", "b")])):
         [rows] = batches([stored], choosing("headers", headersAs=headers_as), "t")
         assert rows["headers"].to_pylist() == [expected]
@@ -136,7 +136,7 @@ def test_what_is_no_segment_is_an_error_that_names_it(tmp_path, data):
 
 
 def test_a_segment_that_was_cut_is_an_error(batch):
-    stored = Chain(batch, 0).claim(0, Head(rows=100), columns_of([b"body"] * 100))
+    stored = SegmentLog(batch, 0).claim(0, Head(rows=100), columns_of([b"body"] * 100))
     os.truncate(stored.path, 1_500)
     with pytest.raises(JournalError, match="damaged: it has 1500 bytes of"):
         read(batch, stored.name).columns()
@@ -144,7 +144,7 @@ def test_a_segment_that_was_cut_is_an_error(batch):
 
 def test_the_byte_order_is_part_of_a_segment(batch):
     order = "big" if sys.byteorder == "little" else "little"
-    stored = Chain(batch, 0).claim(0, Head(order=order))
+    stored = SegmentLog(batch, 0).claim(0, Head(order=order))
     with pytest.raises(JournalError, match="byte order"):
         read(batch, stored.name)
 
@@ -164,7 +164,7 @@ def test_a_folder_that_goes_away_between_writing_and_claiming_fences(batch, monk
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(JournalClosed):
-        Chain(batch, 0).claim(0, Head())
+        SegmentLog(batch, 0).claim(0, Head())
     assert not os.path.exists(batch.path)
 
 
@@ -174,7 +174,7 @@ def test_a_stale_handle_of_a_network_file_system_is_a_folder_that_is_gone(batch,
 
     monkeypatch.setattr(os, "link", stale)
     with pytest.raises(JournalClosed):
-        Chain(batch, 0).claim(0, Head())
+        SegmentLog(batch, 0).claim(0, Head())
 
 
 def test_a_link_whose_answer_was_lost_and_that_was_repeated_is_ours(batch, monkeypatch):
@@ -185,9 +185,9 @@ def test_a_link_whose_answer_was_lost_and_that_was_repeated_is_ours(batch, monke
         link(*names)
 
     monkeypatch.setattr(os, "link", twice)
-    Chain(batch, 0).claim(0, Head(rows=1), columns_of([b"ours"]))
+    SegmentLog(batch, 0).claim(0, Head(rows=1), columns_of([b"ours"]))
     monkeypatch.undo()
-    assert bodies_of(Chain(batch, 0).read()) == [b"ours"]
+    assert bodies_of(SegmentLog(batch, 0).read()) == [b"ours"]
 
 
 @pytest.mark.parametrize("call", ["link", "fsync"])
@@ -197,12 +197,12 @@ def test_a_failing_disk_is_told_and_leaves_no_temporary_file(batch, monkeypatch,
 
     monkeypatch.setattr(os, call, fails)
     with pytest.raises(JournalStorageFailed, match=r"journal: .*/s0-0 cannot be written: No space.*make room"):
-        Chain(batch, 0).claim(0, Head())
+        SegmentLog(batch, 0).claim(0, Head())
     assert os.listdir(batch.path) == []
 
 
 def test_a_disk_that_cannot_be_used_is_told_with_what_to_do(batch, monkeypatch):
-    Chain(batch, 0).claim(0, Head())
+    SegmentLog(batch, 0).claim(0, Head())
 
     def fails(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
@@ -212,7 +212,7 @@ def test_a_disk_that_cannot_be_used_is_told_with_what_to_do(batch, monkeypatch):
     monkeypatch.setattr(os, "listdir", fails)
     read = r"journal: \S*{} cannot be read: Input/output error\. Its rows are nowhere else: mend the disk"
     with pytest.raises(JournalStorageFailed, match=read.format("b1/s0-0")):
-        Chain(batch, 0).read()
+        SegmentLog(batch, 0).read()
     with pytest.raises(JournalStorageFailed, match=read.format("b1")):
         batch.names()
     with pytest.raises(JournalStorageFailed, match=r"journal: \S*b2 cannot be made: Input/output error.*make room"):
@@ -226,33 +226,35 @@ def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
         os, "fsync", lambda fd: (calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd))
     )
     monkeypatch.setattr(os, "link", lambda *names: (calls.append("link"), link(*names)))
-    Chain(batch, 0).claim(0, Head())
+    SegmentLog(batch, 0).claim(0, Head())
     assert calls[0].startswith("t-")
     assert calls[1:] == ["link", "b1"]
 
 
 def test_a_slot_that_an_attempt_left_is_sealed_with_what_there_is(batch):
-    chain = Chain(batch, 0)
+    segment_log = SegmentLog(batch, 0)
     for number in range(3):
-        chain.claim(number, Head(rows=1, run="dead", open=(1,) if number == 2 else ()), columns_of([b"%d" % number]))
+        segment_log.claim(
+            number, Head(rows=1, run="dead", open=(1,) if number == 2 else ()), columns_of([b"%d" % number])
+        )
     suspected = []
-    assert bodies_of(chain.settle(suspected.append)) == [b"0", b"1", b"2"]
+    assert bodies_of(segment_log.settle(suspected.append)) == [b"0", b"1", b"2"]
     assert [each.path[-1] for each in uncertain(suspected[0])] == ["1", "2"]
-    assert chain.read()[-1].head == seal(chain.read()[:-1])
-    assert bodies_of(chain.settle(lambda segments: pytest.fail("it was sealed"))) == [b"0", b"1", b"2"]
+    assert segment_log.read()[-1].head == seal(segment_log.read()[:-1])
+    assert bodies_of(segment_log.settle(lambda segments: pytest.fail("it was sealed"))) == [b"0", b"1", b"2"]
 
 
 def test_one_who_was_thought_dead_and_claims_before_the_seal_is_part_of_it(batch):
-    chain = Chain(batch, 0)
-    chain.claim(0, Head(rows=1), columns_of([b"0"]))
+    segment_log = SegmentLog(batch, 0)
+    segment_log.claim(0, Head(rows=1), columns_of([b"0"]))
     rounds = []
 
     def zombie(segments):
         rounds.append(len(segments))
         if len(rounds) == 1:
-            chain.claim(1, Head(rows=1), columns_of([b"1"]))
+            segment_log.claim(1, Head(rows=1), columns_of([b"1"]))
 
-    assert bodies_of(chain.settle(zombie)) == [b"0", b"1"]
+    assert bodies_of(segment_log.settle(zombie)) == [b"0", b"1"]
     assert rounds == [1, 2]
 
 
@@ -260,21 +262,21 @@ def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch, monkey
     """A writer goes on claiming while others seal: no segment of whose claim it was told may be missing."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # more claims a round
     for slot in range(30):
-        chain = Chain(batch, slot)
-        chain.claim(0, Head(rows=1), columns_of([b"0"]))
+        segment_log = SegmentLog(batch, slot)
+        segment_log.claim(0, Head(rows=1), columns_of([b"0"]))
         claimed, sealed = [b"0"], []
 
-        def write(chain=chain, claimed=claimed):
+        def write(segment_log=segment_log, claimed=claimed):
             try:
                 for number in range(1, 200):
                     body = b"%d" % number
-                    chain.claim(number, Head(rows=1), columns_of([body]))
+                    segment_log.claim(number, Head(rows=1), columns_of([body]))
                     claimed.append(body)
             except JournalTaken:
                 pass
 
         threads = [threading.Thread(target=write)]
-        threads += [threading.Thread(target=lambda c=chain, s=sealed: s.append(c.settle(list))) for _ in range(2)]
+        threads += [threading.Thread(target=lambda c=segment_log, s=sealed: s.append(c.settle(list))) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -283,7 +285,7 @@ def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch, monkey
 
 
 def test_the_seals_of_a_batch_say_what_each_run_took(batch):
-    first, second = Chain(batch, 0), Chain(batch, 12)
+    first, second = SegmentLog(batch, 0), SegmentLog(batch, 12)
     stored = [first.claim(n, Head(rows=1, run=run), columns_of([b"x"])) for n, run in enumerate(["a", "b", "a"])]
     first.claim(3, seal(stored, "b", {b"k" * 24}))
     second.claim(0, Head(rows=1), columns_of([b"not sealed"]))
@@ -294,8 +296,11 @@ def test_the_same_id_of_another_time_is_another_message(journal):
     journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
     columns = columns_of([b"a"])
     journal.open_batch(1)
-    chain = journal.chain(1, 0)
-    assert Claims(chain, Head(), chain.claim, journal.suspects).drop_known(columns) == (columns, frozenset())
+    segment_log = journal.segment_log(1, 0)
+    assert ClaimedSegments(segment_log, Head(), segment_log.claim, journal.suspects).drop_known(columns) == (
+        columns,
+        frozenset(),
+    )
 
 
 def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
@@ -335,7 +340,7 @@ def test_taking_rows_of_columns_keeps_all_of_them(rows, detail):
 
 def test_a_journal_is_readable_by_its_owner_only(journal):
     journal.open_batch(1)
-    journal.chain(1, 0).claim(0, Head())
+    journal.segment_log(1, 0).claim(0, Head())
     modes = {path: path.stat().st_mode & 0o777 for path in Path(journal.path).rglob("*")}
     assert Path(journal.path).stat().st_mode & 0o777 == 0o700
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
@@ -344,12 +349,12 @@ def test_a_journal_is_readable_by_its_owner_only(journal):
 def test_commit_takes_a_batch_away_with_all_before_it(journal):
     for number in (1, 2, 3):
         journal.open_batch(number)
-        journal.chain(number, 0).claim(0, Head(rows=1), columns_of([b"x"]))
+        journal.segment_log(number, 0).claim(0, Head(rows=1), columns_of([b"x"]))
     journal.commit(2)
     journal.commit(2)
     assert sorted(os.listdir(journal.path)) == ["about.json", "b3", "committed", "suspects"]
     with pytest.raises(JournalClosed):
-        journal.chain(2, 0).claim(1, Head())
+        journal.segment_log(2, 0).claim(1, Head())
     with pytest.raises(JournalMissing, match=r"batch 2 .* has been committed and deleted"):
         journal.open_batch(2)
     journal.open_batch(3)
@@ -357,7 +362,7 @@ def test_commit_takes_a_batch_away_with_all_before_it(journal):
 
 def test_commit_goes_on_where_an_earlier_one_stopped(journal, monkeypatch):
     journal.open_batch(1)
-    journal.chain(1, 0).claim(0, Head())
+    journal.segment_log(1, 0).claim(0, Head())
 
     def fails(path):
         raise OSError(errno.EIO, "I/O error", path)

@@ -200,7 +200,7 @@ def test_what_comes_while_a_segment_is_written_is_the_next(
             return super().open_connection()
 
         def claim(self, index: int, head: Any, columns: Any) -> Any:
-            left = len(bodies) - sum(segment.head.rows for segment in self._claims.segments)
+            left = len(bodies) - sum(segment.head.rows for segment in self._claimed.segments)
             until(lambda: server.depth()[1] == min(left, 2_500 * len(self._connections)))
             return super().claim(index, head, columns)
 

@@ -35,8 +35,8 @@ from nsq_fast.spark.options import SourceOptions
 
 from .files import open_storage
 from .slot import (
-    Chain,
     Head,
+    SegmentLog,
     Slot,
     Stored,
     StoredColumns,
@@ -76,11 +76,11 @@ class Collector:
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.chain: Chain = Chain(open_storage(slot.path, slot.object_store), slot.number)
+        self.segment_log: SegmentLog = SegmentLog(open_storage(slot.path, slot.object_store), slot.number)
         self.suspects: Suspects | None = (
             Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
         )
-        self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
+        self._claimed = ClaimedSegments(self.segment_log, slot.head(), self.claim, self.suspects)
         self._disk_wait = DiskWait()
         self._seen: set[bytes] = set()
         self._connections = Connections(self.open_connection, slot.rows, self.connections)
@@ -90,10 +90,10 @@ class Collector:
 
         Raises JournalTaken or JournalClosed when another attempt was faster; this one must fail then.
         """
-        found = self.chain.settle(lambda segments: self._claims.suspect(uncertain(segments)))
+        found = self.segment_log.settle(lambda segments: self._claimed.suspect(uncertain(segments)))
         if found is None:
             self._collect()
-            found = self._claims.segments
+            found = self._claimed.segments
         return found
 
     # The steps
@@ -106,14 +106,14 @@ class Collector:
 
     def claim(self, index: int, head: Head, columns: Any) -> Stored:
         """Write a segment."""
-        return self.chain.claim(index, head, columns)
+        return self.segment_log.claim(index, head, columns)
 
     def finish(self, connection: JournalConnection, ids: bytes) -> None:
         connection.subscription.finish(ids)
 
     def seal(self, index: int, head: Head) -> None:
         """End the slot. Every FIN has been judged before."""
-        self.chain.claim(index, head)
+        self.segment_log.claim(index, head)
 
     # The work
 
@@ -123,7 +123,7 @@ class Collector:
         except BaseException:
             self._leave_in_order()
             raise
-        segments = self._claims.segments
+        segments = self._claimed.segments
         self.seal(len(segments), seal(segments, self.slot.run, self._seen))
 
     def _fill(self) -> None:
@@ -186,7 +186,7 @@ class Collector:
             columns = self._take(
                 connection,
                 self._connections.patience(
-                    self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claims.segments)
+                    self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claimed.segments)
                 ),
                 reserve,
             )
@@ -213,12 +213,12 @@ class Collector:
         if not found:
             return
         for connection in found:
-            self._claims.sure(connection.sure())
-        kept, met = self._claims.drop_known(join_columns(found.values()))
+            self._claimed.sure(connection.sure())
+        kept, met = self._claimed.drop_known(join_columns(found.values()))
         number = None
         if kept.count:
             with self._disk_wait:
-                number = self._claims.keep(kept, len(found))
+                number = self._claimed.keep(kept, len(found))
         for connection, columns in found.items():
             connection.claimed(number, columns.ids)
         for connection, columns in found.items():
@@ -260,7 +260,7 @@ class Collector:
         logger.warning("slot %s: connection lost: %s", self.slot.name, error, extra=SPARK_CONNECTION_LOST)
         connection.give_up()
         connection.subscription.abort()
-        self._claims.suspect(self._claims.segments[each.number] for each in connection.unsure)
+        self._claimed.suspect(self._claimed.segments[each.number] for each in connection.unsure)
 
     def _close(self, connection: JournalConnection) -> None:
         if not connection.subscription.is_open:
@@ -269,7 +269,7 @@ class Collector:
             connection.subscription.close(_CLOSE_TIMEOUT)
             late = set(connection.subscription.unfinished)
             self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
-            self._claims.suspect_late(late)
+            self._claimed.suspect_late(late)
 
     def _leave_in_order(self) -> None:
         """After a failure: finish what is claimed, requeue what is not."""
@@ -544,7 +544,7 @@ Claim = Callable[[int, Head, Any], Stored]
 """Writes a segment: its number, its head, its columns."""
 
 
-class Claims:
+class ClaimedSegments:
     """The segments of one attempt at a slot.
 
     Args:
@@ -555,9 +555,9 @@ class Claims:
         segments: those that were claimed, by number.
     """
 
-    def __init__(self, chain: Chain, head: Head, claim: Claim, suspects: Suspects | None) -> None:
+    def __init__(self, segment_log: SegmentLog, head: Head, claim: Claim, suspects: Suspects | None) -> None:
         self.segments: list[Stored] = []
-        self._chain = chain
+        self._segment_log = segment_log
         self._head = head
         self._claim = claim
         self._suspects = suspects
@@ -605,7 +605,7 @@ class Claims:
         """
         ours = [self.segments[number] for number in self._open()]
         with contextlib.suppress(FileNotFoundError):  # too late for this attempt, as its next claim will tell
-            return ours + uncertain_elsewhere(self._chain.storage, self._chain.slot)
+            return ours + uncertain_elsewhere(self._segment_log.storage, self._segment_log.slot)
         return ours
 
     def suspect(self, segments: Iterable[Stored]) -> None:

@@ -18,7 +18,7 @@ from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage
 from .plan import Offset, source_of, topic_of
-from .slot import Chain, Head, Suspects, seals, slots
+from .slot import Head, SegmentLog, Suspects, seals, slots
 
 logger: logging.Logger = get_logger(__name__)
 
@@ -183,8 +183,8 @@ class QueryJournal:
         place.make()
         return place
 
-    def chain(self, batch: int, slot: int) -> Chain:
-        return Chain(self.batch(batch), slot)
+    def segment_log(self, batch: int, slot: int) -> SegmentLog:
+        return SegmentLog(self.batch(batch), slot)
 
     def seals(self, batch: int) -> dict[int, Head]:
         """The seals of a batch, by slot; none when it is gone."""
@@ -237,7 +237,7 @@ class QueryJournal:
     def rows(self, batch: int) -> dict[int, int]:
         """How many rows each slot of a batch has; slots without any are left out."""
         place = self.batch(batch)
-        found = {slot: sum(each.head.rows for each in Chain(place, slot).read()) for slot in slots(place)}
+        found = {slot: sum(each.head.rows for each in SegmentLog(place, slot).read()) for slot in slots(place)}
         return {slot: rows for slot, rows in found.items() if rows}
 
     def keep_slots(self, batch: int, names: Sequence[str]) -> None:

@@ -194,7 +194,7 @@ def _path(storage: Storage, name: str) -> str:
 # anything.
 
 
-class Chain:
+class SegmentLog:
     """One slot of one batch.
 
     Args:
@@ -266,14 +266,14 @@ def uncertain_elsewhere(storage: Storage, slot: int) -> list[Stored]:
     found = []
     for other, last in _last_files(storage).items():
         if other != slot and not last.head.is_seal:
-            chain = Chain(storage, other)
-            found += [last, *(read(storage, chain.name(index)) for index in last.head.open)]
+            segment_log = SegmentLog(storage, other)
+            found += [last, *(read(storage, segment_log.name(index)) for index in last.head.open)]
     return found
 
 
 def _last_files(storage: Storage) -> dict[int, Stored]:
     last = _last_indices(storage)
-    return {slot: read(storage, Chain(storage, slot).name(index)) for slot, index in last.items()}
+    return {slot: read(storage, SegmentLog(storage, slot).name(index)) for slot, index in last.items()}
 
 
 def _last_indices(storage: Storage) -> dict[int, int]:
