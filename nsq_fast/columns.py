@@ -92,7 +92,7 @@ GATHER_WAIT = 0.05
 # A read that is hardly to wait; `fetch(0)` reads once.
 NO_WAIT = 0.001
 # Who waits for more than one read gathers them in the kernel: a third of the CPU for 200 KiB at once, and a tenth less
-# than that for a window of 2,500 messages (600 KiB).
+# than that for 600 KiB, 2,500 messages.
 GATHERING_READ_SIZE = 1024 * 1024
 # Others have their turn after so many bytes.
 YIELD_BYTES = 128 * 1024
