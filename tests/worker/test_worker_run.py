@@ -415,6 +415,9 @@ def test_a_worker_whose_logs_nobody_reads_runs_and_ends(nsqd_process: Any, tmp_p
             return b" bytes of logs are left out here" in log
 
         if is_read:
+            first = set(of_session(process.pid))
+            process.send_signal(signal.SIGHUP)  # what it says of that is left out before it starts another process
+            until(lambda: set(of_session(process.pid)) - first, START)
             until(said, START)
         process.terminate()
         until(lambda: process.poll() is not None, START)
