@@ -479,7 +479,8 @@ async def test_messages_given_up_at_once_share_one_producer_that_is_slow_to_star
     async with face.client("Producer", nsqd_process.address) as producer:
         await face(producer.multipublish("t", [b"1", b"2"]))
     address = await face.do(free_address)
-    source = WSGIServer(tuple(address), serve, log=None, error_log=None)
+    # Made where it serves, too: it belongs to the hub of the thread that makes it.
+    source = await face.do(lambda: WSGIServer(tuple(address), serve, log=None, error_log=None))
     await face.do(source.start)
     options = {
         **{"max_tries": 1, "requeue_delay": 0, "max_backoff_duration": 0, "concurrency": 2, "max_in_flight": 2},
