@@ -16,7 +16,7 @@ import pytest
 from chaos import clients, endurance
 from chaos import run as soak_run
 from chaos.__main__ import command
-from chaos.clients import PUBLISH_GRACE, PUBLISH_TIMEOUT, Consumers, Publishers
+from chaos.clients import NSQDS, PUBLISH_GRACE, PUBLISH_TIMEOUT, Consumers, Publishers
 from chaos.endurance import Sample, grown, load
 from chaos.faults import CALM, Schedule
 from chaos.faults import plan as schedule_of
@@ -93,7 +93,16 @@ def violations(scene: Any) -> str:
 
 
 @pytest.mark.slow
-def test_nothing_planted_is_nothing_found(scene: Any) -> None:
+@pytest.mark.parametrize("cut", [(), NSQDS], ids=["quiet", "connections end at last"])
+def test_nothing_planted_is_nothing_found(scene: Any, monkeypatch: pytest.MonkeyPatch, cut: tuple[str, ...]) -> None:
+    publish_some, to_cut = scene.publish_some, iter(cut)
+
+    def cut_and_publish(count: int) -> None:
+        for name in to_cut:
+            scene.links.fault(name, "cut")
+        publish_some(count)
+
+    monkeypatch.setattr(scene, "publish_some", cut_and_publish)
     outcome = Run(scene, QUIET, lambda line: None).go(Event())
     assert outcome.violations == []
     assert outcome.passed
