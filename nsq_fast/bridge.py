@@ -33,11 +33,10 @@ from gevent import config, get_hub, getcurrent, joinall
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 from gevent.hub import Waiter
-from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
-from nsq_fast._lazy import being_logged, get_logger
+from nsq_fast._lazy import being_logged, get_logger, get_original
 from nsq_fast.client.gevent_loop import let_go_of_all
 from nsq_fast.client.greenlets import (
     Job,
@@ -762,7 +761,7 @@ class HandlerThreads(HandlerExecutor):
         self._ended: deque[None] = deque()
         self._all_ended = Event()
         for _ in range(size):
-            get_original("_thread", "start_new_thread")(self._serve, ())
+            _start_thread(self._serve, ())
 
     def stop(self) -> None:
         """End each thread after the batches that it was given; wait for that, unless handlers still run."""

@@ -23,7 +23,7 @@ from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
 from nsq_fast._lazy import get_logger
-from nsq_fast.broker.options import check_count, check_seconds, check_switch, is_path
+from nsq_fast.broker.options import check_count, check_seconds, check_switch, is_path, listen_host
 from nsq_fast.config import refuse_unknown
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
@@ -486,11 +486,6 @@ def split_listen_address(text: str) -> tuple[str, int]:
     if is_path(text):
         return os.path.abspath(text.removeprefix("unix:")), 0
     return listen_host(text), int(text.rpartition(":")[2])
-
-
-def listen_host(text: str) -> str:
-    """The host of ``host:port``, whatever the port is."""
-    return text.rpartition(":")[0].strip("[]") or "0.0.0.0"
 
 
 class HeldPorts:

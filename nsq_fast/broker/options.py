@@ -203,10 +203,15 @@ def is_path(address: str) -> bool:
     return address.startswith(("unix:", "/"))
 
 
+def listen_host(text: str) -> str:
+    """The host of ``host:port``, whatever the port is."""
+    return text.rpartition(":")[0].strip("[]") or "0.0.0.0"
+
+
 def _told_to_clients(address: str) -> str:
     """Where clients of this machine reach a server that listens on an address."""
-    host = "" if is_path(address) else address.rpartition(":")[0].strip("[]")
-    return "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    host = "0.0.0.0" if is_path(address) else listen_host(address)
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
 def _check_listen_addresses(options: Config, *names: str, paths: bool = False) -> None:

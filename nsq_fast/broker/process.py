@@ -21,8 +21,8 @@ from gevent import Greenlet, Timeout, get_hub, spawn
 from gevent.event import Event
 from gevent.fileobject import FileObjectPosix
 from gevent.lock import Semaphore
-from gevent.monkey import get_original
 
+from nsq_fast._lazy import get_original
 from nsq_fast.broker.net import HeldPorts
 from nsq_fast.broker.servers import NsqdServer, ServerGroup, Watched, serve
 from nsq_fast.errors import NotRunning, NsqError

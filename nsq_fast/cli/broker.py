@@ -19,8 +19,7 @@ from gevent import subprocess
 from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.broker.net import listen_host
-from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path
+from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path, listen_host
 from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError

@@ -18,11 +18,10 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 from kombu.utils.json import dumps, loads
 
 from nsq_fast import LookupdHTTPClient, Message
-from nsq_fast._lazy import get_logger
+from nsq_fast._lazy import get_logger, get_original
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig, refuse_unknown
 from nsq_fast.errors import ConfigError, ConnectFailed, HttpError, NsqError
 from nsq_fast.log_events import RESPONSE_FAILED, SUBSCRIPTION_FAILED

@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 from gevent import Greenlet, get_hub, joinall, sleep, spawn
 from gevent import signal_handler as on_signal
 from gevent.event import Event
-from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast import aio, threads
-from nsq_fast._lazy import get_logger
+from nsq_fast._lazy import get_logger, get_original
 from nsq_fast.bridge import Reply
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import ConfigError, NsqError, printable
