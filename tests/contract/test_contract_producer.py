@@ -120,24 +120,6 @@ async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: in
     assert "at most 0.3 s more" in said
 
 
-async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:
-    async with face.client("Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
-        await face(producer.publish("t", b"begin"))
-        await face.do(nsqd_process.stop)
-
-        async def publish(number: int) -> None:
-            for each in range(10):
-                await face(producer.publish("t", b"%d-%d" % (number, each)))
-
-        jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
-        await face.until(lambda: producer.stats()["pending"] == 4)
-        await face.do(nsqd_process.start)
-        for join in jobs:
-            await join()
-    several = {b"%d-%d" % pair for pair in itertools.product(range(4), range(10))}
-    await bodies_until(face, nsqd_process.address, lambda found: several | {b"begin"} <= set(found))
-
-
 async def test_an_nsqd_that_is_connected_stays_in_use_while_lookup_names_none_at_all(
     face: Face, nsqd_process: Any
 ) -> None:
@@ -203,16 +185,6 @@ async def test_a_server_that_is_killed_has_every_confirmed_publish(face: Face, n
 
 CALLERS = 8
 BODIES = [b"%d" % number for number in range(CALLERS)]
-
-
-def test_those_of_one_command_count_as_what_they_are(face: Face) -> None:
-    async def then(joined: Joined) -> None:
-        assert joined.stats("pending", "held", "stored") == (CALLERS, CALLERS, 0)
-        joined.nsqd.reply(0)
-        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
-        assert joined.stats("pending", "held", "stored") == (0, 0, CALLERS)
-
-    joined(face, then, BODIES)
 
 
 @pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
