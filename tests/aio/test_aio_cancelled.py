@@ -397,22 +397,19 @@ async def test_one_that_is_cancelled_before_it_was_sent_is_not_sent(new_loop: Ne
     assert [(error.args, error.possibly_stored) for error in errors] == [(("for a reason",), False), ((), False)]
 
 
-def test_a_close_waits_for_no_publish_that_was_cancelled(nsqd_process: Any) -> None:
-    async def main() -> None:
-        async with Producer(nsqd_process.address, publish_timeout=600.0) as producer:
-            await producer.publish("t", b"first")
-            nsqd_process.freeze()
-            publishes = (producer.publish("t", b"2"), producer.multipublish("t", [b"3", b"4"]))
-            tasks = [asyncio.ensure_future(publish) for publish in publishes]
-            await until_async(lambda: producer.stats()["pending"] == len(tasks))
-            await asyncio.sleep(0.05)  # sleep: they are sent
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            await asyncio.wait_for(producer.close(), WAIT)
-            nsqd_process.thaw()
-
-    asyncio.run(main())
+async def test_a_close_waits_for_no_publish_that_was_cancelled(nsqd_process: Any) -> None:
+    async with Producer(nsqd_process.address, publish_timeout=600.0) as producer:
+        await producer.publish("t", b"first")
+        nsqd_process.freeze()
+        publishes = (producer.publish("t", b"2"), producer.multipublish("t", [b"3", b"4"]))
+        tasks = [asyncio.ensure_future(publish) for publish in publishes]
+        await until_async(lambda: producer.stats()["pending"] == len(tasks))
+        await asyncio.sleep(0.05)  # sleep: they are sent
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.wait_for(producer.close(), WAIT)
+        nsqd_process.thaw()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is of Python 3.11")

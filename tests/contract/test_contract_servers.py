@@ -145,39 +145,23 @@ async def test_what_fails_comes_again_and_nothing_else(face: Face, topic: Topic)
     assert attempts == {body: 2 if int(body) % 3 == 0 else 1 for body in BODIES}
 
 
-@pytest.mark.parametrize("kind", ["handled", "iterated", "batched"])
-async def test_a_message_that_fails_once_too_often_is_a_dead_letter(face: Face, topic: Topic, kind: str) -> None:
+@pytest.mark.parametrize("way", ["one by one", "iterated", "batches"])
+async def test_a_message_that_fails_once_too_often_is_a_dead_letter(face: Face, topic: Topic, way: str) -> None:
     dead = await face.do(lambda: Topic(topic.place))
     attempts: list[int] = []
 
     async def handle(consumer: Any, message: Message) -> None:
         if message.body == b"7":
             attempts.append(message.attempts)
-            raise ValueError("never works")
-
-    async def handle_batch(consumer: Any, messages: list[Message]) -> None:
-        for message in messages:
-            await handle(consumer, message)
+            if way != "iterated":
+                raise ValueError("never works")
+            message.requeue(0, False)
 
     options = {**QUICK, "max_tries": 2, "requeue_delay": 0, "give_up": PublishTo(dead.name)}
-    if kind != "iterated":
-        options |= (
-            {"message_handler": handle} if kind == "handled" else {"batch_handler": handle_batch, "batch_size": 1}
-        )
-    async with topic.consumer(face, **options) as consumer:
-
-        async def iterate() -> None:
-            async with aclosing(face.messages(consumer)) as messages:
-                async for message in messages:
-                    if message.body == b"7":
-                        attempts.append(message.attempts)
-                        message.requeue(0, False)
-
-        join = await face.begin(iterate) if kind == "iterated" else None
+    options |= {"batch_size": 1} if way == "batches" else {}
+    async with topic.consuming(face, way, handle, **options) as consumer:
         await face.until(lambda: consumer.stats().totals.finished == COUNT)
         assert consumer.stats().given_up == 1
-    if join is not None:
-        await join()
     assert attempts == [1, 2]
     assert [message.body for message in await dead.consumed(face, 1)] == [b"7"]
 

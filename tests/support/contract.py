@@ -131,9 +131,9 @@ class Face:
 
     @asynccontextmanager
     async def consuming(
-        self, way: str, handle: Callable[[Any, Message], Scenario], address: object, **options: Any
+        self, way: str, handle: Callable[[Any, Message], Scenario], *addresses: object, topic: str = "t", **options: Any
     ) -> AsyncIterator[Any]:
-        """A ``Consumer`` of t/c whose messages ``handle`` gets: in "batches", "iterated", or one by one."""
+        """A ``Consumer`` of the channel c whose messages ``handle`` gets: in "batches", "iterated", or one by one."""
 
         async def handle_batch(consumer: Any, messages: list[Message]) -> None:
             for message in messages:
@@ -146,7 +146,7 @@ class Face:
 
         handlers = {"batches": {"batch_handler": handle_batch}, "iterated": {}}
         options |= handlers.get(way, {"message_handler": handle})
-        async with self.client("Consumer", "t", "c", str(address), **options) as consumer:
+        async with self.client("Consumer", topic, "c", *map(str, addresses), **options) as consumer:
             join = await self.begin(iterate) if way == "iterated" else None
             yield consumer
         if join is not None:
@@ -265,6 +265,10 @@ class Topic:
     def consumer(self, face: Face, **options: Any) -> AbstractAsyncContextManager[Any]:
         """A consumer of it, that runs."""
         return face.client("Consumer", self.name, "c", **self.servers, **options)
+
+    def consuming(self, face: Face, way: str, handle: Any, **options: Any) -> AbstractAsyncContextManager[Any]:
+        """The same with ``Face.consuming``."""
+        return face.consuming(way, handle, topic=self.name, **self.servers, **options)
 
     async def consumed(self, face: Face, count: int) -> list[Message]:
         """So many messages; there are no others."""
