@@ -540,42 +540,27 @@ async def test_no_handler_gets_what_is_too_old_and_the_rest_is_handled(
     assert re.search(r"of t/c is 10,8\d\d s old, max_age=7200; it is number 1", first)
 
 
-@pytest.mark.parametrize("way", ["one by one", "batches"])
+@pytest.mark.parametrize(("way", "policy"), [("one by one", None), ("batches", None), ("one by one", "give_up")])
 async def test_what_is_too_old_may_go_to_a_policy_and_stays_if_that_fails(
-    face: Face, nsqd: ScriptedNsqd, way: str
+    face: Face, nsqd: ScriptedNsqd, way: str, policy: str | None
 ) -> None:
+    """To one of its own, or to that of messages which failed too often."""
     got: list[int] = []
 
-    def policy(consumer: Any, message: Message) -> None:
+    def take(consumer: Any, message: Message) -> None:
         got.append(int(message.body))
         if message.body == b"4":
             raise OSError("no room")
 
     async def handle(consumer: Any, item: Any) -> None: ...
 
-    async with face.consuming(way, handle, nsqd.address, **OPTIONS, max_age_policy=policy) as consumer:
+    policies = {"max_age_policy": policy or take, "give_up": take if policy else None}
+    async with face.consuming(way, handle, nsqd.address, **OPTIONS, **policies) as consumer:
         connection = await push(face, nsqd)
         await face.until(lambda: sorted(connection.answered(b"FIN")) == [1, 2, 3, 5, 6], consumer.stats)
         await face.until(lambda: connection.answered(b"REQ") == [4])
         assert got == OLD
         assert (consumer.stats().outdated, consumer.stats().given_up) == (2, 0)
-
-
-async def test_what_is_too_old_may_go_where_that_goes_which_failed_too_often(face: Face, nsqd: ScriptedNsqd) -> None:
-    got: list[int] = []
-
-    def give_up(consumer: Any, message: Message) -> None:
-        got.append(int(message.body))
-
-    async def handle(consumer: Any, message: Message) -> None: ...
-
-    options: dict[str, Any] = {"message_handler": handle, "give_up": give_up, "max_age_policy": "give_up"}
-    async with face.client("Consumer", "t", "c", str(nsqd.address), **OPTIONS, **options) as consumer:
-        connection = await push(face, nsqd)
-        await face.do(lambda: connection.push(7, body=b"7", attempts=6, timestamp=time_ns()))
-        await face.until(lambda: sorted(connection.answered(b"FIN")) == [1, 2, 3, 4, 5, 6, 7], consumer.stats)
-        assert got == [*OLD, 7]
-        assert (consumer.stats().outdated, consumer.stats().given_up) == (3, 1)
 
 
 @settings(max_examples=15)
