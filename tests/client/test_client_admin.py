@@ -438,19 +438,6 @@ def test_moves_are_refused_while_the_cluster_is_not_stable():
             admin.expand("t", 2)
 
 
-def test_channels_of_the_original_are_paused_and_have_no_leading_lookupd():
-    with Broker(nsqds=2) as broker:
-        for nsqd in broker.nsqds:
-            with NsqdHTTPClient(*nsqd.http_address) as client:
-                client.create_topic("t")
-                client.create_channel("t", "c")
-        assert all(nsqd.wait_registered(WAIT) for nsqd in broker.nsqds)
-        admin = ClusterAdmin(str(broker.lookupd.http_address))
-        until(lambda: [result.partition for result in admin.pause("t", "c") if result.is_done] == [None, None])
-        with pytest.raises(NsqError):
-            admin.stats()
-
-
 def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorder, cluster):
     recorder.reply = reply(b"[1]")
     admin = ClusterAdmin([f"127.0.0.1:{recorder.port}", str(cluster.lookupds[0].http_address)])
@@ -458,17 +445,23 @@ def test_a_lookupd_that_answers_nonsense_keeps_no_other_from_being_asked(recorde
     assert recorder.questions
 
 
-def test_all_lookupds_are_asked_where_a_topic_is():
-    """Those of the original NSQ do not know of each other; one that answers nonsense, or is away, says nothing."""
-    with Broker() as one, Broker() as other, Broker() as neither:
-        for broker in (one, other):
-            with NsqdHTTPClient(*broker.nsqds[0].http_address) as client:
+def test_all_lookupds_of_the_original_are_asked_where_a_topic_is_and_none_leads():
+    """They do not know of each other; one that answers nonsense, or is away, says nothing."""
+
+    def paused():
+        return {result.nsqd.tcp for result in admin.pause("t", "c") if result.is_done and result.partition is None}
+
+    with Broker(nsqds=2) as one, Broker() as other, Broker() as neither:
+        nsqds = [*one.nsqds, *other.nsqds]
+        for nsqd in nsqds:
+            with NsqdHTTPClient(*nsqd.http_address) as client:
                 client.create_topic("t")
                 client.create_channel("t", "c")
-        assert all(nsqd.wait_registered(WAIT) for nsqd in (*one.nsqds, *other.nsqds))
+        assert all(nsqd.wait_registered(WAIT) for nsqd in nsqds)
         lookupds = [str(broker.lookupd.http_address) for broker in (neither, one, other)]
         admin = ClusterAdmin([*lookupds, "127.0.0.1:1"])
-        paused = lambda: {result.nsqd.tcp for result in admin.pause("t", "c") if result.is_done}  # noqa: E731
-        until(lambda: paused() == {tuple(broker.nsqds[0].tcp_address) for broker in (one, other)})
+        until(lambda: paused() == {tuple(nsqd.tcp_address) for nsqd in nsqds})
+        with pytest.raises(NsqError):
+            admin.stats()
         with pytest.raises(HttpError, match="TOPIC_NOT_FOUND"):
             ClusterAdmin(lookupds).pause("unknown", "c")

@@ -29,7 +29,7 @@ from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
 from support.http_server import Question, scripted_http
 from support.peers import Peer, PeerServer
 from support.publishing import Command, Nsqds, Producers, PublishNsqd
-from support.scripted_nsqd import heard
+from support.scripted_nsqd import heard, noting
 from support.servers import free_address
 from support.waiting import PROMPT, WAIT, until
 from support.wire import message_frame
@@ -161,8 +161,7 @@ def test_a_lookupd_that_names_something_else_as_nsqd(nsq_broker: Broker) -> None
         producer.publish("t", b"x")
     with scripted_http(naming(nsq_broker.nsqd.http_address)) as [liar]:
         lookupds = [str(liar.address), str(nsq_broker.lookupd.http_address)]
-        handle = lambda _, message: seen.append(message.body)  # noqa: E731
-        consumer = Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=handle, max_in_flight=4)
+        consumer = Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=noting(seen), max_in_flight=4)
         errors = heard(consumer)
         with consumer:
             until(lambda: seen and errors)
@@ -192,7 +191,7 @@ def test_a_name_that_dns_never_resolves_holds_up_no_other_nsqd(monkeypatch: pyte
     with Broker(lookupd=False) as broker:
         servers = ["nowhere.test:4150", broker.nsqd.tcp_address]
         with (
-            Consumer("t", "c", servers, max_in_flight=50, message_handler=lambda _, m: seen.append(m.body)),
+            Consumer("t", "c", servers, max_in_flight=50, message_handler=noting(seen)),
             Producer(servers, max_publish_attempts=10, connect_timeout=0.2) as producer,
         ):
             assert resolver.asked.wait(WAIT)

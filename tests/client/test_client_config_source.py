@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gevent.event import Event
 from support.http_server import Question, ScriptedHttp, reply
+from support.scripted_nsqd import noting
 from support.servers import free_address
 from support.waiting import until
 
@@ -208,9 +209,7 @@ def test_lookupds_are_added_and_removed_while_messages_flow(start_consumer: Call
     with Broker() as first, Broker() as second:
         old, new = str(first.lookupd.http_address), str(second.lookupd.http_address)
         options: dict[str, Any] = {"lookupd_http_addresses": [old], "config_source": source}
-        consumer = start_consumer(
-            "topic", "channel", message_handler=lambda _, message: taken.append(message.body), **options
-        )
+        consumer = start_consumer("topic", "channel", message_handler=noting(taken), **options)
         with Producer(**options) as producer:
             for number in range(100):
                 producer.publish("topic", b"%d" % number)

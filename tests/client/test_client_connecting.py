@@ -23,7 +23,7 @@ from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
 from support.peers import PeerServer
 from support.processes import run_python
-from support.scripted_nsqd import heard
+from support.scripted_nsqd import heard, noting
 from support.servers import free_address
 from support.waiting import PROCESS, WAIT, promptly, until
 from support.wire import message_frame
@@ -168,7 +168,7 @@ def test_ipv6(connect_to):
         lookups = {"lookupd_http_addresses": str(broker.lookupd.http_address), "lookupd_poll_interval": 0.1}
         with Producer(**lookups) as producer:
             assert producer.publish("t", b"x") == b"OK"
-        with Consumer("t", "c", message_handler=lambda c, m: seen.append(m.body), **lookups):
+        with Consumer("t", "c", message_handler=noting(seen), **lookups):
             until(lambda: seen == [b"x"])
 
 

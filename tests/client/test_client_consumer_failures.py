@@ -11,7 +11,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.scripted_nsqd import heard, ignore
+from support.scripted_nsqd import heard, ignore, noting
 from support.waiting import WAIT, holds, until
 from support.wire import message_frame
 
@@ -179,7 +179,7 @@ def test_policies_write_log_and_call_back(nsqd, consume, tmp_path, caplog):
     policies = {
         b"1": WriteToFolder(folder),
         b"2": LogMessage(logging.getLogger("dead"), logging.CRITICAL),
-        b"3": Discard(lambda consumer, message: seen.append(message.body)),
+        b"3": Discard(noting(seen)),
     }
     consume(ignore, max_tries=1, give_up=lambda consumer, message: policies[message.body](consumer, message))
     conn = nsqd.connection()
@@ -359,7 +359,7 @@ def publish(server, *bodies):
 def large_comes_back(server):
     """To a consumer without that limit, and nothing else does."""
     received = []
-    with Consumer("t", "c", str(server.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
+    with Consumer("t", "c", str(server.tcp_address), message_handler=noting(received), max_tries=0):
         until(lambda: received)
     return received == [LARGE]
 
@@ -369,7 +369,7 @@ def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, start_consum
     publish(served, b"one", LARGE, b"two")
     handled, given_up, errors = [], [], []
     consumer = start_consumer(
-        "t", "c", [served.tcp_address], message_handler=lambda c, m: handled.append(m.body),
+        "t", "c", [served.tcp_address], message_handler=noting(handled),
         give_up=lambda c, m: given_up.append(m), max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
     )  # fmt: skip
     consumer.on_exception.connect(lambda _, message, error: errors.append((message.attempts, error)), weak=False)

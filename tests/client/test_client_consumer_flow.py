@@ -14,8 +14,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.http import ask
-from support.partitions import lookup_of, topology
-from support.scripted_nsqd import heard, ignore
+from support.scripted_nsqd import heard, ignore, noting
 from support.waiting import WAIT, holds, promptly, until
 from support.wire import frame, message_frame
 
@@ -157,31 +156,6 @@ def test_what_a_lost_connection_had_is_not_handled_and_its_answers_are_counted_a
 # Lookup
 
 
-def test_found_nsqds_are_connected_once_and_kept_while_they_live(servers, consume):
-    first, second, third = servers(), servers(), servers()
-    consumer = consume(ignore, found=topology({}, first))
-    lookup = lookup_of(consumer)
-    lookup.tell(topology({}, first, second))
-    first.connection().wait_rdy(5)
-    second.connection().wait_rdy(5)
-    second.connection().close()
-    second.wait_for(lambda: lookup.refreshed)  # at once
-    second.connection(1)
-    lookup.tell(topology({}, second, third))
-    third.connection()
-    conn = first.connection()
-    conn.push(1)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-    conn.close()
-    first.wait_for(lambda: len(consumer.stats().connections) == 2)
-    holds(lambda: len(first.connections) == 1, 0.2)
-    assert consumer.stats().totals.finished == 1, "what it did is not forgotten"
-    lookup.tell(topology({}, first, second, third))
-    first.connection(1)
-    consumer.close()
-    assert lookup.is_stopped
-
-
 def test_a_topic_that_appears_and_an_nsqd_that_restarts_are_found_without_waiting_for_a_poll(
     make_nsqd, make_lookupd, start_consumer, caplog
 ):
@@ -203,7 +177,7 @@ def test_a_topic_that_appears_and_an_nsqd_that_restarts_are_found_without_waitin
     until(has_both)
     seen = []
     options = {"lookupd_http_addresses": str(lookupd.http_address), "lookupd_poll_interval": 600.0}
-    consumer = start_consumer(["old", "young"], "c", message_handler=lambda _, m: seen.append(m.body), **options)
+    consumer = start_consumer(["old", "young"], "c", message_handler=noting(seen), **options)
     until(lambda: seen == [b"before"] * 2 and "no nsqlookupd knows topic young yet" in caplog.text)
     publish(other, "young", b"first")
     until(lambda: b"first" in seen)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.partitions import lookup_of, topology
-from support.scripted_nsqd import heard
+from support.scripted_nsqd import heard, noting
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
@@ -42,7 +42,7 @@ def test_a_consumer_is_back_soon_when_its_only_nsqd_restarts(start_consumer, cap
         publish(nsqd, "t", b"before")
         seen = []
         where = {"lookupd_http_addresses": [str(each.http_address) for each in lookupds], "lookupd_poll_interval": 600}
-        start_consumer("t", "ch", message_handler=lambda _, message: seen.append(message.body), **where)
+        start_consumer("t", "ch", message_handler=noting(seen), **where)
         until(lambda: seen == [b"before"])
         nsqd.stop()
         until(lambda: "no nsqlookupd knows topic t yet" in caplog.text)
@@ -147,8 +147,7 @@ def test_clients_use_the_nsqds_that_discovery_filter_leaves_and_say_so_where_it_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def consume(keep: Any, topic: str = "topic") -> Consumer:
-        handle = lambda _, message: taken.append(message.body)  # noqa: E731
-        return start_consumer(topic, "channel", message_handler=handle, discovery_filter=keep, **options)
+        return start_consumer(topic, "channel", message_handler=noting(taken), discovery_filter=keep, **options)
 
     def fail(nsqd: Nsqd) -> bool:
         asked.append(nsqd)

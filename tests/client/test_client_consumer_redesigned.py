@@ -12,7 +12,7 @@ import lz4.block
 import pytest
 import snappy
 from support.partitions import PartitionNsqd, answers, lookup_of, push_record, subscription, topology
-from support.scripted_nsqd import ScriptedNsqd, heard, ignore
+from support.scripted_nsqd import ScriptedNsqd, heard, ignore, noting
 from support.waiting import WAIT, until
 from support.wire import OK, frame
 
@@ -48,23 +48,6 @@ def finishes(connection, sequence):
     """It pushes a message, which is finished."""
     push_record(connection, sequence)
     connection.wait_for(lambda: answers(connection, b"FIN")[-1:] == [sequence])
-
-
-def test_one_connection_for_each_partition(nsqds, consume):
-    first, second = nsqds(), nsqds()
-    seen = []
-    consumer = consume(lambda _, message: seen.append((message.partition, message.body)), max_in_flight=9)
-    told(consumer, {0: first, 1: second, 2: first})
-    for nsqd, partition in ((first, 0), (second, 1), (first, 2)):
-        connection = nsqd.subscriber(partition)
-        assert subscription(connection) == (b"SUB", b"t", b"c", b"%d" % partition)
-        connection.wait_rdy(3)
-        push_record(connection, 1, body=b"%d" % partition)
-        connection.wait_for(lambda connection=connection: answers(connection, b"FIN") == [1])
-    assert sorted(seen) == [(0, b"0"), (1, b"1"), (2, b"2")]
-    assert {(each.address, each.partition) for each in consumer.stats().connections} == {
-        (first.address, 0), (second.address, 1), (first.address, 2),
-    }  # fmt: skip
 
 
 def test_chosen_partitions_only(nsqds, consume, caplog):
@@ -424,7 +407,7 @@ def consumed(nsqd, consume):
     def run(messages, ordered=False, partition=0, **options):
         seen = []
         found = topology({partition: nsqd}, extend_support=True, ordered=ordered)
-        consumer = consume(lambda _, message: seen.append(message.body), found=found, **options)
+        consumer = consume(noting(seen), found=found, **options)
         connection = nsqd.subscriber(partition)
         for sequence, (body, ext) in enumerate(messages, 1):
             push_record(connection, sequence, body=body, ext=ext)
@@ -452,11 +435,10 @@ def test_messages_with_a_header_are_skipped(consumed, ordered, decompress, name)
 def test_no_handler_sees_a_body_that_cannot_be_read(nsqd, consume, ordered):
     """It goes to a policy as it came; without one it is never finished, as another program may read it."""
     seen, told, given_up = [], [], []
-    policy = {name: lambda consumer, message: given_up.append(message.body) for name in ("give_up", "blocked_policy")}
+    policy = {name: noting(given_up) for name in ("give_up", "blocked_policy")}
     for partition, options in enumerate((policy, {})):
         found = topology({partition: nsqd}, extend_support=True, ordered=ordered)
-        handler = lambda _, message: seen.append(message.body)  # noqa: E731
-        consumer = consume(handler, found=found, attempts_threshold=5, max_tries=5, **options)
+        consumer = consume(noting(seen), found=found, attempts_threshold=5, max_tries=5, **options)
         consumer.on_exception.connect(lambda _, message, error: told.append(error), weak=False)
         connection = nsqd.subscriber(partition)
         for attempts in (1, 6, 7):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, lookup_of, push_record, topology
-from support.scripted_nsqd import heard
+from support.scripted_nsqd import heard, noting
 from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import ClusterAdmin, LookupdHTTPClient, NsqdHTTPClient, Producer, RequeueMessage
@@ -345,9 +345,7 @@ def test_a_partition_to_which_nothing_was_published_is_consumed_from_any_positio
     seen = []
     lookups = [str(each.http_address) for each in cluster.lookupds]
     cluster.create_topic("t", partitions=1, replicas=1, channels=["other"])
-    consumer = start_consumer(
-        "t", "new", (), lookups, start_position=position, message_handler=lambda _, message: seen.append(message.body)
-    )
+    consumer = start_consumer("t", "new", (), lookups, start_position=position, message_handler=noting(seen))
     until(lambda: consumer.total_ready_count > 0)
     assert [each.is_done for each in ClusterAdmin(lookups).set_offset("t", "new", position)] == [True]
     with Producer((), lookups) as producer:
@@ -385,7 +383,7 @@ def test_a_topic_that_is_made_anew_is_consumed_from_its_start_and_its_order_begi
     with Producer((), lookups) as producer, LookupdHTTPClient.from_url(lookups[0]) as client:
         for body in (b"1", b"2"):
             producer.publish("t", body, partition=0)
-        consumer = start_consumer("t", "c", (), lookups, message_handler=lambda _, m: seen.append(m.body), **options)
+        consumer = start_consumer("t", "c", (), lookups, message_handler=noting(seen), **options)
         violations = heard(consumer, "on_order_violation")
         until(lambda: seen == [b"1", b"2"])
         client.delete_topic("t", partition="**")
@@ -424,8 +422,7 @@ def begin(place, start_consumer):
 
     def start(channel, position, **options):
         seen = []
-        handler = lambda _, message: seen.append(message.body)  # noqa: E731
-        options = {"message_handler": handler, "start_position": position, **options}
+        options = {"message_handler": noting(seen), "start_position": position, **options}
         consumer = start_consumer("t", channel, (), place[1], **options)
         until(lambda: consumer.total_ready_count > 0)
         return consumer, seen
@@ -577,7 +574,7 @@ def test_a_position_in_a_channel_that_has_to_be_registered_closes_the_consumer_u
         producer.publish("t", b"before", partition=0)
     options = {"start_position": "offset:0", "start_position_policy": policy, **lookups}
     seen = []
-    start_consumer("t", "known", message_handler=lambda _, message: seen.append(message.body), **options)
+    start_consumer("t", "known", message_handler=noting(seen), **options)
     until(lambda: seen == [b"before"])
     consumer = start_consumer("t", "new", message_handler=lambda *_: None, **options)
     with pytest.raises(ConfigError, match=r"start_position='offset:0': refused by t at .*: channel new not registered"):
@@ -601,9 +598,8 @@ def test_a_refusal_that_is_of_this_moment_is_said_and_tried_again(
     monkeypatch.setattr(HttpClient, "ask", refuse)
     place[0].publish("t", b"before")
     seen = []
-    handler = lambda _, message: seen.append(message.body)  # noqa: E731
     consumer = start_consumer(
-        "t", "new", (), place[1], message_handler=handler, start_position="count:1", max_reconnect_delay=0.1
+        "t", "new", (), place[1], message_handler=noting(seen), start_position="count:1", max_reconnect_delay=0.1
     )
     errors = heard(consumer)
     until(lambda: seen == [b"before"])

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.contract import FACES, Face
+from support.scripted_nsqd import noting
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer
@@ -257,7 +258,7 @@ def test_one_message_of_a_batch_is_a_sample_and_none_is_handled_twice(nsqd: Nsqd
         bodies = [b"%d" % number for number in range(1000)]
         producer.multipublish("orders", bodies)
     consumer = Consumer(
-        "orders", "billing", address, message_handler=lambda consumer, message: seen.append(message.body),
+        "orders", "billing", address, message_handler=noting(seen),
         max_in_flight=1000, histograms=True,
     )  # fmt: skip
     with consumer:

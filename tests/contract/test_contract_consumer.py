@@ -56,23 +56,6 @@ async def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic)
     assert set(found) == BODIES
 
 
-async def test_as_many_handlers_as_concurrency_says(face: Face, filled: str) -> None:
-    running: set[bytes] = set()
-    most = 0
-
-    async def handle(consumer: Any, message: Message) -> None:
-        nonlocal most
-        running.add(message.body)
-        most = max(most, len(running))
-        while most < 20:  # twenty at once, or it never ends
-            await face.sleep(0.001)  # sleep: looks again and again
-        running.discard(message.body)
-
-    async with face.consuming("concurrent", handle, filled, concurrency=20, max_in_flight=60) as consumer:
-        await face.until(lambda: consumer.stats().totals.finished == 100)
-    assert most == 20
-
-
 async def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, filled: str) -> None:
     found: set[bytes] = set()
     async with face.client("Consumer", "t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
@@ -157,21 +140,6 @@ async def test_an_nsqd_that_is_killed_while_it_is_consumed_costs_no_message(
             await face(producer.multipublish("t", sorted(later)))
         await face.until(lambda: wanted <= found, about=lambda: wanted - found)
         await face.until(lambda: consumer.total_in_flight == 0)
-
-
-async def test_one_consumer_takes_several_topics(face: Face, topic: Topic) -> None:
-    first, second = topic.name, (await face.do(lambda: Topic(topic.place, BODIES))).name
-    found: dict[str | None, set[bytes]] = {first: set(), second: set()}
-
-    async def handle(consumer: Any, message: Message) -> None:
-        found[message.topic].add(message.body)
-
-    options: dict[str, Any] = {"message_handler": handle, "max_in_flight": 10}
-    async with face.client("Consumer", [first, second], "c", **topic.servers, **options) as consumer:
-        await face.until(lambda: found[first] == found[second] == BODIES)
-        assert consumer.topics == (first, second)
-        await face.until(lambda: {each.finished for each in consumer.stats().topics.values()} == {100})
-        assert set(consumer.stats().topics) == {first, second}
 
 
 async def test_before_start_and_after_close(face: Face) -> None:

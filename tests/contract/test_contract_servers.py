@@ -11,7 +11,7 @@ import pytest
 from support.contract import BODIES, WRONG_TIMES, Face, Place, Topic
 from support.waiting import WAIT
 
-from nsq_fast import Message, RequeueMessage, aio, threads
+from nsq_fast import Message, aio, threads
 from nsq_fast.client.give_up import PublishTo
 from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, NotRunning, TypeInvalid
 
@@ -129,20 +129,6 @@ async def test_closing_waits_for_what_is_pending(face: Face, place: Place) -> No
 
 
 # Consuming
-
-
-async def test_what_fails_comes_again_and_nothing_else(face: Face, topic: Topic) -> None:
-    attempts: Counter[bytes] = Counter()
-
-    async def handle(consumer: Any, message: Message) -> None:
-        attempts[message.body] += 1
-        if message.attempts == 1 and int(message.body) % 3 == 0:
-            raise RequeueMessage(0, backoff=False) if int(message.body) % 2 else ValueError("bad luck")
-
-    options = {**QUICK, "concurrency": 4}
-    async with topic.consumer(face, message_handler=handle, **options) as consumer:
-        await face.until(lambda: consumer.stats().totals.finished == COUNT)
-    assert attempts == {body: 2 if int(body) % 3 == 0 else 1 for body in BODIES}
 
 
 @pytest.mark.parametrize("way", ["one by one", "iterated", "batches"])

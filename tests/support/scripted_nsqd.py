@@ -50,6 +50,11 @@ def ignore(consumer: Any, message: Any) -> None:
     """A handler of messages that mean nothing."""
 
 
+def noting(bodies: list[bytes]) -> Callable[[Any, Any], None]:
+    """A handler that notes the bodies of its messages."""
+    return lambda consumer, message: bodies.append(message.body)
+
+
 class ScriptedConnection(Peer):
     """One accepted connection.
 
