@@ -114,8 +114,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is ``async def`` runs on its ``face`` (support/contract.py), on its ``loop`` (client/conftest.py), or
-    in an event loop of asyncio, that of its ``new_loop`` (LOOPS of support/processes.py)."""
+    """A test that is ``async def`` runs on its ``face`` (support/contract.py), on its ``loop`` (client/conftest.py,
+    sim/conftest.py), or in an event loop of asyncio, that of its ``new_loop`` (LOOPS of support/processes.py)."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
