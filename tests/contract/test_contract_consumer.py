@@ -523,12 +523,15 @@ async def test_what_is_too_old_may_go_to_a_policy_and_stays_if_that_fails(
     async def handle(consumer: Any, item: Any) -> None: ...
 
     policies = {"max_age_policy": policy or take, "give_up": take if policy else None}
+    failed = [7] if policy else []  # too often: it is young
     async with face.consuming(way, handle, nsqd.address, **OPTIONS, **policies) as consumer:
         connection = await push(face, nsqd)
-        await face.until(lambda: sorted(connection.answered(b"FIN")) == [1, 2, 3, 5, 6], consumer.stats)
+        await face.do(lambda: connection.push(*failed, body=b"7", attempts=6, timestamp=time_ns()))
+        finished = [1, 2, 3, 5, 6, *failed]
+        await face.until(lambda: sorted(connection.answered(b"FIN")) == finished, consumer.stats)
         await face.until(lambda: connection.answered(b"REQ") == [4])
-        assert got == OLD
-        assert (consumer.stats().outdated, consumer.stats().given_up) == (2, 0)
+        assert got == [*OLD, *failed]
+        assert (consumer.stats().outdated, consumer.stats().given_up) == (2, len(failed))
 
 
 @settings(max_examples=15)
