@@ -405,6 +405,7 @@ class TopicRoute:
         is_used: set by every publish, cleared at every poll.
         is_plain: it has no partitions as far as anybody knows.
         is_partitioned: it has; that lasts.
+        is_unordered: keys have no order to keep there, as was found for an earlier publish; asked while ``is_plain``.
         partition_num: how many partitions the topic has, available or not; 0: lookup does not say.
         is_ext: whether messages may have headers; None: lookup does not say.
         is_lack_told: it has been logged that there is no nsqd for it.
@@ -437,6 +438,7 @@ class TopicRoute:
         self.has_lookup = has_lookup
         self.is_plain: bool = not has_lookup
         self.is_partitioned: bool = False
+        self.is_unordered: bool = False
         self.partition_num: int = 0
         self.is_ext: bool | None = None
         self.is_lack_told: bool = False
@@ -457,13 +459,15 @@ class TopicRoute:
         if self.doubted_since is not None:
             return None
         if partition is None:
-            if not self.partition_num or key.__class__ not in (bytes, str):
+            is_unordered = self.is_plain and self.is_unordered
+            if key.__class__ not in (bytes, str) or not (self.partition_num or is_unordered):
                 return None
             try:
-                return self.partitions.get(self._partition_of_key(key, self.partition_num))
-            except ValueError:
+                number = self._partition_of_key(key, self.partition_num or 1)
+            except (TypeError, ValueError):
                 return None  # it is refused where keys are checked
-        if key is None and partition.__class__ is int and partition < self.partition_num:
+            return self.any if is_unordered else self.partitions.get(number)
+        if key is None and partition.__class__ is int and (partition < self.partition_num or not self.has_lookup):
             return self.partitions.get(partition)
         return None
 
@@ -512,10 +516,12 @@ class TopicRoute:
     def _unordered(self) -> Queue:
         """The queue of a publish with a key to a topic of the original NSQ: one program can serve both kinds."""
         self.sender.tell_unordered(self.name)
+        self.is_unordered = not callable(self.sender.config.key_strategy)  # which is not asked where it does not matter
         return self.any
 
     def decide(self) -> None:
-        """Without lookup, a connection has opened: those with a key go where they can now."""
+        """Without lookup, a connection has opened or is lost: those with a key go where they can now."""
+        self.is_unordered = False
         if any(link.conn is not None for link in self._links):
             # It stays closed until a publish is put into it again: some that belong there may wait for room.
             self.parked.hand_over(self.destination_or_end)
