@@ -1,5 +1,5 @@
-"""Spark's daemon of Python workers. Spark's own has the system forget those that have ended, and what CPU they took: here
-they stay, so that it can be read."""
+"""Spark's daemon of Python workers. Spark's own has the system forget those that have ended, and what CPU they took;
+here they stay, so that it can be read."""
 
 import signal
 
