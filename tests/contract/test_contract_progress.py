@@ -21,8 +21,10 @@ NOBODY = "127.0.0.1:1"
 
 async def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face: Face, filled: str) -> None:
     is_released = False
+    begun: list[Message] = []
 
     async def handle_in_vain(consumer: Any, message: Message) -> None:
+        begun.append(message)
         while not is_released:
             await face.sleep(0.001)  # sleep: looks again and again
 
@@ -37,6 +39,7 @@ async def test_a_consumer_shows_its_connections_and_the_handler_that_hangs(face:
         assert connection.since_delivery >= 1.0
         assert connection.since_finish is None
         assert "in handle_in_vain" in progress.handler.stack
+        assert len(begun) == 2, "as many run at once as concurrency says"
         is_released = True
         await face.until(lambda: consumer.stats().totals.finished == 100)
         await face.until(lambda: consumer.progress().reason == "idle", consumer.progress)

@@ -38,20 +38,11 @@ class Face:
     Args:
         package: has Producer and Consumer.
         spawn: begins a function elsewhere.
-        has_threads: whether handlers run on native threads.
     """
 
-    def __init__(
-        self,
-        name: str,
-        package: Any,
-        sleep: Callable[[float], object],
-        spawn: Callable[..., Any],
-        has_threads: bool = False,
-    ) -> None:
+    def __init__(self, name: str, package: Any, sleep: Callable[[float], object], spawn: Callable[..., Any]) -> None:
         self.name = name
         self.package = package
-        self._has_threads = has_threads
         self._sleep = sleep
         self._spawn = spawn
 
@@ -66,8 +57,7 @@ class Face:
     def taken(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options as consumers of this face take them: handlers are given as coroutine functions."""
         handlers = {name: self._blocking(each) for name, each in options.items() if inspect.iscoroutinefunction(each)}
-        threads = {"handler_threads": options["concurrency"]} if self._has_threads and "concurrency" in options else {}
-        return options | handlers | threads
+        return options | handlers
 
     def _blocking(self, handler: Callable[[Any, Any], Scenario]) -> Any:
         return lambda consumer, item: self.run(handler(consumer, item))
@@ -343,7 +333,7 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 FACES: list[Any] = [
     Face("gevent", nsq_fast, gevent.sleep, gevent.spawn),
-    Face("threads", threads, _sleep, _start_thread, has_threads=True),
+    Face("threads", threads, _sleep, _start_thread),
     *(
         pytest.param(AsyncioFace(str(loop.id), loop.values[0]), marks=loop.marks)  # type: ignore[attr-defined]
         for loop in LOOPS
