@@ -111,8 +111,15 @@ def test_handlers_run_where_their_kind_says(run: Run, nsqd_process: Any) -> None
     worker = run(
         """
 import threading
-from asyncio import sleep
+from asyncio import create_task, sleep
 main = threading.get_ident()
+left = []
+
+async def stay():
+    try:
+        await sleep(3600)  # sleep: until the loop ends
+    finally:
+        note(b"stayed")
 
 @subscribe("orders", "greenlets")
 def first(consumer, message):
@@ -124,6 +131,7 @@ def second(consumer, message):
 
 @subscribe("orders", "loop")
 async def third(consumer, message):
+    left.append(create_task(stay()))
     await sleep(0)
     note(b"loop %d" % (threading.get_ident() == main))
 
@@ -143,6 +151,7 @@ def fourth(consumer, messages):
     assert 'class="well">ready<' in worker.asked("/")[1]
     worker.terminated()
     assert "orders/greenlets: closed: 1 finished, 0 requeued" in worker.log()
+    assert "stayed" in worker.handled(), "what a handler has left running is cancelled"
 
 
 @embedded
