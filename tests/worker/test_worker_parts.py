@@ -41,8 +41,8 @@ from nsq_fast.worker.health import (
     Snapshot,
     Stall,
     Totals,
-    liveness,
-    readiness,
+    not_alive,
+    not_ready,
 )
 from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, WorkerConfig, declared
 from nsq_fast.worker.status_page import StatusPage
@@ -240,14 +240,14 @@ def state(report: Report, at: float = 100.0, number: int = 0, is_leaving: bool =
     ],
 )
 def test_a_probe_says_no_with_its_reason(snapshot: Snapshot, alive: str, ready: str) -> None:
-    for expected, verdict in ((alive, liveness(snapshot, 100.0, 5.0)), (ready, readiness(snapshot, 100.0, 5.0))):
-        assert verdict.is_well is (expected == "")
-        assert expected in "; ".join(verdict.reasons)
+    for expected, reasons in ((alive, not_alive(snapshot, 100.0, 5.0)), (ready, not_ready(snapshot, 100.0, 5.0))):
+        assert bool(reasons) is bool(expected)
+        assert expected in "; ".join(reasons)
 
 
 def test_a_loop_that_does_not_turn_counts_though_its_process_reports() -> None:
     blocked = Report(Phase.RUNNING, loop_age=7.0, consumers=READY.consumers)
-    assert not liveness(Snapshot(100.0, (state(blocked),)), 100.0, 5.0).is_well
+    assert not_alive(Snapshot(100.0, (state(blocked),)), 100.0, 5.0)
 
 
 def shown(value: float, name: str = "n_total", kind: str = "counter") -> str:

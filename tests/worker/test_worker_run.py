@@ -275,6 +275,20 @@ def test_a_handler_that_does_not_end_ends_readiness_and_at_the_end_of_the_drain_
 
 
 @embedded
+def test_a_handler_that_blocks_its_loop_ends_readiness_too(run: Run, nsqd_process: Any) -> None:
+    blocking = "note(message.body)\n    time.sleep(3600)  # sleep: a handler that does not end"
+    worker = run(TWO_LOOPS.replace("note(message.body)", blocking), "--stall-after", "1").ready()
+    publish(nsqd_process, "long")
+
+    def said() -> list[str]:
+        return [each.partition(": ")[2] for each in worker.probed("/readyz")["reasons"]]
+
+    for channel in ("greenlets", "asyncio"):
+        start = f"orders/{channel} does nothing: handlers_busy for"
+        answers(lambda start=start: any(each.startswith(start) for each in said()), about=worker.log)
+
+
+@embedded
 def test_a_process_whose_consumer_closes_by_itself_is_replaced_after_the_others_have_drained(
     run: Run, nsqd_process: Any
 ) -> None:
