@@ -101,6 +101,16 @@ def test_pauses_before_restarts_double_up_to_the_longest_and_begin_anew_after_a_
     assert slot.restarts == 6
 
 
+def test_without_a_pause_only_the_first_process_is_started_again_at_once() -> None:
+    slot, started = slot_of(restart_delay=0.0)
+    pauses = []
+    for _ in range(3):
+        slot.ended(started[-1], -9, 0.0)  # type: ignore[arg-type]
+        pauses.append(slot.due_at())
+        slot.look(pauses[-1])
+    assert pauses == [0.0, 0.1, 0.2]
+
+
 def test_what_the_system_cannot_start_is_tried_again_and_a_replacement_leaves_the_old_process() -> None:
     room: list[FakeProcess] = []
 
