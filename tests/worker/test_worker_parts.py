@@ -539,6 +539,8 @@ def test_a_variable_that_looks_like_an_option_is_pointed_at_and_a_service_of_kub
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.toml: cannot be read as TOML"):
         read(tmp_path, "processes: 2")
+    with pytest.raises(ConfigError, match="'worker': must be one of the tables worker, consumer, subscription"):
+        read(tmp_path, "worker = 2")
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
         SettingsReader().read(str(tmp_path / "missing.toml"), {}, ())
 
