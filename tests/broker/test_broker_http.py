@@ -314,6 +314,7 @@ def test_replies_arrive_at_a_client_that_reads_late(served: Any) -> None:
 
         writer = spawn(write)
         writer.join(timeout=0.3)  # sleep: long enough to fill what there is between the two
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # it reads late, and no longer slowly
         received, statuses = b"", 0
         while statuses < count:
             received += sock.recv(65536)

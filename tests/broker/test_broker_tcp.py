@@ -218,6 +218,7 @@ def test_replies_arrive_at_a_client_that_reads_late(start_nsqd: Any) -> None:
         sock.sendall(b"  V2PUB t\n" + sized(b"x"))
         writer = spawn(sock.sendall, (b"PUB t\n" + sized(b"x")) * count)
         writer.join(timeout=0.3)  # sleep: long enough to fill what there is between the two
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # it reads late, and no longer slowly
         received = bytearray()
         while len(received) < (count + 1) * len(OK):
             received += sock.recv(65536)
