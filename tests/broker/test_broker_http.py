@@ -114,15 +114,6 @@ def test_replies_on_a_kept_connection_do_not_wait(served: Any) -> None:
         reader.close()
 
 
-def test_what_is_published_arrives(served: Any) -> None:
-    consumer = WireClient(served.tcp_address)
-    consumer.subscribe("t", "c", rdy=10)
-    post(served, "/pub?topic=t", b"one\nline")
-    post(served, "/mpub?topic=t", b"\na\n\nbc\n")
-    post(served, "/mpub?topic=t&binary=true", b"\0\0\0\2\0\0\0\3d\ne\0\0\0\1f")
-    assert sorted(consumer.message().body for _ in range(5)) == [b"a", b"bc", b"d\ne", b"f", b"one\nline"]
-
-
 def test_a_deferred_publish_comes_when_it_is_due() -> None:
     # Ours only: the original looks at a new channel for the first time after 5 seconds.
     with NsqdServer() as served:
