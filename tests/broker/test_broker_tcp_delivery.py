@@ -66,6 +66,15 @@ def test_no_more_than_rdy_in_flight(server: Any, publisher: WireClient) -> None:
         assert before - 10**9 < int.from_bytes(frame.data[:8], "big") < time.time_ns() + 10**9
 
 
+def test_messages_arrive_whole_at_a_client_that_reads_late(server: Any, publisher: WireClient) -> None:
+    bodies = [bytes([n]) * 400_000 for n in range(40)]  # more than there is room for between the two
+    for n in range(0, 40, 10):
+        pub_many(publisher, *bodies[n : n + 10])
+    consumer = subscribed(server, len(bodies))
+    until(lambda: channel_figures(server)["in_flight_count"] >= 5)
+    assert all(consumer.receive().body == body for body in bodies)
+
+
 def test_a_message_comes_back_after_its_timeout_whether_its_client_is_there_or_gone(
     server: Any, publisher: WireClient
 ) -> None:

@@ -297,6 +297,19 @@ async def test_an_nsqd_that_is_gone_is_tried_ever_more_seldom_until_something_is
     assert len(tries) - seldom > 25, "of two seconds at most"
 
 
+async def test_close_without_a_timeout_says_how_long_publishes_may_take(
+    loop: SimLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = Producer("10.1.0.1:4150", publish_timeout=10.0)
+    await producer.start()
+    waiting = producer.publish_nowait("t", b"nobody takes it")
+    await producer.close(timeout=None)
+    (said,) = (record.getMessage() for record in caplog.records if "closing waits" in record.getMessage())
+    assert said.endswith("; at most 9.0 s more")
+    with pytest.raises(PublishFailed):
+        await waiting
+
+
 def holder(nsqds: list[ModelNsqd]) -> ModelNsqd:
     """The one that has a publish and has not read it."""
     (found,) = (nsqd for nsqd in nsqds if any(b"PUB " in conn.end.arrived for conn in nsqd.conns))

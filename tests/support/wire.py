@@ -159,7 +159,7 @@ class Consumer(WireClient):
 
     def receive(self) -> Frame:
         frame = self.frame()
-        assert frame.type == 2, frame
+        assert frame.type == MESSAGE, frame.data[:100]
         return frame
 
     def finish(self, frame: Frame) -> None:
