@@ -310,6 +310,23 @@ async def test_close_without_a_timeout_says_how_long_publishes_may_take(
         await waiting
 
 
+async def test_publishes_behind_one_that_is_refused_do_not_shorten_its_pauses(loop: SimLoop) -> None:
+    nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "redesigned")
+    log = nsqd.log("t")
+    ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+    async with Producer([], ["10.2.0.1:4161"]) as producer:
+        await producer.publish("t", b"first", key="k")
+        log.is_writable = False
+        waiting = []
+        for number in range(100):
+            waiting.append(loop.create_task(producer.publish("t", b"%d" % number, key="k")))
+            await asyncio.sleep(0.01)
+        log.is_writable = True
+        await asyncio.gather(*waiting)
+    assert sum("refuses" in line for line in loop.books.trace) < 20
+    assert [message.body for message in log.messages] == [b"first", *(b"%d" % number for number in range(100))]
+
+
 def holder(nsqds: list[ModelNsqd]) -> ModelNsqd:
     """The one that has a publish and has not read it."""
     (found,) = (nsqd for nsqd in nsqds if any(b"PUB " in conn.end.arrived for conn in nsqd.conns))
