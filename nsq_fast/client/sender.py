@@ -372,7 +372,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._has_failed = True
         text = "%s: %s; it is tried again"
         logger.log(level, text, self.address, said_at(self.address, error), extra=CONNECT_FAILED)
-        self._sender.routing.link_failed(self)
+        self._sender.routing.link_failed()
 
     def drop(self, conn: Any, error: NsqError) -> None:
         """Offer the connection to publishes no more. What it still owes is reported by ``on_failed``."""
@@ -895,7 +895,7 @@ class Sender(SendPath):
         """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
         self.pool.open.remove(link)
         self.routing.links_changed()
-        self.routing.link_failed(link)
+        self.routing.link_failed()
         self._relieve([link])
 
     def _relieve(self, links: Iterable[ProducerConnection]) -> None:
