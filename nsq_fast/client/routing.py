@@ -91,7 +91,7 @@ class Queue(QueuePath):
     in_flight: int
 
     links: list[ProducerConnection]
-    _sender: Sender
+    sender: Sender
 
     def __init__(self, route: TopicRoute, links: list[ProducerConnection]) -> None:
         super().__init__(route.sender, route.name, links)
@@ -159,11 +159,6 @@ class Queue(QueuePath):
         return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
 
     @property
-    def sender(self) -> Sender:
-        """Who sends for it."""
-        return self._sender
-
-    @property
     def is_stranded(self) -> bool:
         """Whether publishes wait for want of a connection."""
         return bool(self.waiting) and not self.links
@@ -183,7 +178,7 @@ class Queue(QueuePath):
         elif again:
             # Never at once: of nsqds that end together, each would be sent what the one before has let fall, as long as
             # nobody has read that it is gone; and two that end with the same publish are said to end because of it.
-            self._sender.later(delay, lambda: self._resend(again))
+            self.sender.later(delay, lambda: self._resend(again))
         else:
             self.in_flight -= 1
 
@@ -286,7 +281,7 @@ class PartitionQueue(Queue):
     def _take_own(self, leader: Address) -> ProducerConnection:
         if self._own is not None:
             self._own.users -= 1
-        self._own = self._sender.pool.take(leader)
+        self._own = self.sender.pool.take(leader)
         return self._own
 
     def let_go(self) -> None:
@@ -313,10 +308,10 @@ class PartitionQueue(Queue):
             return super().why_nowhere(publish)
         state = "lookup names no leader: it has none now, or no channel yet"  # lookup does not say which
         if self.leader is not None:
-            is_connected = any(link.address == self.leader for link in self._sender.pool.connected)
+            is_connected = any(link.address == self.leader for link in self.sender.pool.connected)
             state = f"its leader {self.leader} {'does not reply' if is_connected else 'is not connected'}"
         text = f"partition {self.number} of topic {self.topic!r}: {state}"
-        return self._sender.nowhere(NoLeader, text, self.topic)
+        return self.sender.nowhere(NoLeader, text, self.topic)
 
     @property
     def _is_kept_waiting(self) -> bool:
@@ -335,7 +330,7 @@ class PartitionQueue(Queue):
 
         It leaves no later for that: a command of several publishes is sent at the end of the loop's turn in any case.
         """
-        sender, waiting = self._sender, self.waiting
+        sender, waiting = self.sender, self.waiting
         has_company = 1 < len(waiting) < sender.most and not waiting[0].is_alone
         if self.is_idle and has_company and not sender.lingers and sender.hold(self):
             self.held_bytes: int = 0
@@ -361,7 +356,7 @@ class PartitionQueue(Queue):
         self.is_idle = False
         self._pauses += 1
         number = self._pauses
-        self._sender.later(delay, lambda: self.resume(number))
+        self.sender.later(delay, lambda: self.resume(number))
 
     def resume(self, number: int | None = None) -> None:
         """Go on, if ``number`` is the latest pause, or at any rate."""
@@ -379,14 +374,14 @@ class PartitionQueue(Queue):
             if command.conn is not None and command.conn.owner.owes_on(command.conn):  # silent for too long already
                 self._give_up(command)
             else:
-                self._sender.later(SILENCE, lambda: self._give_up(command))
+                self.sender.later(SILENCE, lambda: self._give_up(command))
         self.resume()
 
     def _give_up(self, command: Command) -> None:
         conn = command.conn
         if self.on_wire is command and conn is not None and conn.address != self.leader:
             silent = f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}"
-            self._sender.refused(conn, command, ConnectionLost(silent))
+            self.sender.refused(conn, command, ConnectionLost(silent))
 
 
 def no_headers(topic: str) -> ConfigError:
@@ -427,8 +422,9 @@ class TopicRoute:
     max_msg_size: Any
     plain_size: Any
 
-    def __init__(self, routing: Routing, sender: Sender, name: str) -> None:
-        config, has_lookup = sender.config, routing.lookup is not None
+    def __init__(self, routing: Routing, name: str) -> None:
+        has_lookup, sender = routing.lookup is not None, routing.sender
+        config = sender.config
         self.sender: Sender = sender
         self.name = name
         self.max_msg_size = self.plain_size = self._largest = config.max_msg_size
@@ -969,13 +965,13 @@ class Routing:
         self.lookup = lookup
         self.nsqds: frozenset[Address] = frozenset(nsqds)
         self.lookupd_timeout: float = config.lookupd_timeout
-        self._sender = sender
+        self.sender: Sender = sender
 
     def start(self) -> None:
         """Connect to the configured nsqds; begin to look up."""
-        self._sender.pool.exchange(frozenset(), self.nsqds)
+        self.sender.pool.exchange(frozenset(), self.nsqds)
         if self.lookup is not None:
-            self.lookup.start(self._sender.loop, self._sender.supervisor)
+            self.lookup.start(self.sender.loop, self.sender.supervisor)
 
     def stop(self) -> None:
         """Look up no more."""
@@ -990,7 +986,7 @@ class Routing:
         if self.lookup is None and len(self.by_topic) >= MAX_TOPICS and self._may_forget:
             for name in [name for name, route in self.by_topic.items() if not route.is_busy]:
                 del self.by_topic[name]
-        route = self.by_topic[topic] = TopicRoute(self, self._sender, topic)
+        route = self.by_topic[topic] = TopicRoute(self, topic)
         if self.lookup is not None:
             route.links_changed()
             self.lookup.add_topic(topic)
@@ -1042,7 +1038,7 @@ class Routing:
     @property
     def _may_forget(self) -> bool:
         """Whether no publish waits for room: it has chosen its queue already."""
-        return not self._sender.pending_limit.queue
+        return not self.sender.pending_limit.queue
 
     def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
         is_idle = not route.is_used and not route.is_busy and self._may_forget
