@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import cycle
 from math import inf
 from multiprocessing import cpu_count
@@ -23,12 +24,15 @@ from nsq_fast._codec import Message
 from nsq_fast.client.acknowledger import NO_LIMIT, Acknowledger
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import OptionAttribute
+from nsq_fast.client.gevent_loop import run
+from nsq_fast.client.greenlets import may_wait
 from nsq_fast.client.loop import EndTimeout
 from nsq_fast.client.signals import receivers
 from nsq_fast.client.subscriptions import Subscriber
 from nsq_fast.client.workers import Handler
 from nsq_fast.consumer import Consumer as _Consumer
-from nsq_fast.errors import NSQException, NSQNoConnections
+from nsq_fast.errors import LookupFailed, NotRunning, NSQException, NSQNoConnections
+from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import Address
 from nsq_fast.protocol.rdy import Backoff, RequeueDelay
 
@@ -45,6 +49,9 @@ _SIGNAL_OF = {
     "handle_finish": "on_finish",
     "handle_requeue": "on_requeue",
 }
+_ATTEMPTS_PAUSE = 0.005
+"""Seconds between two looks whether each nsqd was tried."""
+
 _NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
 
 
@@ -113,7 +120,7 @@ class _Ready:
         while not any(each.is_connected for each in self._consumer.subscribers):
             if monotonic() > deadline:
                 return False
-            sleep(0.005)
+            sleep(_ATTEMPTS_PAUSE)
         return True
 
 
@@ -186,7 +193,33 @@ class Consumer(_Consumer):
             if getattr(type(self), method) is not getattr(Consumer, method):
                 getattr(self, signal).connect(_receiver(getattr(self, method)), weak=False)
 
-    # Closing
+    # Begin and end
+
+    def start(self, block: bool = True) -> None:
+        """Begin to consume. With ``block=False`` return when each nsqd was subscribed to, or could not be, as gnsq
+        does: messages that are published next reach a channel that did not exist before.
+
+        One that is closed stays so, and a warning says that.
+        """
+        if self._is_closing:
+            self.logger.warning("%s: already closed", self.name, extra=STARTED_ALREADY)
+            if block:
+                self.join()
+            return
+        super().start(block)
+        if not block and may_wait():
+            self._wait_for_attempts(monotonic() + self.connection_config.connect_timeout)
+
+    def _wait_for_attempts(self, deadline: float) -> None:
+        lookup = self._subscriptions.lookup
+        if lookup is not None:
+            for topic in self.topics:
+                with suppress(LookupFailed, NotRunning):  # the consumer goes on asking, and says why in its log
+                    run(lookup.wait_topology(topic, max(0.0, deadline - monotonic())))
+        while self.is_running and monotonic() < deadline:
+            if all(each.is_connected or each.last_failure for each in self.subscribers):
+                return
+            sleep(_ATTEMPTS_PAUSE)
 
     def close(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Stop taking messages, wait for the handlers, requeue what was not started, and close."""

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
+from gevent.event import AsyncResult
+
 from nsq_fast.client.gevent_loop import run
 from nsq_fast.client.greenlets import may_wait
-from nsq_fast.errors import NSQInvalid
+from nsq_fast.errors import BodyInvalid, NSQBadMessage, NSQInvalid
 from nsq_fast.names import Address
 from nsq_fast.producer import Producer as _Producer
 
@@ -20,6 +22,10 @@ from .util import connection_options, parse_nsqds
 
 PUBLISH_TIMEOUT = 60.0
 """Seconds that a publish may take with all its attempts; gnsq has no limit."""
+
+
+class MessageRefused(BodyInvalid, NSQBadMessage):
+    """A body that a server would refuse with E_BAD_MESSAGE, and was not asked about."""
 
 
 class Producer(_Producer):
@@ -63,7 +69,10 @@ class Producer(_Producer):
         if defer is not None and defer < 0:
             raise NSQInvalid(f"DPUB invalid timeout {defer}")
         publish: Any = super().publish
-        return publish(topic, data, defer, *_waiting(block, timeout), raise_error)
+        try:
+            return publish(topic, data, defer, *_waiting(block, timeout), raise_error)
+        except BodyInvalid as error:
+            return _refused(error, raise_error)
 
     def multipublish(  # type: ignore[override]
         self,
@@ -75,12 +84,24 @@ class Producer(_Producer):
     ) -> Any:
         """Publish several messages, all or none; the arguments are those of ``publish``."""
         multipublish: Any = super().multipublish
-        return multipublish(topic, messages, *_waiting(block, timeout), raise_error)
+        try:
+            return multipublish(topic, messages, *_waiting(block, timeout), raise_error)
+        except BodyInvalid as error:
+            return _refused(error, raise_error)
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Publish to one more nsqd as well. Returns at once."""
         if self.is_running:
             self._sender.pool.add([Address(address, int(port))])
+
+
+def _refused(error: BodyInvalid, raise_error: bool) -> AsyncResult[Any]:
+    refused = MessageRefused(str(error))
+    if raise_error:
+        raise refused from error
+    promise: AsyncResult[Any] = AsyncResult()
+    promise.set_exception(refused)
+    return promise
 
 
 def _waiting(block: bool, timeout: float | None) -> tuple[bool, float | None]:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import pickle
+import socket
 import sys
 import warnings
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from support.wire import frame
 
 import nsq_fast
 from nsq_fast import gnsq
+from nsq_fast.errors import BodyInvalid
 from nsq_fast.gnsq import states
 from nsq_fast.gnsq.contrib import (
     BatchHandler,
@@ -29,7 +31,14 @@ from nsq_fast.gnsq.contrib import (
     QueueHandler,
     SentryExceptionHandler,
 )
-from nsq_fast.gnsq.errors import NSQBadTopic, NSQException, NSQInvalid, NSQNoConnections, NSQRequeueMessage
+from nsq_fast.gnsq.errors import (
+    NSQBadMessage,
+    NSQBadTopic,
+    NSQException,
+    NSQInvalid,
+    NSQNoConnections,
+    NSQRequeueMessage,
+)
 
 
 @pytest.fixture
@@ -272,6 +281,53 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
         reader.publish("topic", b"hello")
     until(lambda: seen == [b"hello"])
     reader.close()
+
+
+# start() and close()
+
+
+@pytest.mark.parametrize("is_looked_up", [False, True])
+def test_a_consumer_that_was_started_has_its_channel(nsq_broker, closed_port, is_looked_up):
+    """gnsq's start returns when each nsqd is connected, or could not be (gnsq/consumer.py, connect_to_nsqd)."""
+    gnsq.NsqdHTTPClient(*nsq_broker.nsqd.http_address).create_topic("topic")
+    lookupd = gnsq.LookupdClient(*nsq_broker.lookupd.http_address)
+    until(lambda: "topic" in lookupd.topics()["topics"])
+    consumer = gnsq.Consumer(
+        "topic",
+        "channel",
+        [f"127.0.0.1:{closed_port}"]
+        if is_looked_up
+        else [str(nsq_broker.nsqd.tcp_address), f"127.0.0.1:{closed_port}"],
+        str(nsq_broker.lookupd.http_address) if is_looked_up else (),
+        message_handler=lambda consumer, message: None,
+    )
+    consumer.start(block=False)
+    assert "channel" in nsq_broker.nsqd.nsqd.existing_topic("topic").channels
+    consumer.close()
+
+
+def test_a_start_waits_no_longer_than_its_timeout_for_an_nsqd_that_hangs():
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        address = f"127.0.0.1:{hung.getsockname()[1]}"
+        consumer = gnsq.Consumer("topic", "channel", address, message_handler=print, timeout=0.1)
+        with promptly():
+            consumer.start(block=False)
+        assert consumer.is_running
+        consumer.close()
+
+
+def test_a_closed_consumer_stays_closed_when_it_is_started(make_consumer, caplog):
+    """As in gnsq, whose start warns and joins then."""
+    consumer = make_consumer(message_handler=lambda consumer, message: None)
+    consumer.start(block=False)
+    consumer.close()
+    consumer.start(block=False)
+    with promptly():
+        consumer.start()
+    assert not consumer.is_running
+    assert [record.getMessage() for record in caplog.records if "already" in record.getMessage()] == [
+        f"{consumer.name}: already closed"
+    ] * 2
 
 
 # What programs' tests look at
@@ -599,6 +655,23 @@ def test_what_is_wrong_with_a_publish_is_said_and_harms_no_other(producer):
     with pytest.raises(NSQInvalid):
         producer.publish("topic", b"x", defer=-1000)
     assert producer.publish("topic", b"x", defer=1000, timeout=WAIT) == b"OK"
+
+
+def test_a_body_that_no_server_takes_raises_what_the_server_would_say(producer):
+    for body in (b"", b"x" * (1 << 20) + b"x"):
+        with pytest.raises(NSQBadMessage) as caught:
+            producer.publish("topic", body)
+        assert isinstance(caught.value, BodyInvalid)
+        with pytest.raises(NSQBadMessage):
+            producer.multipublish("topic", [b"x", body])
+        promises = [
+            producer.publish("topic", body, raise_error=False),
+            producer.multipublish("topic", [body], raise_error=False),
+        ]
+        for promise in promises:
+            with pytest.raises(NSQBadMessage):
+                promise.get(timeout=WAIT)
+    assert producer.publish("topic", b"x") == b"OK"
 
 
 def test_before_its_start_and_after_its_end_it_raises():
