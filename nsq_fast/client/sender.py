@@ -889,15 +889,14 @@ class Sender(SendPath):
         self._relieve(self.pool)
 
     def link_lost(self, link: ProducerConnection) -> None:
-        """It takes no more publishes; called once for each ``link_opened``."""
+        """It takes no more publishes."""
         if link in self.pool.open:
             self.pool.open.remove(link)
             self.routing.links_changed()
 
     def link_stalled(self, link: ProducerConnection) -> None:
         """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
-        self.pool.open.remove(link)
-        self.routing.links_changed()
+        self.link_lost(link)
         self.routing.link_failed()
         self._relieve([link])
 
