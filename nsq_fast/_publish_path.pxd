@@ -90,7 +90,7 @@ cdef class QueuePath:
     cdef public Command on_wire
     cdef public Py_ssize_t in_flight
     cdef public bint is_idle
-    cdef public SendPath _sender
+    cdef public SendPath sender
     cdef public bint is_for_any_link
     cdef public bint _is_pipelined
     cdef bint _is_pumping
@@ -112,7 +112,6 @@ cdef class SendPath:
     cdef public Py_ssize_t most
     cdef public Py_ssize_t enough
     cdef public Py_ssize_t limit
-    cdef public object encode_many
     cdef public dict heard
 
     cdef bint has_company(self) except -1

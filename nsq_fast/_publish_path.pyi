@@ -61,6 +61,7 @@ class Command:
     is_overdue: bool
 
 class QueuePath:
+    sender: Any
     topic: str
     links: list[Any]
     held_bytes: int | None
@@ -93,7 +94,6 @@ class SendPath:
     most: int
     enough: int
     limit: int
-    encode_many: Callable[[Command, Any], tuple[str, bytes]]
     heard: dict[str, Any]
     def replied(self, conn: Any, command: Command, data: bytes) -> None: ...
 

@@ -278,7 +278,7 @@ cdef class PublishPath:
             raise self._cancelled
 
     cdef Wakeups _wakeups(self):
-        return (<QueuePath?>self.destination)._sender.wakeups
+        return (<QueuePath?>self.destination).sender.wakeups
 
     cpdef bint read_soon(self, Wakeups wakeups) except -1:
         """Read the reply here if it comes in a moment: then the loop need not wake up for it. Whether it is done."""
@@ -320,6 +320,7 @@ cdef class QueuePath:
     """Publishes on their way to one destination: they wait here, and leave.
 
     Attributes:
+        sender: who sends for it.
         topic: the topic.
         links: the open links to those who take its publishes.
         waiting: publishes, in order; the next command is made of the first of them.
@@ -333,7 +334,7 @@ cdef class QueuePath:
     """
 
     def __init__(self, SendPath sender not None, topic, list links not None):
-        self._sender = sender
+        self.sender = sender
         self.topic = topic
         self.links = links
         self.waiting = deque()
@@ -342,7 +343,7 @@ cdef class QueuePath:
 
     def add(self, PublishPath publish not None):
         """Take a publish on its way: send it now, or when those before it have left."""
-        cdef SendPath sender = self._sender
+        cdef SendPath sender = self.sender
         if not self.is_idle or self.waiting:
             self._join(publish)
         # The publish of a caller that waits alone has nothing to be gathered with (nsq-fast bench publish).
@@ -362,7 +363,7 @@ cdef class QueuePath:
 
     cdef int _join(self, PublishPath publish) except -1:
         """Add it to those that wait; they may leave now."""
-        cdef SendPath sender = self._sender
+        cdef SendPath sender = self.sender
         cdef Py_ssize_t held
         self.waiting.append(publish)
         if self.held_bytes is not None:
@@ -378,7 +379,7 @@ cdef class QueuePath:
         """Send what can be sent."""
         if self.held_bytes is not None:
             self.held_bytes = None
-            self._sender.release_hold(self)
+            self.sender.release_hold(self)
         if self.successor is not None:
             self._hand_over(self.successor)
             return
@@ -395,7 +396,7 @@ cdef class QueuePath:
         return self.links[0] if self.is_for_any_link and len(self.links) == 1 else self.choose()
 
     cdef bint _send_next(self) except -1:
-        cdef SendPath sender = self._sender
+        cdef SendPath sender = self.sender
         cdef list publishes
         link = self._choose_link()
         if link is None:
@@ -462,7 +463,6 @@ cdef class SendPath:
         wakeups: wakes those who wait.
         lingers: a publish waits for others, whether or not there are any.
         most, enough, limit: of one command, see ``take_command``.
-        encode_many: the name and the bytes of a command of several publishes.
         heard: the signals that are heard, by their names.
     """
 
@@ -484,7 +484,7 @@ cdef class SendPath:
                     f"partition={command.partition}: {dialect.name} servers have no partitions; leave it out"
                 )
             if not is_one:
-                command.name, data = self.encode_many(command, dialect)
+                command.name, data = self._encode_many(command, dialect)
             elif not first.is_plain:
                 command.name, data = first.encoding.command(queue.topic, first.body, command.partition, dialect)
             elif type(first.body) is list:
@@ -569,7 +569,7 @@ cdef class SendPath:
             pending.removed()
         command.destination.stored()
         if "on_response" in self.heard:
-            self._tell_response(data)
+            self.tell("on_response", response=data)
 
 
 cdef class ProducerPath:
@@ -637,7 +637,7 @@ cdef class ProducerPath:
         queue, weight = route.any, len(bodies)
         if not weight or not self._pending_limit.has_room(weight):
             return None
-        if not 0 < mpub_size(bodies, route.plain_size) <= queue._sender.limit:
+        if not 0 < mpub_size(bodies, route.plain_size) <= queue.sender.limit:
             return None
         route.is_used = True
         return self._make(queue, (<list>bodies)[:], self._plain_batch, weight)

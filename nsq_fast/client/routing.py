@@ -49,6 +49,7 @@ from nsq_fast.protocol.topology import Meta, Topology, left_out
 from .publishes import Publish
 
 if TYPE_CHECKING:
+    from .loop import Task
     from .sender import ProducerConnection, Sender
 
 logger: logging.Logger = get_logger(__name__)
@@ -90,7 +91,7 @@ class Queue(QueuePath):
     in_flight: int
 
     links: list[ProducerConnection]
-    _sender: Sender
+    sender: Sender
 
     def __init__(self, route: TopicRoute, links: list[ProducerConnection]) -> None:
         super().__init__(route.sender, route.name, links)
@@ -158,11 +159,6 @@ class Queue(QueuePath):
         return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
 
     @property
-    def sender(self) -> Sender:
-        """Who sends for it."""
-        return self._sender
-
-    @property
     def is_stranded(self) -> bool:
         """Whether publishes wait for want of a connection."""
         return bool(self.waiting) and not self.links
@@ -182,7 +178,7 @@ class Queue(QueuePath):
         elif again:
             # Never at once: of nsqds that end together, each would be sent what the one before has let fall, as long as
             # nobody has read that it is gone; and two that end with the same publish are said to end because of it.
-            self._sender.later(delay, lambda: self._resend(again))
+            self.sender.later(delay, lambda: self._resend(again))
         else:
             self.in_flight -= 1
 
@@ -285,7 +281,7 @@ class PartitionQueue(Queue):
     def _take_own(self, leader: Address) -> ProducerConnection:
         if self._own is not None:
             self._own.users -= 1
-        self._own = self._sender.pool.take(leader)
+        self._own = self.sender.pool.take(leader)
         return self._own
 
     def let_go(self) -> None:
@@ -312,10 +308,10 @@ class PartitionQueue(Queue):
             return super().why_nowhere(publish)
         state = "lookup names no leader: it has none now, or no channel yet"  # lookup does not say which
         if self.leader is not None:
-            is_connected = any(link.address == self.leader for link in self._sender.pool.connected)
+            is_connected = any(link.address == self.leader for link in self.sender.pool.connected)
             state = f"its leader {self.leader} {'does not reply' if is_connected else 'is not connected'}"
         text = f"partition {self.number} of topic {self.topic!r}: {state}"
-        return self._sender.nowhere(NoLeader, text, self.topic)
+        return self.sender.nowhere(NoLeader, text, self.topic)
 
     @property
     def _is_kept_waiting(self) -> bool:
@@ -334,7 +330,7 @@ class PartitionQueue(Queue):
 
         It leaves no later for that: a command of several publishes is sent at the end of the loop's turn in any case.
         """
-        sender, waiting = self._sender, self.waiting
+        sender, waiting = self.sender, self.waiting
         has_company = 1 < len(waiting) < sender.most and not waiting[0].is_alone
         if self.is_idle and has_company and not sender.lingers and sender.hold(self):
             self.held_bytes: int = 0
@@ -360,7 +356,7 @@ class PartitionQueue(Queue):
         self.is_idle = False
         self._pauses += 1
         number = self._pauses
-        self._sender.later(delay, lambda: self.resume(number))
+        self.sender.later(delay, lambda: self.resume(number))
 
     def resume(self, number: int | None = None) -> None:
         """Go on, if ``number`` is the latest pause, or at any rate."""
@@ -378,14 +374,14 @@ class PartitionQueue(Queue):
             if command.conn is not None and command.conn.owner.owes_on(command.conn):  # silent for too long already
                 self._give_up(command)
             else:
-                self._sender.later(SILENCE, lambda: self._give_up(command))
+                self.sender.later(SILENCE, lambda: self._give_up(command))
         self.resume()
 
     def _give_up(self, command: Command) -> None:
         conn = command.conn
         if self.on_wire is command and conn is not None and conn.address != self.leader:
             silent = f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}"
-            self._sender.refused(conn, command, ConnectionLost(silent))
+            self.sender.refused(conn, command, ConnectionLost(silent))
 
 
 def no_headers(topic: str) -> ConfigError:
@@ -396,7 +392,7 @@ def no_headers(topic: str) -> ConfigError:
 
 
 class TopicRoute:
-    """What is known of one topic, and the queues in which its publishes wait.
+    """What is known of one topic, where its publishes go, and the queues in which they wait.
 
     Attributes:
         name: the topic.
@@ -413,10 +409,10 @@ class TopicRoute:
         plain_size: largest body that leaves as it is, without a look at compression.
         absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
         absence: that the topic does not exist, in words, once lookup has said so for a while; None: it may.
-        any: the queue of those that may go to any nsqd, or to any partition.
-        is_by_load: publishes without a key go to the partition whose leader has the least to do, and not in turn.
         doubted_since: since when it is not known whether the topic carries headers by now; an answer of lookup to what
             was asked later ends that. None: there is no doubt.
+        any: the queue of those that may go to any nsqd, or to any partition.
+        is_by_load: those go to the partition whose leader has the least to do, and not in turn.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
         parked: the queue of those that are bound to a partition, until it is known what partitions there are; without
             lookup, of those with a key, until it is known of which kind the nsqds are. And of all that are bound while
@@ -426,7 +422,8 @@ class TopicRoute:
     max_msg_size: Any
     plain_size: Any
 
-    def __init__(self, sender: Sender, name: str, *, has_lookup: bool) -> None:
+    def __init__(self, routing: Routing, name: str) -> None:
+        has_lookup, sender = routing.lookup is not None, routing.sender
         config = sender.config
         self.sender: Sender = sender
         self.name = name
@@ -447,6 +444,8 @@ class TopicRoute:
         self.partitions: dict[int, PartitionQueue] = {}
         self.is_by_load: bool = config.partition_strategy == "least_loaded"
         self.doubted_since: float | None = None
+        self._routing = routing
+        self._asking: Task | None = None
         self._links: list[ProducerConnection] = [] if has_lookup else sender.pool.open
         self._partition_of_key = key_partitioner(config.key_strategy)
         self.any: Queue = Queue(self, self._links)
@@ -519,13 +518,6 @@ class TopicRoute:
         self.is_unordered = not callable(self.sender.config.key_strategy)  # which is not asked where it does not matter
         return self.any
 
-    def decide(self) -> None:
-        """Without lookup, a connection has opened or is lost: those with a key go where they can now."""
-        self.is_unordered = False
-        if any(link.conn is not None for link in self._links):
-            # It stays closed until a publish is put into it again: some that belong there may wait for room.
-            self.parked.hand_over(self.destination_or_end)
-
     def partition(self, number: int) -> PartitionQueue:
         """The queue of a partition."""
         queue = self.partitions.get(number)
@@ -577,9 +569,49 @@ class TopicRoute:
             text = f"lookup did not say whether topic {self.name!r} carries headers by now, which others before it have"
         return self.sender.nowhere(NoLeader, text, self.name)
 
-    # What is learnt of the topic
+    # What lookup says
 
-    def learn(self, meta: Meta) -> None:
+    def learnt(self, topology: Topology, asked_at: float) -> None:
+        """Lookup has answered what it was asked then."""
+        if not topology.is_unknown:
+            self.absent_since = self.absence = None
+        if not topology.is_empty:
+            self.is_lack_told = False
+        if self.is_partitioned or topology.partitions or topology.meta is not None:
+            self._set_partitions(topology)
+        elif topology is self.topology and self.is_plain:
+            self.sender.pool.retain_needed()  # what was busy when its nsqd was named no more may be idle now
+        elif found := frozenset(nsqd.tcp for nsqd in topology.nsqds):
+            self._set_addresses(found)
+            self.topology = topology
+        else:
+            self._ask_others(frozenset())
+        self.settle(asked_at)
+
+    def _set_partitions(self, topology: Topology) -> None:
+        if topology.meta is not None:
+            is_news = self.is_ext is None
+            self._learn(topology.meta)
+            if is_news:  # what came before is refused as what comes later
+                self._fail_waiting(self._misfit)
+        if not self.is_partitioned:
+            self.is_partitioned, self.is_plain = True, False
+            self.any.is_for_any_link, self.any.open = False, []
+        moved = self._take_leaders(topology)
+        self._move_keys()
+        leaders = (queue.leader for queue in self.partitions.values())
+        self._connect(frozenset(leader for leader in leaders if leader is not None))
+        for queue in moved:
+            former, queue.former_leader = queue.former_leader, queue.leader
+            if former not in (None, queue.leader):
+                self._routing.leader_moves += 1
+                logger.info(
+                    "%s-%d moved from %s to %s", self.name, queue.number, former, queue.leader, extra=LEADER_MOVED
+                )
+            queue.moved()
+        self._decided()
+
+    def _learn(self, meta: Meta) -> None:
         """Take over how many partitions it has, and what messages it carries."""
         if self.is_ext is None and not meta.extend_support and self._compressed_from <= self.max_msg_size:
             logger.warning(
@@ -592,11 +624,8 @@ class TopicRoute:
             self.max_msg_size -= EXT_RECORD_BYTES
             self.plain_size = min(self.max_msg_size, self._compressed_from - 1)
 
-    def set_partitions(self, topology: Topology) -> list[PartitionQueue]:
-        """It has partitions. Take their leaders over; return the partitions that have got another one."""
-        if not self.is_partitioned:
-            self.is_partitioned, self.is_plain = True, False
-            self.any.is_for_any_link, self.any.open = False, []
+    def _take_leaders(self, topology: Topology) -> list[PartitionQueue]:
+        """The partitions that have got another leader."""
         moved: list[PartitionQueue] = []
         if not topology.partitions:
             return moved  # says nothing of the leaders: the answer of a lookupd that has just started looks the same
@@ -610,7 +639,7 @@ class TopicRoute:
                 queue.leader = None
         return moved
 
-    def move_keys(self) -> None:
+    def _move_keys(self) -> None:
         """The topic was made anew, with fewer partitions: keys of those that are no more go where they belong now.
 
         What names its partition by number waits for that. What may be stored already is tried again, as anywhere.
@@ -627,28 +656,102 @@ class TopicRoute:
                     publish.destination = self.destination(publish.key, None)
                 publish.destination.waiting.append(publish)
 
-    def set_links(self, links: list[ProducerConnection]) -> bool:
-        """The connections that are open to its nsqds; whether a partition has lost those to its leader."""
-        is_lost = False
-        by_address: dict[Address | None, list[ProducerConnection]] = {}
-        for link in links:
-            by_address.setdefault(link.address, []).append(link)
-        for queue in self.partitions.values():
-            found = by_address.get(queue.leader, [])
-            is_lost |= bool(queue.links) and not found
-            queue.links = found
-        self.any.links = links
-        if self.is_partitioned:
-            self.any.open = [queue for queue in self.partitions.values() if queue.links]
-        return is_lost
+    def _set_addresses(self, addresses: frozenset[Address]) -> None:
+        """It has no partitions, as far as anybody knows, and these nsqds take it; none: it is not known who does."""
+        self.topology = None
+        self.is_plain = bool(addresses)
+        self._connect(addresses)
+        if self.is_plain:
+            self._decided()
+        else:
+            self.parked.reopen()
 
-    def tell_lack(self, problem: str) -> None:
+    def _connect(self, addresses: frozenset[Address]) -> None:
+        """Have connections to its nsqds, and to no nsqd that nobody needs."""
+        pool = self.sender.pool
+        pool.exchange(self.addresses or frozenset(), addresses)
+        self.addresses = addresses
+        pool.retain_needed()
+        self.links_changed()
+
+    def _decided(self) -> None:
+        """It is known now which partitions it has: those that are bound to one can go there."""
+        self.sender.news.set()
+        if self.doubted_since is None:
+            self.parked.hand_over(self.destination_or_end)
+
+    def forget(self) -> None:
+        """Nobody publishes to it: need no connections, and ask for none."""
+        self.stop()
+        for queue in self.partitions.values():
+            queue.let_go()
+        self.sender.pool.exchange(self.addresses or frozenset(), frozenset())
+
+    # Where nobody is known who takes it
+
+    def _ask_others(self, named: frozenset[Address]) -> None:
+        if self._asking is None:
+            self._asking = self.sender.supervisor.job(f"nsqds for {self.name}", self._ask_nodes, named)
+
+    async def _ask_nodes(self, named: frozenset[Address]) -> None:
+        """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""
+        lookup = self._routing.lookup
+        try:
+            nodes = await lookup.nodes(self._routing.lookupd_timeout)
+        except LookupFailed as error:
+            self._tell_lack(str(error))
+            return
+        finally:
+            self._asking = None
+        if not self.is_partitioned:
+            others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
+            if not named and lookup.is_blank and self.addresses:
+                # Nsqlookupds that have just begun: nsqds register after up to 15 s (nsqio/nsq: nsqd/lookup.go,
+                # lookupLoop). Those that are connected are there all the same.
+                others = self.addresses & {link.address for link in self.sender.pool.connected}
+            self._set_addresses(named | others)
+            topology = lookup.topology(self.name)
+            if not (named or others):
+                self._tell_lack(self.lookup_problem())
+                if nodes and topology is not None and topology.is_unknown:
+                    self._end_if_absent(topology.problem)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def lookup_problem(self) -> str:
+        """Why lookup names no nsqd for it, or for a part of it; empty when it does, and without lookup."""
+        if not self.has_lookup:
+            return ""
+        lookup = self._routing.lookup
+        topology = lookup.topology(self.name)
+        if self.addresses:
+            excluded = () if topology is None else topology.excluded_partitions
+            return left_out(excluded) if excluded else ""
+        failure = lookup.failure()
+        problems = [f"lookup failed: {failure}"] if failure else []
+        answering = lookup.answering()
+        if answering and topology is not None:
+            said = f" (lookup says: {topology.problem})" if topology.problem else ""
+            if topology.excluded:
+                text, said = topology.problem, ""
+            elif self.is_partitioned or (said and not topology.is_unknown):
+                text = f"lookup names no partition that can be written now{said}"
+            else:
+                text = f"lookup does not know the topic, and names no other nsqd{said}"
+            problems.append(f"{text}: {', '.join(answering)}")
+        return "; ".join(problems) or "lookup has not answered yet"
+
+    def _tell_lack(self, problem: str) -> None:
         """Log once that publishes wait because nobody takes them; ``problem`` says why."""
         if not self.is_lack_told:
             self.is_lack_told = True
             logger.warning("publishes to topic %s wait for an nsqd: %s", self.name, problem, extra=PUBLISHES_WAIT)
 
-    def end_if_absent(self, problem: str) -> None:
+    def _end_if_absent(self, problem: str) -> None:
         """Fail what waits for a topic that does not exist, and that nobody will create by publishing to it.
 
         Lookup has to say so for a while, by calls of this: another client may just be creating the topic.
@@ -665,10 +768,6 @@ class TopicRoute:
         self.absence = text
         self.sender.news.set()
         self._fail_waiting(lambda publish: NoNsqd(text))
-
-    def refuse_misfits(self) -> None:
-        """Fail what came before it was known what the topic carries, as later ones are refused."""
-        self._fail_waiting(self._misfit)
 
     def _misfit(self, publish: Publish) -> NsqError | None:
         if not self.is_ext and publish.encoding.kind == "PUB_EXT":
@@ -694,6 +793,49 @@ class TopicRoute:
                     self.sender.finish(publish, error)
             queue.remove_ended()
 
+    # Its connections
+
+    def links_changed(self) -> None:
+        """Others take publishes now, or it has other nsqds: send what can be sent."""
+        if self.has_lookup:
+            self._take_links()
+        else:
+            self.is_unordered = False
+            if any(link.conn is not None for link in self._links):  # it is known what those with a key find there
+                # It stays closed until a publish is put into it again: some that belong there may wait for room.
+                self.parked.hand_over(self.destination_or_end)
+        for queue in list(self.queues()):
+            if queue.waiting and queue.held_bytes is None:
+                queue.pump()
+
+    def _take_links(self) -> None:
+        """Give each queue the connections that are open to its nsqds."""
+        addresses = self.addresses or frozenset()
+        if not self.is_partitioned:
+            addresses |= self._routing.nsqds
+        links = [link for link in self.sender.pool.open if link.address in addresses]
+        by_address: dict[Address | None, list[ProducerConnection]] = {}
+        for link in links:
+            by_address.setdefault(link.address, []).append(link)
+        is_lost = False
+        for queue in self.partitions.values():
+            found = by_address.get(queue.leader, [])
+            is_lost |= bool(queue.links) and not found
+            queue.links = found
+        self.any.links = links
+        if self.is_partitioned:
+            self.any.open = [queue for queue in self.partitions.values() if queue.links]
+        if is_lost:
+            self._routing.refresh(self.name)
+        for queue in self.partitions.values():
+            if queue.is_stranded:
+                self.sender.seek(queue)
+
+    def link_failed(self) -> None:
+        """One could not connect. Where that leaves publishes without any nsqd, others are asked for."""
+        if self.is_plain and self.any.is_stranded and self.sender.pool.are_down(self.addresses or ()):
+            self._ask_others(self.addresses or frozenset())
+
     # Its queues
 
     def queues(self) -> Iterator[Queue]:
@@ -701,12 +843,6 @@ class TopicRoute:
         yield self.any
         yield self.parked
         yield from list(self.partitions.values())  # stats() of another thread reads it meanwhile
-
-    def pump(self) -> None:
-        """Send what can be sent now."""
-        for queue in list(self.queues()):
-            if queue.waiting and queue.held_bytes is None:
-                queue.pump()
 
     @property
     def is_busy(self) -> bool:
@@ -812,13 +948,14 @@ class Pool:
 
 
 class Routing:
-    """The routes of all topics, and what lookup says of them.
+    """The routes of all topics, and who is asked about them.
 
     Args:
         nsqds: they take every topic.
 
     Attributes:
         lookup: what polls the lookup services; None: ``nsqds`` is all there is.
+        nsqds: the configured ones.
         leader_moves: times that lookup named another leader of a partition.
     """
 
@@ -826,36 +963,32 @@ class Routing:
         self.by_topic: dict[str, TopicRoute] = {}
         self.leader_moves: int = 0
         self.lookup = lookup
-        self._sender = sender
-        self._pool = sender.pool
-        self._nsqds = frozenset(nsqds)
-        self._config = config
-        self._asking: dict[TopicRoute, Any] = {}
+        self.nsqds: frozenset[Address] = frozenset(nsqds)
+        self.lookupd_timeout: float = config.lookupd_timeout
+        self.sender: Sender = sender
 
     def start(self) -> None:
         """Connect to the configured nsqds; begin to look up."""
-        self._pool.exchange(frozenset(), self._nsqds)
+        self.sender.pool.exchange(frozenset(), self.nsqds)
         if self.lookup is not None:
-            self.lookup.start(self._sender.loop, self._sender.supervisor)
+            self.lookup.start(self.sender.loop, self.sender.supervisor)
 
     def stop(self) -> None:
         """Look up no more."""
         if self.lookup is not None:
             self.lookup.stop()
-        for task in list(self._asking.values()):
-            task.cancel()
-        self._asking.clear()
+        for route in self.by_topic.values():
+            route.stop()
 
     def add(self, topic: str) -> TopicRoute:
         """A route for a topic that has none. Raises NameInvalid."""
         check_topic(topic)
-        has_lookup = self.lookup is not None
-        if not has_lookup and len(self.by_topic) >= MAX_TOPICS and self._may_forget:
+        if self.lookup is None and len(self.by_topic) >= MAX_TOPICS and self._may_forget:
             for name in [name for name, route in self.by_topic.items() if not route.is_busy]:
                 del self.by_topic[name]
-        route = self.by_topic[topic] = TopicRoute(self._sender, topic, has_lookup=has_lookup)
+        route = self.by_topic[topic] = TopicRoute(self, topic)
         if self.lookup is not None:
-            self._update_links(route)
+            route.links_changed()
             self.lookup.add_topic(topic)
         return route
 
@@ -869,25 +1002,7 @@ class Routing:
     def lookup_problem(self, topic: str) -> str:
         """Why lookup names no nsqd for a topic, or for a part of it; empty when it does, and without lookup."""
         route = self.by_topic.get(topic)
-        if self.lookup is None or route is None:
-            return ""
-        topology = self.lookup.topology(topic)
-        if route.addresses:
-            excluded = () if topology is None else topology.excluded_partitions
-            return left_out(excluded) if excluded else ""
-        failure = self.lookup.failure()
-        problems = [f"lookup failed: {failure}"] if failure else []
-        answering = self.lookup.answering()
-        if answering and topology is not None:
-            said = f" (lookup says: {topology.problem})" if topology.problem else ""
-            if topology.excluded:
-                text, said = topology.problem, ""
-            elif route.is_partitioned or (said and not topology.is_unknown):
-                text = f"lookup names no partition that can be written now{said}"
-            else:
-                text = f"lookup does not know the topic, and names no other nsqd{said}"
-            problems.append(f"{text}: {', '.join(answering)}")
-        return "; ".join(problems) or "lookup has not answered yet"
+        return "" if route is None else route.lookup_problem()
 
     def waiting_count(self) -> int:
         """How many publishes wait for a connection, or for their turn."""
@@ -901,141 +1016,36 @@ class Routing:
             if route.is_partitioned
         }
 
-    # News of the connections
+    # News of the connections, and of lookup
 
     def links_changed(self) -> None:
         """A connection takes publishes now, or no longer."""
         for route in list(self.by_topic.values()):
-            if self.lookup is None:
-                route.decide()
-                route.pump()
-            else:
-                self._update_links(route)
+            route.links_changed()
 
-    def link_failed(self, link: ProducerConnection) -> None:
-        """One could not connect. Where that leaves publishes without any nsqd, others are asked for."""
-        if self.lookup is None:
-            return
-        for route in list(self.by_topic.values()):
-            if route.is_plain and route.any.is_stranded and self._pool.are_down(route.addresses or ()):
-                self._ask_others(route, route.addresses or frozenset())
-
-    def _update_links(self, route: TopicRoute) -> None:
-        addresses = route.addresses
-        if not route.is_partitioned:
-            addresses = self._nsqds if addresses is None else self._nsqds | addresses
-        assert addresses is not None
-        if route.set_links([link for link in self._pool.open if link.address in addresses]):
-            self.refresh(route.name)
-        for queue in route.partitions.values():
-            if queue.is_stranded:
-                self._sender.seek(queue)
-        route.pump()
-
-    # What lookup says
+    def link_failed(self) -> None:
+        """A connection could not be made."""
+        if self.lookup is not None:
+            for route in list(self.by_topic.values()):
+                route.link_failed()
 
     def learnt(self, topic: str, topology: Topology) -> None:
         """Lookup has answered for a topic."""
         route = self.by_topic.get(topic)
-        if route is None or self._forget_idle(topic, route):
-            return
-        if not topology.is_unknown:
-            route.absent_since = route.absence = None
-        if not topology.is_empty:
-            route.is_lack_told = False
-        if route.is_partitioned or topology.partitions or topology.meta is not None:
-            self._set_partitions(route, topology)
-        elif topology is route.topology and route.is_plain:
-            self._pool.retain_needed()  # what was busy when its nsqd was named no more may be idle now
-        elif found := frozenset(nsqd.tcp for nsqd in topology.nsqds):
-            self._set_addresses(route, found)
-            route.topology = topology
-        else:
-            self._ask_others(route, frozenset())
-        if self.lookup is not None:
-            route.settle(self.lookup.asked_at(topic))
+        if route is not None and not self._forget_idle(topic, route):
+            route.learnt(topology, self.lookup.asked_at(topic))
 
     @property
     def _may_forget(self) -> bool:
         """Whether no publish waits for room: it has chosen its queue already."""
-        return not self._sender.pending_limit.queue
+        return not self.sender.pending_limit.queue
 
     def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
         is_idle = not route.is_used and not route.is_busy and self._may_forget
         route.is_used = False
-        if not is_idle or self.lookup is None or len(self.by_topic) <= MAX_TOPICS // 10:
+        if not is_idle or len(self.by_topic) <= MAX_TOPICS // 10:
             return False
         del self.by_topic[topic]
-        for queue in route.partitions.values():
-            queue.let_go()
-        self._pool.exchange(route.addresses or frozenset(), frozenset())
+        route.forget()
         self.lookup.remove_topic(topic)
         return True
-
-    def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
-        if topology.meta is not None:
-            is_news = route.is_ext is None
-            route.learn(topology.meta)
-            if is_news:
-                route.refuse_misfits()
-        moved = route.set_partitions(topology)
-        route.move_keys()
-        leaders = (queue.leader for queue in route.partitions.values())
-        self._connect(route, frozenset(leader for leader in leaders if leader is not None))
-        for queue in moved:
-            former, queue.former_leader = queue.former_leader, queue.leader
-            if former not in (None, queue.leader):
-                self.leader_moves += 1
-                logger.info(
-                    "%s-%d moved from %s to %s", route.name, queue.number, former, queue.leader, extra=LEADER_MOVED
-                )
-            queue.moved()
-        self._decided(route)
-
-    def _decided(self, route: TopicRoute) -> None:
-        """It is known now which partitions a topic has: those that are bound to one can go there."""
-        self._sender.news.set()
-        if route.doubted_since is None:
-            route.parked.hand_over(route.destination_or_end)
-
-    def _ask_others(self, route: TopicRoute, named: frozenset[Address]) -> None:
-        if route not in self._asking:
-            self._asking[route] = self._sender.supervisor.job(f"nsqds for {route.name}", self._ask_nodes, route, named)
-
-    async def _ask_nodes(self, route: TopicRoute, named: frozenset[Address]) -> None:
-        """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""
-        try:
-            nodes = await self.lookup.nodes(self._config.lookupd_timeout)
-        except LookupFailed as error:
-            route.tell_lack(str(error))
-            return
-        finally:
-            self._asking.pop(route, None)
-        if not route.is_partitioned:
-            others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
-            if not named and self.lookup.is_blank and route.addresses:
-                # Nsqlookupds that have just begun: nsqds register after up to 15 s (nsqio/nsq: nsqd/lookup.go,
-                # lookupLoop). Those that are connected are there all the same.
-                others = route.addresses & {link.address for link in self._pool.connected}
-            self._set_addresses(route, named | others)
-            topology = self.lookup.topology(route.name)
-            if not (named or others):
-                route.tell_lack(self.lookup_problem(route.name))
-                if nodes and topology is not None and topology.is_unknown:
-                    route.end_if_absent(topology.problem)
-
-    def _set_addresses(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
-        route.topology = None
-        route.is_plain = bool(addresses)
-        self._connect(route, addresses)
-        if route.is_plain:
-            self._decided(route)
-        else:
-            route.parked.reopen()
-
-    def _connect(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
-        """Have connections to the nsqds of a route, and to no nsqd that nobody needs."""
-        self._pool.exchange(route.addresses or frozenset(), addresses)
-        route.addresses = addresses
-        self._pool.retain_needed()
-        self._update_links(route)

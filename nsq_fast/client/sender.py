@@ -372,7 +372,7 @@ class ProducerConnection(ConnectionOwner[Connection]):
         self._has_failed = True
         text = "%s: %s; it is tried again"
         logger.log(level, text, self.address, said_at(self.address, error), extra=CONNECT_FAILED)
-        self._sender.routing.link_failed(self)
+        self._sender.routing.link_failed()
 
     def drop(self, conn: Any, error: NsqError) -> None:
         """Offer the connection to publishes no more. What it still owes is reported by ``on_failed``."""
@@ -557,7 +557,6 @@ class Sender(SendPath):
         self.heard: dict[str, Any] = vars(producer)
         self.loop = loop
         self.wakeups = wakeups
-        self.encode_many: Callable[[Command, Dialect], tuple[str, bytes]] = _encode_many
         self._trace = producer._trace
         lookup = producer._new_lookup(lambda *args: self.routing.learnt(*args))
         self.policy: RetryPolicy = RetryPolicy(
@@ -666,10 +665,14 @@ class Sender(SendPath):
         for queue in held:
             self._safely(queue.pump, "sending what gathered")
 
-    # What comes back: SendPath sends commands, and takes the usual replies
+    # What leaves and comes back: SendPath sends commands, and takes the usual replies
 
-    def _tell_response(self, data: bytes) -> None:
-        self.tell("on_response", response=data)
+    def _encode_many(self, command: Command, dialect: Dialect) -> tuple[str, bytes]:
+        """The name and the bytes of a command of several publishes: of one message each, others share none."""
+        publishes: Sequence[Publish] = command.publishes
+        topic, first = command.destination.topic, publishes[0].encoding
+        encodings = (publish.encoding for publish in publishes)
+        return batch_command(topic, [each.body for each in publishes], encodings, first, command.partition, dialect)
 
     def _time(self, publish: Publish) -> None:
         """Note what a publish took that was stored just now: of at most one in ``SAMPLE_EVERY`` seconds."""
@@ -886,16 +889,15 @@ class Sender(SendPath):
         self._relieve(self.pool)
 
     def link_lost(self, link: ProducerConnection) -> None:
-        """It takes no more publishes; called once for each ``link_opened``."""
+        """It takes no more publishes."""
         if link in self.pool.open:
             self.pool.open.remove(link)
             self.routing.links_changed()
 
     def link_stalled(self, link: ProducerConnection) -> None:
         """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
-        self.pool.open.remove(link)
-        self.routing.links_changed()
-        self.routing.link_failed(link)
+        self.link_lost(link)
+        self.routing.link_failed()
         self._relieve([link])
 
     def _relieve(self, links: Iterable[ProducerConnection]) -> None:
@@ -936,13 +938,3 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
             " it is sent to no other server"
         )
     return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, why)
-
-
-def _encode_many(command: Command, dialect: Dialect) -> tuple[str, bytes]:
-    publishes: Sequence[Publish] = command.publishes
-    # Each is of one message: others share no command.
-    encodings = (publish.encoding for publish in publishes)
-    bodies = [publish.body for publish in publishes]
-    return batch_command(
-        command.destination.topic, bodies, encodings, publishes[0].encoding, command.partition, dialect
-    )

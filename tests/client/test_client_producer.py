@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.partitions import topology
 from support.publishing import REDESIGNED, agree, numbers, receipt, refuse, stay_mute
 from support.scripted_nsqd import heard
-from support.waiting import WAIT, until
+from support.waiting import WAIT, holds, until
 from support.wire import WireClient, frame
 
 from nsq_fast import Producer, Receipt, errors
@@ -512,6 +512,30 @@ def test_topics_that_are_published_to_no_more_are_forgotten_and_found_again(lead
     for topic in ("a", "b"):
         assert sender.publish(topic, b"y", key="k") == b"OK"
     assert {"a", "b"} <= set(lookup.added)
+
+
+def test_a_topic_that_is_forgotten_while_nsqds_are_asked_for_needs_none_of_them(
+    lookup_producer, publish_nsqd, monkeypatch
+):
+    monkeypatch.setattr("nsq_fast.client.routing.MAX_TOPICS", 0)
+    nsqd, (sender, lookup) = publish_nsqd(), lookup_producer()
+    asked, answered = Event(), Event()
+
+    async def nodes(timeout=None):
+        asked.set()
+        answered.wait()
+        return (Nsqd(nsqd.address, version="1.3.0"),)
+
+    monkeypatch.setattr(lookup, "nodes", nodes)
+    with pytest.raises(errors.NoNsqd):
+        sender.publish("t", b"x", timeout=0.01)
+    for _ in range(2):  # at the first one it was used since the one before
+        assert lookup.added == ["t"]
+        lookup.tell(UNKNOWN, "t")
+        assert asked.wait(WAIT)
+    assert lookup.added == []
+    answered.set()
+    holds(lambda: not nsqd.connections)
 
 
 def test_a_topic_without_a_channel_is_named_and_waited_for(cluster, producer_of, caplog):
