@@ -65,8 +65,8 @@ REMEDY = "nsq_fast handlers are plain functions that run on gevent: use 'def', w
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, Queued})
 
 
-def check_handler(name: str, handler: Any) -> None:
-    """Raise ConfigError unless ``handler`` is None, or a callable that has run when it returns."""
+def check_handler(name: str, handler: Any, *keywords: str) -> None:
+    """Raise ConfigError unless ``handler`` is None, or a callable that has run when it returns; see ``check_fits``."""
     if handler is None:
         return
     if not callable(handler):
@@ -74,6 +74,24 @@ def check_handler(name: str, handler: Any) -> None:
     kind = deferred_kind(handler)
     if kind is not None:
         raise ConfigError(f"{name}={handler!r} is {kind}: calling it would not run its body. {REMEDY}")
+    check_fits(name, handler, *keywords)
+
+
+def check_fits(name: str, handler: Any, *keywords: str) -> None:
+    """Raise ConfigError if ``handler`` cannot be called with a consumer and a message, which would be given up.
+
+    Args:
+        keywords: the keyword by which it gets the message; by default it gets it by position.
+    """
+    try:
+        signature = inspect.signature(handler, follow_wrapped=False)  # it is the wrapper that is called
+    except (TypeError, ValueError):
+        return  # what is written in C need not tell
+    try:
+        signature.bind(None, *(() if keywords else (None,)), **dict.fromkeys(keywords))
+    except TypeError as error:
+        wanted = f"the consumer, and {keywords[0]}=" if keywords else "two arguments, the consumer and what to handle"
+        raise ConfigError(f"{name}={handler!r}: must take {wanted}: {error}") from None
 
 
 def deferred_kind(handler: Any) -> str | None:
