@@ -310,6 +310,16 @@ def test_a_consumer_that_was_started_has_its_channel(nsq_broker, closed_port, is
     consumer.close()
 
 
+def test_a_receiver_of_on_response_hears_of_heartbeats(nsqd, make_consumer):
+    heard = []
+    consumer = make_consumer(message_handler=do_nothing)
+    consumer.on_response.connect(lambda consumer, response: heard.append(response), weak=False)
+    conn = start(nsqd, consumer)
+    conn.send(frame(0, b"_heartbeat_"))
+    conn.wait_for(lambda: b"NOP" in conn.words())
+    until(lambda: heard == [b"_heartbeat_"])
+
+
 def test_a_start_waits_no_longer_than_its_timeout_for_an_nsqd_that_hangs():
     with socket.create_server(("127.0.0.1", 0)) as hung:
         address = f"127.0.0.1:{hung.getsockname()[1]}"
