@@ -31,6 +31,7 @@ from nsq_fast.log_events import (
     CLOSE_TIMED_OUT,
     CLOSE_WAITS,
     CONSUMER_FAILED,
+    GIVE_UP_CIRCULAR,
     MESSAGES_REQUEUED,
     STARTED_ALREADY,
 )
@@ -42,7 +43,7 @@ from nsq_fast.protocol.topology import TopicArgument, TopicChoice
 from .acknowledger import BLOCKED_POLICIES, PAUSE, Acknowledger, BlockedPolicy, Deadlines, Ordered
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import TELL_AFTER, Connection
-from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
+from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, PublishTo, check_policy
 from .loop import EndTimeout, Event, check_end_timeout
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
@@ -364,11 +365,23 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             return
         self._is_started = True
         self._live_here()
+        self._tell_circles()
         self.pools.start(is_iterated)
         self.flow.start(self.loop, self.supervisor)
         self.deadlines.start(self.loop, self.supervisor)
         if self._keeper is not None:
             self._keeper.start(self.loop, self.supervisor)
+
+    def _tell_circles(self) -> None:
+        for policy in (self._give_up, self._blocked_policy, self._max_age_policy):
+            topic = policy.topic if isinstance(policy, PublishTo) else None
+            # Where it consumes one topic, the end of that topic is meant.
+            if topic is not None and self._choice.has_among_others(topic):
+                self.logger.warning(
+                    "%s: consumes topic %s, and publishes to it what it gives up: what fails there comes again for"
+                    " ever; leave that topic out of those that are consumed",
+                    self.name, topic, extra=GIVE_UP_CIRCULAR,
+                )  # fmt: skip
 
     async def _subscribe(self) -> None:
         """The second half of the start: connections are made once the config source has said what it knows."""
