@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import socket
 import struct
 import subprocess
@@ -40,7 +39,6 @@ BODY = b"x" * 200
 ALLOWED = 1.03
 SLOWER = 50
 ROOT = Path(__file__).resolve().parent.parent
-VALGRIND = "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"
 KINDS = {"off": None, "never": float("inf"), "each portion": 0.0}
 """With histograms or without -> the seconds between two samples; None: without."""
 
@@ -120,27 +118,28 @@ def slow_clock() -> dict[str, str]:
     raise SystemExit("there is no libfaketime: apt-get install faketime")
 
 
-def counted(count: int, where: Path, kind: str) -> int:
-    """Instructions of a whole process that runs the code of a folder."""
-    this = [sys.executable, __file__]
-    with subprocess.Popen([*this, "--serve", str(count), str(PORTION)], stdout=subprocess.PIPE, text=True) as nsqd:
-        assert nsqd.stdout is not None
-        port = nsqd.stdout.readline().strip()
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(where), **slow_clock()}
-        ended = subprocess.run(
-            [*VALGRIND, *this, "--consume", port, str(count), kind],
-            capture_output=True, text=True, env=environment, cwd=where, check=False,
-        )  # fmt: skip
-        nsqd.kill()
-    found = re.search(r"Collected : (\d+)", ended.stderr)
-    if ended.returncode or not found:
-        raise SystemExit(f"valgrind: exit code {ended.returncode}: {ended.stderr[-2000:]}")
-    return int(found[1])
-
-
 def per_message(messages: int, where: Path = ROOT, kind: str = "off") -> float:
-    """Instructions for a message, without what starting and ending takes."""
-    return (counted(FEW + messages, where, kind) - counted(FEW, where, kind)) / messages
+    """Instructions for a message, in a process that runs the code of a folder."""
+    from nsq_fast.bench import runner  # not in that process
+
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(where), **slow_clock()}
+    this = [sys.executable, __file__]
+
+    def run(count: int, words: list[str]) -> None:
+        with subprocess.Popen([*this, "--serve", str(count), str(PORTION)], stdout=subprocess.PIPE, text=True) as nsqd:
+            assert nsqd.stdout is not None
+            client = [*this, "--consume", nsqd.stdout.readline().strip(), str(count), kind]
+            done = subprocess.run(
+                [*words, *client], env=environment, cwd=where, capture_output=True, text=True, check=False
+            )
+            nsqd.kill()
+        if done.returncode:
+            raise SystemExit(f"valgrind: exit code {done.returncode}: {done.stderr[-2000:]}")
+
+    found = runner.per_message(run, FEW, FEW + messages)
+    if found is None:
+        raise SystemExit("nothing was counted")
+    return found
 
 
 def count_histograms(messages: int) -> None:

@@ -18,7 +18,6 @@ class PendingPath:
     rings_at: float
     @property
     def publishes(self) -> dict[Any, None]: ...
-    def add(self, publish: PublishPath) -> None: ...
 
 class LimitPath:
     used: int

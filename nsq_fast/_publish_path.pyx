@@ -166,11 +166,8 @@ cdef class PendingPath:
         self.publishes = {}
         self.rings_at = INFINITY
 
-    def add(self, PublishPath publish not None):
-        """It is one of them."""
-        self.put(publish)
-
     cdef int put(self, PublishPath publish) except -1:
+        """It is one of them."""
         self.publishes[publish] = None
         if publish.deadline < self.rings_at:
             self.hasten(publish)

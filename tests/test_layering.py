@@ -68,7 +68,8 @@ ALLOWED = {
     "cli": ON_CLIENT | {"broker", "bench", "exporter", "worker", "__init__"},
 }
 # The one way up: commands that are Spark's, and import it when they run.
-READY_ROWS = "bench/_programs/ready_rows.py"  # a format of Spark, imported in processes of Spark's only
+READY_ROWS = "bench/_programs/ready_rows.py"
+IN_SPARK = {READY_ROWS, "bench/_programs/spark_daemon.py"}  # in processes of Spark's only
 MAY_ALSO_IMPORT = {
     "cli/trace_report.py": {"spark"},
     "cli/spark.py": {"spark"},
@@ -207,7 +208,7 @@ def test_only_the_sides_of_the_port_know_a_loop() -> None:
 
 def test_only_the_spark_layer_imports_spark() -> None:
     def imports_spark(path: Path, item: Import) -> bool:
-        is_sparks = layer_of(path) == "spark" or path.relative_to(PACKAGE).as_posix() == READY_ROWS
+        is_sparks = layer_of(path) == "spark" or path.relative_to(PACKAGE).as_posix() in IN_SPARK
         return not is_sparks and item.module.split(".")[0] in SPARK and item.at_run_time
 
     assert wrong(imports_spark) == []

@@ -18,10 +18,8 @@ from nsq_fast.page import COLOURS, DASHES, STYLE, duration, variables
 
 from .clients import CORE_FLOOR, OURS
 from .results import (
-    COUNTED,
     INSTRUCTIONS,
     METRICS,
-    SYSCALLS,
     ClientResult,
     Run,
     Scenario,
@@ -36,7 +34,7 @@ from .suite import figure_in, floor_of, judge, titles
 
 _CLOSED = (
     "rate", "rate/floor", "spread", "megabytes", "cpu", "cpu/floor", INSTRUCTIONS, f"{INSTRUCTIONS}/floor",
-    "server_cpu", SYSCALLS, "p50", "p99", "peak", "limit",
+    "server_cpu", "p50", "p99", "peak", "limit",
 )  # fmt: skip
 _LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "p999", "max", "peak", "limit")
 _START = ("package", "import", "import/floor", "first", "first/floor", "peak")
@@ -96,7 +94,7 @@ def _head(column: str) -> str:
     if name != column:
         return f"{METRICS[name].title if name in METRICS else name}, of the floor"
     if name not in METRICS:
-        return f"{name}/message" if name in COUNTED else name
+        return f"{name}/message" if name == INSTRUCTIONS else name
     metric = METRICS[name]
     return metric.title if metric.title == metric.unit else f"{metric.title}, {metric.unit}"
 

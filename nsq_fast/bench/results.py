@@ -299,7 +299,7 @@ def _field(path: str, name: str) -> str:
 # Figures
 
 BUSY = 0.9
-INSTRUCTIONS, SYSCALLS = COUNTED = ("instructions", "system calls")
+INSTRUCTIONS = "instructions"
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -384,7 +384,7 @@ METRICS = {
 def value_of(result: ClientResult, metric: str, size: int = 0) -> Figure | None:
     """The figure of a metric over a client's rounds, or of what was counted; None where it has none. ``size`` is that
     of a message."""
-    if metric in COUNTED:
+    if metric == INSTRUCTIONS:
         return figure([result.counted[metric]]) if metric in result.counted else None
     values = [value for each in result.rounds if (value := METRICS[metric].read(each, size)) is not None]
     return figure(values) if values else None
@@ -395,7 +395,7 @@ def shown(value: Figure | float | None, metric: str) -> str:
     if value is None:
         return "-"
     number = value.median if isinstance(value, Figure) else value
-    if metric in COUNTED:
+    if metric == INSTRUCTIONS:
         return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
     return f"{number:,.{METRICS[metric].digits}f}"
 

@@ -1,16 +1,12 @@
 """Run clients in turns on one server, each in a process of its own, or many processes of one side by side, and collect
 their results.
 
-What one message costs is counted by a program that a client runs behind: instructions by valgrind, system calls by perf
-or strace.
-
-Such a program counts a whole run, start and end included. So the client runs twice, with few messages and with many,
-and the difference is what the messages cost.
+What one message costs in instructions is counted by valgrind. It counts a whole run, start and end included. So the
+client runs twice, with few messages and with many, and the difference is what the messages cost.
 
 Instructions are those of the program, without the system's. Other programs on the machine do not change them, so two
 clients can be told apart where CPU time varies by more than they differ. The program takes some thirty times as long,
-so a server is always ahead of a consumer, which finds as much as it can read. strace stops the program at every call:
-its count is right, but a slowed program gathers more in each call than it would otherwise, so perf is tried first.
+so a server is always ahead of a consumer, which finds as much as it can read.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import dataclasses
 import os
 import re
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,7 +36,6 @@ from .results import (
     INSTRUCTIONS,
     PEAK_CONCURRENCY,
     SMALLEST_COUNT,
-    SYSCALLS,
     ClientResult,
     Round,
     Scenario,
@@ -55,12 +49,17 @@ from .suite import clients_compared, unsettled
 
 PROBE_COUNT = 2000
 PROBE_SHARE = 0.15
+SHORTEST_PROBE = 0.1
+"""Of the duration: what takes less says how busy the machine is, rather than how fast the client."""
+
 LARGEST_BACKLOG = 1 << 30
 MOST_ROUNDS = 15
 ENDS_WITHIN = 5.0
 """Seconds that a client may take to end after it has reported."""
 COUNTED_SLOWER = 15
-"""So many times as long as otherwise may a client take while it is counted."""
+"""So many times as long as otherwise may a client take while its instructions are counted."""
+COUNTED_SHARE = 0.1
+"""Of the messages of a round so many are counted, since the client is slower then."""
 
 Progress = Callable[[str], None]
 
@@ -81,13 +80,13 @@ class Task(msgspec.Struct, frozen=True):
 def run_scenarios(
     tasks: Sequence[Task],
     progress: Progress = lambda line: None,
-    counters: Sequence[Counter] = (),
+    counts_instructions: bool = False,
     patience: float = 0.0,
 ) -> list[Scenario]:
     """Measure scenarios that are compared with each other: in turns, round by round, each on a server of its own.
 
     Args:
-        counters: count what a message costs, after the rounds.
+        counts_instructions: of the clients that goals compare, after the rounds; others would take minutes more.
         patience: seconds for rounds beyond those of the settings, while a ratio that a goal is about is not settled.
     """
     speed = loop_ms()
@@ -98,9 +97,9 @@ def run_scenarios(
             for each in running:
                 each.take_round(number)
         _settle(running, time.monotonic() + patience)
-        for counter in counters:
+        if counts_instructions:
             for each in running:
-                each.count(counter)
+                each.count()
         return [each.scenario(speed) for each in running]
 
 
@@ -166,18 +165,17 @@ class _Running:
         except ClientFailed as error:
             result.failure = str(error)
 
-    def count(self, counter: Counter) -> None:
-        """What a message costs each client, where that can be counted."""
+    def count(self) -> None:
+        """The instructions that a message costs each client that goals compare, where they can be counted."""
         if self._settings.kind == "spark":
             return  # most of it is done in processes that the client starts
         compared = clients_compared([self.name])
         for client in self._clients:
-            if counter.is_slow and client.name not in compared:
-                continue
-            self._progress(f"{self.name}: {counter.what}, {client.name}")
-            found = self._turns.count(client, self._counts[client.name], counter)
-            if found is not None:
-                self._results[client.name].counted[counter.what] = found
+            if client.name in compared:
+                self._progress(f"{self.name}: {INSTRUCTIONS}, {client.name}")
+                found = self._turns.count(client, self._counts[client.name])
+                if found is not None:
+                    self._results[client.name].counted[INSTRUCTIONS] = found
 
     def scenario(self, speed: float = 0.0) -> Scenario:
         return Scenario(
@@ -208,7 +206,7 @@ class Turns:
         self.ended: float = 0.0
 
     def calibrate(self, client: Client) -> int:
-        """How many messages keep a client busy for the duration, found by a short round."""
+        """How many messages keep a client busy for the duration, found by short rounds."""
         settings = self._settings
         if settings.kind in ("idle", "start"):
             return 1
@@ -216,10 +214,13 @@ class Turns:
             warmup = 0 if settings.kind == "publish" else settings.rate
             return settings.rounded(settings.rate * settings.duration + warmup)
         count = settings.rounded(SMALLEST_COUNT if settings.kind == "roundtrip" else PROBE_COUNT)
-        for share in (PROBE_SHARE, 1.0):
+        while True:
             probe = self.take(client, count)
-            count = self._affordable(share * settings.count_at(probe.messages / probe.seconds))
-        return count
+            enough = settings.count_at(probe.messages / probe.seconds)
+            more = self._affordable(PROBE_SHARE * enough)
+            if more <= count or probe.seconds >= SHORTEST_PROBE * settings.duration:
+                return self._affordable(enough)
+            count = more
 
     def _affordable(self, count: float) -> int:
         return self._settings.rounded(min(count, LARGEST_BACKLOG // self._settings.size))
@@ -235,17 +236,16 @@ class Turns:
         with self._topic(count) as job:
             yield partial(self._run, list(client.command), {**job, "variant": client.variant})
 
-    def count(self, client: Client, count: int, counter: Counter) -> float | None:
-        """What a message costs: the difference between two runs of different length, of a part of ``count``."""
+    def count(self, client: Client, count: int) -> float | None:
+        """Instructions of a message, see ``per_message``; of a part of ``count``."""
 
-        def run(many: int, wrap: list[str]) -> int:
+        def run(many: int, wrap: list[str]) -> None:
             with self._topic(many) as job:
-                job["variant"] = client.variant
-                return self._run([*wrap, *client.command], job, COUNTED_SLOWER).messages
+                self._run([*wrap, *client.command], {**job, "variant": client.variant}, COUNTED_SLOWER)
 
+        many = count * COUNTED_SHARE
         with suppress(ClientFailed):
-            many = count * counter.share
-            return per_message(counter, run, self._settings.rounded(many / 2), self._settings.rounded(many))
+            return per_message(run, self._settings.rounded(many / 2), self._settings.rounded(many))
         return None
 
     @contextmanager
@@ -496,91 +496,19 @@ def _reason(work: Round, limit: str, cores: int) -> str:
 # What a message costs
 
 
-class Counter(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that counts.
+def per_message(run: Callable[[int, list[str]], object], few: int, many: int) -> float | None:
+    """Instructions of a message: ``run(count, words)`` runs a program, and these words of a command before its own.
 
-    Attributes:
-        what: it counts, in words.
-        wrapper: the command that a client's command follows; it writes its report to the path.
-        read: the number in what it wrote; None where there is none.
-        share: of the messages of a round, so many are counted, since the client is slower behind it.
-        is_slow: only the clients that goals compare are counted.
+    None where nothing was counted, or too few to tell.
     """
-
-    what: str
-    wrapper: Callable[[Path], list[str]]
-    read: Callable[[str], int | None]
-    share: float
-    is_slow: bool = False
-
-
-def per_message(counter: Counter, run: Callable[[int, list[str]], int], few: int, many: int) -> float | None:
-    """``run(count, wrapper)`` runs the client behind a command. None where nothing was counted, or too few to tell."""
-    if many <= few:
-        return None
     counts = []
     for count in (few, many):
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
-            run(count, counter.wrapper(report))
-            found = counter.read(report.read_text()) if report.exists() else None
-        if found is None:
+            # What it finds of the caches is not wanted, and takes as long again.
+            run(count, ["valgrind", "-q", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={report}"])
+            found = report.exists() and re.search(r"^summary:\s+(\d+)", report.read_text(), re.MULTILINE)
+        if not found:
             return None
-        counts.append(found)
-    return (counts[1] - counts[0]) / (many - few) if counts[1] > counts[0] else None
-
-
-INSTRUCTIONS_NEED = "instructions are counted by valgrind, which is not installed"
-
-
-def instruction_counter() -> Counter | None:
-    """What counts them here; None where nothing can."""
-    if not shutil.which("valgrind"):
-        return None
-    return Counter(what=INSTRUCTIONS, wrapper=_valgrind, read=read_cachegrind, share=0.1, is_slow=True)
-
-
-def _valgrind(report: Path) -> list[str]:
-    # What it finds of the caches is not wanted, and takes as long again.
-    return ["valgrind", "-q", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={report}"]
-
-
-def read_cachegrind(text: str) -> int | None:
-    """The number of instructions in what cachegrind wrote."""
-    found = re.search(r"^summary:\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else None
-
-
-SYSCALLS_NEED = "system calls are counted by perf or strace, and neither works here"
-
-_PERF_EVENT = "raw_syscalls:sys_enter"
-
-
-@cache
-def syscall_counter() -> Counter | None:
-    """What counts them here; None where nothing can."""
-    for name, probe, wrapper in (
-        ("perf", ["perf", "stat", "-e", _PERF_EVENT, "true"], _perf),
-        ("strace", ["strace", "-c", "true"], _strace),
-    ):
-        if shutil.which(name) and subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-            return Counter(what=SYSCALLS, wrapper=wrapper, read=read_calls, share=0.5)
-    return None
-
-
-def _perf(report: Path) -> list[str]:
-    return ["perf", "stat", "-x", ";", "-o", str(report), "-e", _PERF_EVENT, "--"]
-
-
-def _strace(report: Path) -> list[str]:
-    return ["strace", "-f", "-c", "-o", str(report)]
-
-
-def read_calls(text: str) -> int | None:
-    """The number of calls in what ``perf stat -x ;`` or ``strace -c`` wrote."""
-    for line in text.splitlines():
-        if _PERF_EVENT in line:
-            number = line.split(";")[0]
-            return int(number) if number.isdigit() else None
-    total = re.search(r"^\s*100\.00\s+\S+\s+\d+\s+(\d+)(?:\s+\d+)?\s+total$", text, re.MULTILINE)
-    return int(total[1]) if total else None
+        counts.append(int(found[1]))
+    return (counts[1] - counts[0]) / (many - few) if many > few and counts[1] > counts[0] else None

@@ -34,19 +34,29 @@ from nsq_fast.names import is_valid_name
 # --- how commands are read from bytes, in all dialects ---------------------------------------------------------------
 # nsqio/nsq: nsqd/protocol_v2.go, IOLoop and Exec
 # A ``CommandSet`` takes all that has been read and executes every whole command in it. A handler gets the parameters
-# of its line and where the line ended, and returns where the next command begins, or ``INCOMPLETE`` after it has
-# noted in ``conn.needed`` how many bytes of body it waits for. What the state refuses, by NotOwner and Exiting, is
-# answered here. Ids are taken from fixed places, never by splitting: a dialect may have any byte in them.
+# of its line and where the line ended, and returns where the next command begins; None: there, as it has no body. It
+# raises ``Incomplete`` when it has to wait for more bytes of its body. What the state refuses, by NotOwner and Exiting,
+# is answered here. Ids are taken from fixed places, never by splitting: a dialect may have any byte in them.
 
 
-INCOMPLETE = -1
+class Incomplete(Exception):
+    """A command has not come whole.
+
+    Attributes:
+        end: where what it waits for ends.
+    """
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.end = end
+
 
 _FIN_SIZE = len("FIN ") + ID_SIZE + 1
 _FIN_RUN = re.compile(rb"(?:FIN .{%d}\n)+" % ID_SIZE, re.DOTALL)
 _FIN_RUN_OF_WORDS = re.compile(rb"(?:FIN [^ \r\n]{%d}\n)+" % ID_SIZE)
 _WITH_ID = (b"FIN", b"REQ", b"TOUCH")
 
-Handler = Callable[[Connection, list[bytes], bytes, int], int]
+Handler = Callable[[Connection, list[bytes], bytes, int], int | None]
 
 
 class CommandSet:
@@ -88,19 +98,19 @@ class CommandSet:
             if has_id:
                 params = _params_with_id(data[at : line_end + 1])
             else:
-                params = _params(data, at, line_end - (data[line_end - 1 : line_end] == b"\r"))
+                params = data[at : line_end - (data[line_end - 1 : line_end] == b"\r")].split(b" ")
             try:
                 after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            except Incomplete as error:
+                conn.needed = error.end - at
+                break
             except NotOwner as error:
                 conn.refuse(text(params[0]), params[1], error)
-                after = line_end + 1
+                after = None
             except Exiting as error:
                 name = text(params[0])
                 raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
-            if after == INCOMPLETE:
-                conn.needed = max(0, conn.needed - at)
-                break
-            at = after
+            at = line_end + 1 if after is None else after
         return at
 
     def execute_known(self, conn: Connection, data: bytes, at: int = 0, *, may_wait: bool = True) -> int:
@@ -181,20 +191,19 @@ def _params_with_id(line: bytes) -> list[bytes]:
     return params
 
 
-def _params(data: bytes, at: int, end: int) -> list[bytes]:
-    return data[at:end].split(b" ")
+def required(data: bytes, end: int) -> int:
+    """``end``, where what ends there has come whole. Raises Incomplete."""
+    if len(data) < end:
+        raise Incomplete(end)
+    return end
 
 
-def size_at(conn: Connection, data: bytes, at: int) -> int | None:
-    """The signed size of a body at ``at``; None if it has not come yet."""
-    if len(data) < at + 4:
-        conn.needed = at + 4
-        return None
-    return int.from_bytes(data[at : at + 4], "big", signed=True)
+def size_at(data: bytes, at: int) -> int:
+    """The signed size of a body at ``at``. Raises Incomplete."""
+    return int.from_bytes(data[at : required(data, at + 4)], "big", signed=True)
 
 
 def checked_size(
-    conn: Connection,
     data: bytes,
     at: int,
     largest: int,
@@ -204,23 +213,15 @@ def checked_size(
     *,
     invalid: str = "invalid body size",
     too_big_code: str = "",
-) -> int | None:
+) -> int:
     """As ``size_at``; raises FatalError for one out of range, with the code and the words of the command."""
-    size = size_at(conn, data, at)
-    if size is None or 0 < size <= largest:
-        return size
+    size = size_at(data, at)
     prefix = f"{name} " if name else ""
     if size <= 0:
         raise FatalError(code, f"{prefix}{invalid} {size}")
-    raise FatalError(too_big_code or code, f"{prefix}{what} too big {size} > {largest}")
-
-
-def has(conn: Connection, data: bytes, end: int) -> bool:
-    """Whether what ends at ``end`` has come whole."""
-    if len(data) >= end:
-        return True
-    conn.needed = end
-    return False
+    if size > largest:
+        raise FatalError(too_big_code or code, f"{prefix}{what} too big {size} > {largest}")
+    return size
 
 
 # --- the commands of the original nsqd: their checks and what they do ------------------------------------------------
@@ -249,14 +250,13 @@ def finish(conn: Connection, ids: list[bytes]) -> None:
         conn.wake()
 
 
-def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     """FIN <id>, where it is not one of a run."""
     require_subscribed(conn, "FIN")
     finish(conn, [message_id(params, 2, "FIN")])
-    return at
 
 
-def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     """REQ <id> <delay ms>: a delay out of range becomes the nearest one in range, max_req_timeout."""
     require_subscribed(conn, "REQ")
     id = message_id(params, 3, "REQ")
@@ -264,16 +264,16 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         shown = params[1:3] if conn.server.dialect.commands.has_binary_ids else params[2:3]
         raise FatalError("E_INVALID", f"REQ could not parse timeout {', '.join(map(text, shown))}")
     delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
-    _channel(conn).requeue(conn, id, delay)
+    channel: Any = conn.channel
+    channel.requeue(conn, id, delay)
     conn.requeue_count += 1
     conn.wake()
-    return at
 
 
-def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     require_subscribed(conn, "TOUCH")
-    _channel(conn).touch(conn, message_id(params, 2, "TOUCH"), conn.nsqd.options.max_msg_timeout)
-    return at
+    channel: Any = conn.channel
+    channel.touch(conn, message_id(params, 2, "TOUCH"), conn.nsqd.options.max_msg_timeout)
 
 
 def uint64(digits: bytes) -> int:
@@ -305,14 +305,10 @@ def message_id(params: list[bytes], count: int, name: str) -> bytes:
     return params[1]
 
 
-def _channel(conn: Connection) -> Any:
-    return conn.channel
-
-
 # --- subscribing -----------------------------------------------------------------------------------------------------
 
 
-def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     topic_name, channel_name = sub_names(conn, params)
     require_permission(conn, "SUB", topic_name, channel_name)
     conn.in_flight.timeout = conn.profile.msg_timeout
@@ -320,7 +316,6 @@ def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
     conn.subscribe(channel)
     conn.send(OK)
-    return at
 
 
 def sub_names(conn: Connection, params: list[bytes]) -> tuple[str, str]:
@@ -334,10 +329,10 @@ def sub_names(conn: Connection, params: list[bytes]) -> tuple[str, str]:
     return _name(params[1], "E_BAD_TOPIC", "SUB topic"), _name(params[2], "E_BAD_CHANNEL", "SUB channel")
 
 
-def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     """RDY [<count>]: 1 if none is given; ignored after CLS."""
     if conn.state == STATE_CLOSING:
-        return at
+        return
     if conn.state != STATE_SUBSCRIBED:
         raise FatalError("E_INVALID", "cannot RDY in current state")
     count = 1
@@ -349,21 +344,19 @@ def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if not 0 <= count <= conn.nsqd.options.max_rdy_count:
         raise FatalError("E_INVALID", f"RDY count {count} out of range 0-{conn.nsqd.options.max_rdy_count}")
     conn.set_rdy(count)
-    return at
 
 
-def cls(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def cls(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     """CLS: no more messages; those in flight may still be answered."""
     if conn.state != STATE_SUBSCRIBED:
         raise FatalError("E_INVALID", "cannot CLS in current state")
     conn.set_rdy(0)
     conn.state = STATE_CLOSING
     conn.send(CLOSE_WAIT)
-    return at
 
 
-def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    return at
+def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
+    """It has come: that is all."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -382,8 +375,6 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         raise FatalError("E_INVALID", "PUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "PUB topic")
     end = _message_end(conn, data, at, "PUB")
-    if end == INCOMPLETE:
-        return INCOMPLETE
     require_permission(conn, "PUB", topic_name, "")
     topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "PUB", topic, topic.put_many, [data[at + 4 : end]])
@@ -459,8 +450,6 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if not 0 <= delay <= conn.nsqd.options.max_req_timeout:
         raise FatalError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
     end = _message_end(conn, data, at, "DPUB")
-    if end == INCOMPLETE:
-        return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
     topic = conn.nsqd.get_topic(topic_name)
     _publish(conn, "DPUB", topic, lambda bodies: topic.put(bodies[0], round(delay * 1000)), [data[at + 4 : end]])
@@ -474,28 +463,25 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
     require_permission(conn, "MPUB", topic_name, "")
     topic = conn.nsqd.get_topic(topic_name)
-    size = checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "MPUB")
-    if size is None or mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
-        return INCOMPLETE
+    size = checked_size(data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "MPUB")
+    check_mpub_count(conn, data, at + 4)
+    required(data, at + 4 + size)
     bodies, end, fault = read_bodies(conn, data, at + 4)
     if fault is not None:
         raise fault
-    if end == INCOMPLETE:
-        return INCOMPLETE
     _publish(conn, "MPUB", topic, topic.put_many, bodies)
     conn.send(OK)
     return end
 
 
-def mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
-    """How many bodies an MPUB has; None if that has not come yet. Raises FatalError."""
-    count = size_at(conn, data, at)
-    if count is not None and not 0 < count <= (conn.nsqd.options.max_body_size - 4) // 5:
+def check_mpub_count(conn: Connection, data: bytes, at: int) -> None:
+    """Raise FatalError where an MPUB says that it has a number of bodies that cannot be, Incomplete before it says."""
+    count = size_at(data, at)
+    if not 0 < count <= (conn.nsqd.options.max_body_size - 4) // 5:
         raise FatalError("E_BAD_BODY", f"MPUB invalid message count {count}")
-    return count
 
 
-def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], int, FatalError | None]:
+def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], int, FatalError | Incomplete | None]:
     """The bodies of an MPUB, which begin with their count; where they end, and what is wrong with the next one.
 
     It is their count that says where they end, not the size of the command: bytes behind them are the next command, and
@@ -508,40 +494,32 @@ def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], in
     for index in range(count):
         body_at = at + 4
         if body_at > have:
-            conn.needed = body_at
-            return bodies, INCOMPLETE, None
+            return bodies, at, Incomplete(body_at)
         [size] = unpack(data, at)
         at = body_at + size
-        if not 0 < size <= largest or at > have:
-            if size <= 0:
-                fault = f"MPUB invalid message({index}) body size {size}"
-                return bodies, INCOMPLETE, FatalError("E_BAD_MESSAGE", fault)
-            if size > largest:
-                return bodies, INCOMPLETE, FatalError("E_BAD_MESSAGE", f"MPUB message too big {size} > {largest}")
-            conn.needed = at
-            return bodies, INCOMPLETE, None
+        if size <= 0:
+            return bodies, at, FatalError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
+        if size > largest:
+            return bodies, at, FatalError("E_BAD_MESSAGE", f"MPUB message too big {size} > {largest}")
+        if at > have:
+            return bodies, at, Incomplete(at)
         append(data[body_at:at])
     return bodies, at, None
 
 
 def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
-    """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
+    """Where the body whose size is at ``at`` ends. Raises FatalError, Incomplete."""
     largest, invalid = conn.nsqd.options.max_msg_size, "invalid message body size"
     end = at + 4 + int.from_bytes(data[at : at + 4], "big")
     if at + 4 < end <= at + 4 + largest and end <= len(data):
         return end  # as nearly always
-    return _end(
-        conn, data, at, checked_size(conn, data, at, largest, "E_BAD_MESSAGE", name, "message", invalid=invalid)
-    )
+    size = checked_size(data, at, largest, "E_BAD_MESSAGE", name, "message", invalid=invalid)
+    return required(data, at + 4 + size)
 
 
 def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     """As ``_message_end``, for a body that is no message."""
-    return _end(conn, data, at, checked_size(conn, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", name))
-
-
-def _end(conn: Connection, data: bytes, at: int, size: int | None) -> int:
-    return at + 4 + size if size is not None and has(conn, data, at + 4 + size) else INCOMPLETE
+    return required(data, at + 4 + checked_size(data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", name))
 
 
 def _publish(
@@ -571,8 +549,6 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
     if conn.state != STATE_INIT:
         raise FatalError("E_INVALID", "cannot IDENTIFY in current state")
     end = _body_end(conn, data, at, "IDENTIFY")
-    if end == INCOMPLETE:
-        return INCOMPLETE
     negotiation = conn.server.dialect.negotiation
     try:
         request = decode_json(data[at + 4 : end], negotiation.request_type)
@@ -597,8 +573,6 @@ def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if len(params) != 1:
         raise FatalError("E_INVALID", "AUTH invalid number of parameters")
     end = _body_end(conn, data, at, "AUTH")
-    if end == INCOMPLETE:
-        return INCOMPLETE
     conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end])))
     return end
 

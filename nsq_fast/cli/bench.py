@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,6 @@ class Measurement:
     folder: Path | None
     wanted: Sequence[str]
     peer_python: str | None
-    wants_syscalls: bool
     wants_instructions: bool
     target: Path | None
 
@@ -141,10 +141,9 @@ class Measurement:
 
     def run(self, todo: Sequence[Plan], patience: float = 0.0) -> results.Run:
         clients = self.clients()
-        counters = [
-            *(_counted_by(runner.syscall_counter(), runner.SYSCALLS_NEED) if self.wants_syscalls else ()),
-            *(_counted_by(runner.instruction_counter(), runner.INSTRUCTIONS_NEED) if self.wants_instructions else ()),
-        ]
+        counts = self.wants_instructions and bool(shutil.which("valgrind"))
+        if self.wants_instructions and not counts:
+            say("not counted: instructions are counted by valgrind, which is not installed")
         versions = {client.name: client.version for client in clients if client.version and not client.variant}
         run = results.Run(about=results.about(versions))
         for together in in_turns(todo):
@@ -158,7 +157,7 @@ class Measurement:
                 for plan in together
             ]
             try:
-                scenarios = runner.run_scenarios(tasks, say, counters, patience)
+                scenarios = runner.run_scenarios(tasks, say, counts, patience)
             except NsqError as error:  # of a server; what the others cost is worth knowing
                 if isinstance(error, ConfigError) or len(together) == len(todo):
                     raise
@@ -182,7 +181,6 @@ _MEASUREMENT: Any = options.together(
         help=f"A client to measure (repeatable): {', '.join(names())}. Default: all.",
     ),
     peer_python=option(metavar="PATH", help="An interpreter with gnsq, pynsq, ansq or asyncnsq."),
-    wants_syscalls=flag("--syscalls", help="Also count system calls, with perf or strace."),
     wants_instructions=flag(
         "--instructions",
         help="Also count the instructions of clients that goals compare, with valgrind; this takes minutes.",
@@ -218,14 +216,6 @@ def _kept(todo: Sequence[Plan], is_fit: Callable[[Plan], bool], reason: str) -> 
     if unfit:
         say(f"left out: {_names(unfit)}: {reason}")
     return [plan for plan in todo if plan not in unfit]
-
-
-def _counted_by(counter: runner.Counter | None, needed: str) -> list[runner.Counter]:
-    """What counts; none, and why is said, where nothing here can."""
-    if counter is None:
-        say(f"not counted: {needed}")
-        return []
-    return [counter]
 
 
 def _show(scenario: results.Scenario, title: str, cores: int, marks: Mapping[str, str] = {}) -> None:

@@ -7,16 +7,15 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.client.admin import NsqdHTTPClient, placed
-from nsq_fast.client.http import Endpoint
 from nsq_fast.consumer import Consumer
 from nsq_fast.errors import NsqError, RemoteProtocolError, RequeueMessage, counted
 from nsq_fast.names import Address
@@ -29,14 +28,6 @@ _TIMEOUT = 5.0
 _ANYWAY = "name a --channel, or say --take-backlog to print all the same"
 
 
-class _Place(NamedTuple):
-    """An nsqd that has a topic, or leads a partition of it."""
-
-    topic: str
-    http: str | Endpoint | Address
-    partition: int | None = None
-
-
 def refuse_first_channel(topics: Sequence[str], servers: Servers) -> None:
     """Raise ClickException where a topic exists and has no channel, or where that cannot be seen.
 
@@ -45,28 +36,26 @@ def refuse_first_channel(topics: Sequence[str], servers: Servers) -> None:
     What an ephemeral channel gets, no consumer that subscribes later gets. A topic that does not exist has no backlog,
     and passes.
     """
-    if servers.lookupds:
-        places = list(_found_by_lookup(topics, servers))
-    else:
-        faces: Iterable[Endpoint | Address] = servers.nsqds_http or [
-            _http_beside(each, servers) for each in servers.nsqds
-        ]
-        places = [_Place(topic, http) for http in faces for topic in topics]
-    for place in places:
-        if (missed := _missed(place, servers)) is not None:
+    for topic, http, partition in _places(topics, servers):
+        if (missed := _missed(topic, http, partition, servers)) is not None:
             raise click.ClickException(
-                f"topic {place.topic} on nsqd {place.http} has no channel. The channel made here would be its first, "
+                f"topic {topic} on nsqd {http} has no channel. The channel made here would be its first, "
                 f"and no consumer that subscribes later would get {missed}: {_ANYWAY}"
             )
 
 
-def _found_by_lookup(topics: Sequence[str], servers: Servers) -> Iterable[_Place]:
+def _places(topics: Sequence[str], servers: Servers) -> Iterator[tuple[str, Any, int | None]]:
+    """Each topic with the HTTP of each nsqd that has it, and the partition that this one leads."""
+    if not servers.lookupds:
+        faces: Sequence[Any] = servers.nsqds_http or [_http_beside(each, servers) for each in servers.nsqds]
+        yield from ((topic, http, None) for http in faces for topic in topics)
+        return
     with servers.poller(_TIMEOUT) as poller:
         for topic in topics:
             for partition, nsqd in placed(poller.wait_topology(topic, _TIMEOUT)):
                 if nsqd.http is None:
                     raise _unseen(topic, f"nsqlookupd gives no HTTP address of nsqd {nsqd.tcp}")
-                yield _Place(topic, nsqd.http, partition)
+                yield topic, nsqd.http, partition
 
 
 def _http_beside(nsqd: Address, servers: Servers) -> Address:
@@ -88,16 +77,16 @@ def _tcp_port(http: Address, servers: Servers) -> int | None:
         return None
 
 
-def _missed(place: _Place, servers: Servers) -> str | None:
-    """What later consumers would miss at a place that has the topic and no channel; None when all is well."""
+def _missed(topic: str, http: Any, partition: int | None, servers: Servers) -> str | None:
+    """What later consumers would miss at an nsqd that has the topic and no channel; None when all is well."""
     try:
-        with NsqdHTTPClient.from_url(str(place.http), timeout=_TIMEOUT, **servers.of_http) as client:
-            rows: list[dict[str, Any]] = client.stats(topic=place.topic).get("topics") or []
+        with NsqdHTTPClient.from_url(str(http), timeout=_TIMEOUT, **servers.of_http) as client:
+            rows: list[dict[str, Any]] = client.stats(topic=topic).get("topics") or []
     except NsqError as error:
-        raise _unseen(place.topic, str(error)) from error
+        raise _unseen(topic, str(error)) from error
     for row in rows:
         is_redesigned = "topic_partition" in row
-        if row.get("channels") or (place.partition is not None and row.get("topic_partition") != str(place.partition)):
+        if row.get("channels") or (partition is not None and row.get("topic_partition") != str(partition)):
             continue
         # A new channel of a redesigned topic begins at the end (youzan/nsq: nsqd/diskqueue_reader.go).
         waiting = 0 if is_redesigned else row["depth"]

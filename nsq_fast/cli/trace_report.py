@@ -29,7 +29,6 @@ _SHUFFLE_BYTES = 64 << 20  # of logs that go into one partition of a shuffle
 _FEWEST, _MOST = 2, 512
 _SMALL = 64 << 20  # below that the JVM is best told not to prepare for a long run
 _SMALL_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-_STAGES = ("reading", "joining", "counting")  # of a report without Spark
 _SHOWN = {
     "messages": "in all channels",
     "finished": "",
@@ -143,13 +142,10 @@ def _by_duckdb(logs: Sequence[str], settings: TraceSettings, memory: str) -> Fig
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     terminal = Console(stderr=True)
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
-        tasks = {stage: bars.add_task(stage, total=1.0, start=False) for stage in _STAGES}
+        task = bars.add_task("", total=1.0)
 
         def tell(stage: str, share: float) -> None:
-            for earlier in _STAGES[: _STAGES.index(stage)]:
-                bars.update(tasks[earlier], completed=1.0)
-            bars.start_task(tasks[stage])
-            bars.update(tasks[stage], completed=share)
+            bars.update(task, description=stage, completed=share)
 
         return local_figures(logs, settings, memory, tell)
 

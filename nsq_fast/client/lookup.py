@@ -126,6 +126,7 @@ class Lookupd:
         failures: rounds one after the other in which it gave no good answer.
         is_busy: whether it still owes answers of a round.
         skipped: topics that others were asked about meanwhile.
+        retry_at: before that it is not asked as long as others work.
         last_error: why the last question had no good answer; empty when it had one.
     """
 
@@ -134,12 +135,12 @@ class Lookupd:
         self.failures: int = 0
         self.is_busy = False
         self.skipped: dict[PolledTopic, None] = {}
+        self.retry_at: float = 0.0
         self.last_error: str = ""
         self._access = access
-        self._max_producers = config.lookupd_max_producers
-        self._interval = config.lookupd_poll_interval
+        self._config = config
         self._is_clustered = self._is_listing_bad = False
-        self._retry_at = self._list_at = 0.0
+        self._list_at = 0.0
         headers = {"Accept": ACCEPT}
         if config.lookupd_authorization:
             headers["Authorization"] = config.lookupd_authorization
@@ -155,10 +156,10 @@ class Lookupd:
         """Ask where ``topic`` lives; the empty answer, with its problem, when it does not know it."""
         # youzan/nsq: nsqlookupd/http.go, doLookup; the original ignores all but the topic
         query = {"topic": topic, "access": self._access, "metainfo": "true"}
-        size = min(_CHANNELS_SIZE + self._max_producers * _PRODUCER_SIZE, _MAX_REPLY_SIZE)
+        size = min(_CHANNELS_SIZE + self._config.lookupd_max_producers * _PRODUCER_SIZE, _MAX_REPLY_SIZE)
         try:
             reply = await self._http.ask(loop, "GET", "/lookup", query, max_reply_size=size)
-            answer = parse_lookup(reply.body, self._max_producers)
+            answer = parse_lookup(reply.body, self._config.lookupd_max_producers)
         except HttpError as error:
             if not is_unknown_topic(error.status, error.text):
                 raise
@@ -167,7 +168,7 @@ class Lookupd:
         return answer
 
     async def nodes(self, loop: Loop) -> tuple[Nsqd, ...]:
-        return parse_nodes((await self._http.ask(loop, "GET", "/nodes")).body, self._max_producers)
+        return parse_nodes((await self._http.ask(loop, "GET", "/nodes")).body, self._config.lookupd_max_producers)
 
     async def topics(self, loop: Loop) -> tuple[str, ...]:
         # nsqio/nsq: nsqlookupd/http.go, doTopics; youzan/nsq: the same
@@ -181,7 +182,7 @@ class Lookupd:
         now = monotonic()
         if now < self._list_at or not self._is_clustered:
             return None
-        self._list_at = now + self._interval
+        self._list_at = now + self._config.lookupd_poll_interval
         try:
             return parse_listlookup((await self._http.ask(loop, "GET", "/listlookup")).body)
         except NsqError as error:
@@ -191,15 +192,12 @@ class Lookupd:
                 log.warning(text, self.endpoint, error, extra=LOOKUPD_FAILED)
             return None
 
-    def is_preferred(self, now: float) -> bool:
-        """Whether it is to be asked now, as long as there are others that work."""
-        return self.failures == 0 or now >= self._retry_at
-
     def succeeded(self) -> None:
         if self.failures:
             text = "lookupd %s answers again after %d failures"
             log.info(text, self.endpoint, self.failures, extra=LOOKUPD_RECOVERED)
         self.failures = 0
+        self.retry_at = 0.0
         self.last_error = ""
 
     def failed_for(self, reason: str) -> None:
@@ -209,7 +207,7 @@ class Lookupd:
         self.failures += 1
         # Half an interval less: jitter must not make it miss the poll that is meant, a refresh in between must.
         polls = grown(1.0, 2.0, self.failures - 1, MAX_SKIPPED_POLLS)
-        self._retry_at = monotonic() + self._interval * (polls - 0.5)
+        self.retry_at = monotonic() + self._config.lookupd_poll_interval * (polls - 0.5)
 
     def close(self) -> None:
         self._http.close()
@@ -245,7 +243,7 @@ class LookupdList:
     def free(self, now: float) -> list[Lookupd]:
         """Whom to ask: those that work and those whose turn to be tried it is; all of them when none works."""
         is_any_good = any(lookupd.failures == 0 for lookupd in self)
-        return [each for each in self if not each.is_busy and (each.is_preferred(now) or not is_any_good)]
+        return [each for each in self if not each.is_busy and (now >= each.retry_at or not is_any_good)]
 
     async def grow(self, loop: Loop, lookupd: Lookupd) -> bool:
         """Ask a lookupd that works which others there are; whether any is new."""
@@ -312,25 +310,22 @@ class PolledTopic:
         is_settled: whether a round has been concluded.
     """
 
-    failures: int
-    is_answered: bool
-    is_late: bool
-    is_missed: bool
-    is_told: bool
-    open: int
-    round_number: int
-    searches: int
+    failures: int = 0
+    searches: int = 0
+    round_number: int = 0
+    open: int = 0
+    is_late: bool = False
+    is_answered: bool = False
+    is_told: bool = False
+    is_missed: bool = False
 
     def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None, is_sought: bool = True) -> None:
         self.name = name
         self.is_sought = is_sought
         self.asked_at: float = float("-inf")
         self.due: float = 0.0
-        self.failures = self.searches = 0
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
-        self.round_number = self.open = 0
-        self.is_late = self.is_answered = self.is_told = self.is_missed = False
         self.is_partial: bool = False
         self.answer_asked_at: float = float("-inf")
         self.is_settled = False
@@ -668,8 +663,6 @@ class LookupPoller:
         self._round_number += 1
         self._chance = random.random()
         busy = [lookupd for lookupd in self._lookupds if lookupd.is_busy]
-        for lookupd in lookupds:
-            lookupd.is_busy = True
         for lookupd in busy:
             lookupd.skipped.update(dict.fromkeys(topics))
         owing = {*busy, *lookupds}
@@ -678,6 +671,7 @@ class LookupPoller:
         for topic in topics:
             topic.begin(self._round_number, now, self._next_poll, len(lookupds), owing)
         for lookupd in lookupds:
+            lookupd.is_busy = True
             self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, self._round_number, now, topics)
 
     async def _ask_all(self, lookupd: Lookupd, number: int, asked_at: float, topics: Iterable[PolledTopic]) -> None:
@@ -949,30 +943,26 @@ class TopicWatch:
         self._follow = follow
         self._log = log
         self._followed: set[str] = set()
-        self._searches = 0
-        self._last_problem = ""
-        self._loop: Loop | None = None
         self._task: Task | None = None
 
     def start(self, loop: Loop, supervisor: Supervisor, name: str) -> None:
-        self._loop = loop
-        self._task = supervisor.keep(name, self._run)
+        self._task = supervisor.keep(name, lambda: self._run(loop))
 
     def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
-    async def _run(self) -> None:
-        assert self._loop is not None
+    async def _run(self, loop: Loop) -> None:
+        searches, told = 0, ""
         while self._task is not None:
             began = monotonic()
             problem = await self._look()
-            if problem and problem != self._last_problem and self._task is not None:
+            if problem and problem != told and self._task is not None:
                 self._log.warning("%s; asking again until that changes", problem, extra=TOPICS_UNKNOWN)
-            self._last_problem = problem
+            searches, told = searches + 1 if problem else 0, problem
             # From the question on: a lookupd that hangs puts the next one off no longer than that.
-            await self._loop.sleep(max(0.0, began + self._pause(problem) - monotonic()))
+            await loop.sleep(max(0.0, began + self._pause(searches) - monotonic()))
 
     async def _look(self) -> str:
         """Ask once; return what keeps the consumer from having a topic, or from knowing those that are new."""
@@ -997,9 +987,9 @@ class TopicWatch:
             self._followed.update(found)
             self._follow(found, [])
 
-    def _pause(self, problem: str) -> float:
+    def _pause(self, searches: int) -> float:
+        """Seconds from one question to the next, of which so many in a row have found that something is wrong."""
         interval = self._config.lookupd_poll_interval
-        self._searches = self._searches + 1 if problem else 0
-        if problem:
-            interval = min(interval, grown(FIRST_LISTING, 2.0, self._searches - 1, LONGEST_SEARCH))
+        if searches:
+            interval = min(interval, grown(FIRST_LISTING, 2.0, searches - 1, LONGEST_SEARCH))
         return jittered(interval, self._config, random.random())

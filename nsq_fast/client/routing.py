@@ -2,10 +2,10 @@
 
 ```
 Routing: topic -> TopicRoute                      Pool: nsqd -> connections to it
-           any         Queue          any nsqd that takes the topic, in turn; commands are pipelined
-                       AnyPartition   any partition that can be written now, in turn; so are they
+           any         Queue          any nsqd that takes the topic, in turn; commands are pipelined. Where it has
+                                      partitions, any that can be written now
            partitions  PartitionQueue one partition, in order
-           parked      ParkedQueue    bound to a partition, until it is known which there are, or until lookup
+           parked      Queue          bound to a partition, until it is known which there are, or until lookup
                                       has said once more whether the topic carries headers
 ```
 
@@ -77,21 +77,25 @@ MAX_TOPICS = 10_000
 
 
 class Queue(QueuePath):
-    """Any nsqd that takes the topic, in turn; base of the other queues.
+    """Any nsqd that takes the topic, or any partition of it that can be written now, in turn; base of PartitionQueue.
 
     Attributes:
+        route: what is known of the topic.
+        open: the partitions with a connection to their leader; None where the topic has none.
         is_sought: somebody looks for a connection to send to; ``seeks`` counts the questions.
     """
 
-    __slots__ = ("_turn", "is_sought", "seeks")
+    __slots__ = ("_turn", "is_sought", "open", "route", "seeks")
 
     in_flight: int
 
     links: list[ProducerConnection]
     _sender: Sender
 
-    def __init__(self, sender: Sender, topic: str, links: list[ProducerConnection]) -> None:
-        super().__init__(sender, topic, links)
+    def __init__(self, route: TopicRoute, links: list[ProducerConnection]) -> None:
+        super().__init__(route.sender, route.name, links)
+        self.route: TopicRoute = route
+        self.open: list[PartitionQueue] | None = None
         self.is_sought: bool = False
         self.seeks: int = 0
         self._turn = random.randrange(1024)  # many that start together begin apart
@@ -102,6 +106,8 @@ class Queue(QueuePath):
 
     def choose(self) -> ProducerConnection | None:
         """The open connection that takes the next command. One that owes overdue replies only for want of others."""
+        if self.open is not None:
+            return self._choose_partition(self.open)
         links = self.links
         count = len(links)
         if not count:
@@ -112,19 +118,44 @@ class Queue(QueuePath):
             return next((other for other in links[turn:] + links[:turn] if not other.overdue), link)
         return link
 
+    def _choose_partition(self, queues: list[PartitionQueue]) -> ProducerConnection | None:
+        """That of the next partition, or of the one whose leader has the least to do; sets ``partition``."""
+        if not queues:
+            return None
+        self._turn = turn = (self._turn + 1) % len(queues)
+        queue = queues[turn]
+        is_by_load = self.route.is_by_load
+        if not is_by_load and not queue.is_paused and not queue.is_slow:
+            self.partition: int | None = queue.number
+            return queue.choose()
+        ready = [other for other in queues[turn:] + queues[:turn] if not other.is_paused]
+        ready = [other for other in ready if not other.is_slow] or ready
+        if is_by_load:
+            ready.sort(key=lambda each: each.load)
+        for queue in ready:
+            link = queue.choose()
+            if link is not None:
+                self.partition = queue.number
+                return link
+        return None
+
     def can_move(self) -> bool:
         """Whether another connection could take what one owes."""
-        return bool(self.links)
+        if self.open is None:
+            return bool(self.links)
+        return any(not queue.is_paused and not queue.is_slow for queue in self.open)
 
     def why_nowhere(self, publish: Publish) -> NsqError | None:
         """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
-        if self.links:
-            return None
-        return self._sender.nowhere(NoNsqd, f"no nsqd takes publishes now for topic {self.topic!r}", self.topic)
+        return None if self.links else self.route.why_nowhere(publish)
 
     def leaders_named(self) -> str:
         """Whom lookup names as the leaders that take its publishes, for people to read."""
-        return "lookup names no partitions"
+        if self.open is None:
+            return "lookup names no partitions"
+        queues = self.route.partitions.values()
+        leaders = sorted({str(queue.leader) for queue in queues if queue.leader is not None})
+        return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
 
     @property
     def sender(self) -> Sender:
@@ -141,7 +172,14 @@ class Queue(QueuePath):
 
         ``is_stale``: the nsqd does not lead the partition (any more).
         """
-        if again:
+        number = command.partition
+        queue = self.route.partitions.get(number) if is_stale and number is not None else None
+        if queue is not None:
+            # Nothing is sent to a partition whose leader moves, for a while; the others may take it at once.
+            if not queue.is_paused and delay:
+                queue.pause(delay)
+            self._resend(again)
+        elif again:
             # Never at once: of nsqds that end together, each would be sent what the one before has let fall, as long as
             # nobody has read that it is gone; and two that end with the same publish are said to end because of it.
             self._sender.later(delay, lambda: self._resend(again))
@@ -194,34 +232,21 @@ class PartitionQueue(Queue):
         links: the open connections to it.
         on_wire: the command that waits for its reply; None: none does.
         is_paused: an attempt has failed; the next one comes when the pause is over, or the leader changes.
-        has_lookup: whether lookup says who leads it.
-        on_resumed: called when a pause is over.
     """
 
-    __slots__ = ("_own", "_pauses", "former_leader", "has_lookup", "is_paused", "leader", "number", "on_resumed")
+    __slots__ = ("_own", "_pauses", "former_leader", "is_paused", "leader", "number")
 
     in_flight: int
 
-    def __init__(
-        self,
-        sender: Sender,
-        topic: str,
-        links: list[ProducerConnection],
-        number: int,
-        on_resumed: Callable[[], object],
-        *,
-        has_lookup: bool,
-    ) -> None:
-        super().__init__(sender, topic, links)
+    def __init__(self, route: TopicRoute, links: list[ProducerConnection], number: int) -> None:
+        super().__init__(route, links)
         self.is_for_any_link = False
-        self.has_lookup: bool = has_lookup
         self.number: int = number
-        self.partition: int = number
+        self.partition: int | None = number
         self.leader: Address | None = None
         self.former_leader: Address | None = None
         self.is_paused: bool = False
         self._is_pipelined = False
-        self.on_resumed: Callable[[], object] = on_resumed
         self._own: ProducerConnection | None = None
         self._pauses = 0
 
@@ -242,7 +267,7 @@ class PartitionQueue(Queue):
     def choose(self) -> ProducerConnection | None:
         """The connection of its own, while that is open; any to the leader while it opens."""
         links = self.links
-        if not self.has_lookup:
+        if not self.route.has_lookup:
             if self._own not in links:
                 self._own = links[self.number % len(links)] if links else None
             return self._own
@@ -265,7 +290,7 @@ class PartitionQueue(Queue):
 
     def let_go(self) -> None:
         """It is not published to for the time being."""
-        if self._own is not None and self.has_lookup:
+        if self._own is not None and self.route.has_lookup:
             self._own.users -= 1
             self._own = None
 
@@ -281,9 +306,9 @@ class PartitionQueue(Queue):
         return f"lookup names {self.leader or 'nobody'} as the leader of partition {self.number}"
 
     def why_nowhere(self, publish: Publish) -> NsqError | None:
-        if self.links and not (self.has_lookup and self._is_kept_waiting):
+        if self.links and not (self.route.has_lookup and self._is_kept_waiting):
             return None
-        if not self.has_lookup:
+        if not self.route.has_lookup:
             return super().why_nowhere(publish)
         state = "lookup names no leader: it has none now, or no channel yet"  # lookup does not say which
         if self.leader is not None:
@@ -322,7 +347,7 @@ class PartitionQueue(Queue):
         self.on_wire = None
         self.is_idle = not self.is_paused
         self.waiting.extendleft(reversed(again))
-        if is_stale and not self.has_lookup and len(self.links) > 1 and self._own in self.links:
+        if is_stale and not self.route.has_lookup and len(self.links) > 1 and self._own in self.links:
             self._own = self.links[(self.links.index(self._own) + 1) % len(self.links)]  # this one does not lead it
         if delay:
             self.pause(delay)
@@ -344,7 +369,7 @@ class PartitionQueue(Queue):
             self.is_paused = False
             self.is_idle = self.on_wire is None
             self.pump()
-            self.on_resumed()
+            self.route.any.pump()
 
     def moved(self) -> None:
         """Another nsqd leads the partition now."""
@@ -361,95 +386,6 @@ class PartitionQueue(Queue):
         if self.on_wire is command and conn is not None and conn.address != self.leader:
             silent = f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}"
             self._sender.refused(conn, command, ConnectionLost(silent))
-
-
-class AnyPartition(Queue):
-    """Any partition of a topic that can be written now: in turn, or the one whose leader has the least to do.
-
-    Attributes:
-        open: the partitions with a connection to their leader.
-    """
-
-    __slots__ = ("_by_load", "_partitions", "open")
-
-    in_flight: int
-
-    def __init__(self, sender: Sender, topic: str, partitions: dict[int, PartitionQueue], *, by_load: bool) -> None:
-        super().__init__(sender, topic, [])
-        self.open: list[PartitionQueue] = []
-        self._partitions = partitions
-        self._by_load = by_load
-        self.is_for_any_link = False
-
-    def choose(self) -> ProducerConnection | None:
-        """That of the next partition; sets ``partition``. Leaders that owe overdue replies only for want of others."""
-        queues = self.open
-        if not queues:
-            return None
-        self._turn = turn = (self._turn + 1) % len(queues)
-        queue = queues[turn]
-        if not self._by_load and not queue.is_paused and not queue.is_slow:
-            self.partition: int = queue.number
-            return queue.choose()
-        ready = [other for other in queues[turn:] + queues[:turn] if not other.is_paused]
-        ready = [other for other in ready if not other.is_slow] or ready
-        if self._by_load:
-            ready.sort(key=lambda each: each.load)
-        for queue in ready:
-            link = queue.choose()
-            if link is not None:
-                self.partition = queue.number
-                return link
-        return None
-
-    def leaders_named(self) -> str:
-        leaders = sorted({str(queue.leader) for queue in self._partitions.values() if queue.leader is not None})
-        return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
-
-    def why_nowhere(self, publish: Publish) -> NsqError | None:
-        return None if self.open else super().why_nowhere(publish)
-
-    def can_move(self) -> bool:
-        return any(not queue.is_paused and not queue.is_slow for queue in self.open)
-
-    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
-        queue = self._partitions.get(command.partition) if command.partition is not None else None
-        if not is_stale or queue is None:
-            super().failed(command, again, delay, is_stale=is_stale)
-            return
-        # Nothing is sent to a partition whose leader moves, for a while; the others may take it at once.
-        if not queue.is_paused and delay:
-            queue.pause(delay)
-        self._resend(again)
-
-
-class ParkedQueue(Queue):
-    """Publishes that wait until it is known where they may go.
-
-    Attributes:
-        doubted_since: since when it is not known whether the topic carries headers by now; an answer of lookup to what
-            was asked later ends that. None: it is not known which partitions there are; without lookup, which nsqds.
-    """
-
-    __slots__ = ("_has_lookup", "doubted_since")
-
-    def __init__(self, sender: Sender, topic: str, *, has_lookup: bool) -> None:
-        super().__init__(sender, topic, [])
-        self._has_lookup = has_lookup
-        self.doubted_since: float | None = None
-
-    def why_nowhere(self, publish: Publish) -> NsqError | None:
-        if not self._has_lookup:
-            return super().why_nowhere(publish)
-        if self.doubted_since is None:
-            text = f"lookup did not say which partitions topic {self.topic!r} has"
-        elif publish.encoding.kind == "PUB_EXT":
-            return no_headers(self.topic)
-        else:
-            text = (
-                f"lookup did not say whether topic {self.topic!r} carries headers by now, which others before it have"
-            )
-        return self._sender.nowhere(NoLeader, text, self.topic)
 
 
 def no_headers(topic: str) -> ConfigError:
@@ -469,6 +405,7 @@ class TopicRoute:
         is_used: set by every publish, cleared at every poll.
         is_plain: it has no partitions as far as anybody knows.
         is_partitioned: it has; that lasts.
+        is_unordered: keys have no order to keep there, as was found for an earlier publish; asked while ``is_plain``.
         partition_num: how many partitions the topic has, available or not; 0: lookup does not say.
         is_ext: whether messages may have headers; None: lookup does not say.
         is_lack_told: it has been logged that there is no nsqd for it.
@@ -477,6 +414,9 @@ class TopicRoute:
         absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
         absence: that the topic does not exist, in words, once lookup has said so for a while; None: it may.
         any: the queue of those that may go to any nsqd, or to any partition.
+        is_by_load: publishes without a key go to the partition whose leader has the least to do, and not in turn.
+        doubted_since: since when it is not known whether the topic carries headers by now; an answer of lookup to what
+            was asked later ends that. None: there is no doubt.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
         parked: the queue of those that are bound to a partition, until it is known what partitions there are; without
             lookup, of those with a key, until it is known of which kind the nsqds are. And of all that are bound while
@@ -488,6 +428,7 @@ class TopicRoute:
 
     def __init__(self, sender: Sender, name: str, *, has_lookup: bool) -> None:
         config = sender.config
+        self.sender: Sender = sender
         self.name = name
         self.max_msg_size = self.plain_size = self._largest = config.max_msg_size
         self._compressed_from = config.body_compression_min_size if config.body_compression else self._largest + 1
@@ -497,34 +438,36 @@ class TopicRoute:
         self.has_lookup = has_lookup
         self.is_plain: bool = not has_lookup
         self.is_partitioned: bool = False
+        self.is_unordered: bool = False
         self.partition_num: int = 0
         self.is_ext: bool | None = None
         self.is_lack_told: bool = False
         self.absent_since: float | None = None
         self.absence: str | None = None
         self.partitions: dict[int, PartitionQueue] = {}
-        self._sender = sender
+        self.is_by_load: bool = config.partition_strategy == "least_loaded"
+        self.doubted_since: float | None = None
         self._links: list[ProducerConnection] = [] if has_lookup else sender.pool.open
         self._partition_of_key = key_partitioner(config.key_strategy)
-        self.any: Queue = Queue(sender, name, self._links)
-        self.parked: ParkedQueue = ParkedQueue(sender, name, has_lookup=has_lookup)
-        is_by_load = config.partition_strategy == "least_loaded"
-        self._any_partition = AnyPartition(sender, name, self.partitions, by_load=is_by_load)
+        self.any: Queue = Queue(self, self._links)
+        self.parked: Queue = Queue(self, [])
 
     # Where one publish goes
 
     def bound(self, key: Any, partition: Any) -> Queue | None:
         """The queue of a publish, of arguments that are not checked yet; None where that is left to do."""
-        if self.parked.doubted_since is not None:
+        if self.doubted_since is not None:
             return None
         if partition is None:
-            if not self.partition_num or key.__class__ not in (bytes, str):
+            is_unordered = self.is_plain and self.is_unordered
+            if key.__class__ not in (bytes, str) or not (self.partition_num or is_unordered):
                 return None
             try:
-                return self.partitions.get(self._partition_of_key(key, self.partition_num))
-            except ValueError:
+                number = self._partition_of_key(key, self.partition_num or 1)
+            except (TypeError, ValueError):
                 return None  # it is refused where keys are checked
-        if key is None and partition.__class__ is int and partition < self.partition_num:
+            return self.any if is_unordered else self.partitions.get(number)
+        if key is None and partition.__class__ is int and (partition < self.partition_num or not self.has_lookup):
             return self.partitions.get(partition)
         return None
 
@@ -535,7 +478,7 @@ class TopicRoute:
         """
         if key is None and partition is None:
             return self.any
-        if self.parked.doubted_since is not None and not self.is_plain:
+        if self.doubted_since is not None and not self.is_plain:
             return self.parked
         if partition is None and self.partition_num:
             assert key is not None
@@ -572,11 +515,13 @@ class TopicRoute:
 
     def _unordered(self) -> Queue:
         """The queue of a publish with a key to a topic of the original NSQ: one program can serve both kinds."""
-        self._sender.tell_unordered(self.name)
+        self.sender.tell_unordered(self.name)
+        self.is_unordered = not callable(self.sender.config.key_strategy)  # which is not asked where it does not matter
         return self.any
 
     def decide(self) -> None:
-        """Without lookup, a connection has opened: those with a key go where they can now."""
+        """Without lookup, a connection has opened or is lost: those with a key go where they can now."""
+        self.is_unordered = False
         if any(link.conn is not None for link in self._links):
             # It stays closed until a publish is put into it again: some that belong there may wait for room.
             self.parked.hand_over(self.destination_or_end)
@@ -586,9 +531,7 @@ class TopicRoute:
         queue = self.partitions.get(number)
         if queue is None:
             links = [] if self.has_lookup else self._links
-            queue = self.partitions[number] = PartitionQueue(
-                self._sender, self.name, links, number, self._any_partition.pump, has_lookup=self.has_lookup
-            )
+            queue = self.partitions[number] = PartitionQueue(self, links, number)
         return queue
 
     # A topic that may carry headers by now
@@ -598,19 +541,17 @@ class TopicRoute:
 
         What is bound to a partition waits behind it, so that the order of the calls is kept.
         """
-        parked = self.parked
-        if parked.doubted_since is None:
-            began = parked.doubted_since = monotonic()
-            parked.reopen()
-            self._sender.later(LONGEST_DOUBT, lambda: self.settle(began))
-        return parked
+        if self.doubted_since is None:
+            began = self.doubted_since = monotonic()
+            self.parked.reopen()
+            self.sender.later(LONGEST_DOUBT, lambda: self.settle(began))
+        return self.parked
 
     def settle(self, asked_at: float) -> None:
         """Lookup has answered what it was asked at ``asked_at``: that ends a doubt which is older. What was parked goes
         where it is bound to, or ends: where that is nowhere, or where it cannot be sent."""
-        since = self.parked.doubted_since
-        if since is not None and asked_at >= since:
-            self.parked.doubted_since = None
+        if self.doubted_since is not None and asked_at >= self.doubted_since:
+            self.doubted_since = None
             self.parked.hand_over(self.destination_or_end)
 
     def destination_or_end(self, publish: Publish) -> Queue | None:
@@ -621,8 +562,20 @@ class TopicRoute:
                 return self.destination(publish.key, publish.pin)
             except ConfigError as no_partition:
                 error = no_partition
-        self._sender.finish(publish, error)
+        self.sender.finish(publish, error)
         return None
+
+    def why_nowhere(self, publish: Publish) -> NsqError:
+        """Why a publish that is bound to no partition, or not yet, waits for want of a connection."""
+        if publish.destination is not self.parked or not self.has_lookup:
+            return self.sender.nowhere(NoNsqd, f"no nsqd takes publishes now for topic {self.name!r}", self.name)
+        if self.doubted_since is None:
+            text = f"lookup did not say which partitions topic {self.name!r} has"
+        elif publish.encoding.kind == "PUB_EXT":
+            return no_headers(self.name)
+        else:
+            text = f"lookup did not say whether topic {self.name!r} carries headers by now, which others before it have"
+        return self.sender.nowhere(NoLeader, text, self.name)
 
     # What is learnt of the topic
 
@@ -643,8 +596,7 @@ class TopicRoute:
         """It has partitions. Take their leaders over; return the partitions that have got another one."""
         if not self.is_partitioned:
             self.is_partitioned, self.is_plain = True, False
-            self.any.hand_over(lambda publish: self._any_partition)
-            self.any = self._any_partition
+            self.any.is_for_any_link, self.any.open = False, []
         moved: list[PartitionQueue] = []
         if not topology.partitions:
             return moved  # says nothing of the leaders: the answer of a lookupd that has just started looks the same
@@ -686,7 +638,8 @@ class TopicRoute:
             is_lost |= bool(queue.links) and not found
             queue.links = found
         self.any.links = links
-        self._any_partition.open = [queue for queue in self.partitions.values() if queue.links]
+        if self.is_partitioned:
+            self.any.open = [queue for queue in self.partitions.values() if queue.links]
         return is_lost
 
     def tell_lack(self, problem: str) -> None:
@@ -710,7 +663,7 @@ class TopicRoute:
             " create no topics by themselves: create it, or mend the name"
         )
         self.absence = text
-        self._sender.news.set()
+        self.sender.news.set()
         self._fail_waiting(lambda publish: NoNsqd(text))
 
     def refuse_misfits(self) -> None:
@@ -738,7 +691,7 @@ class TopicRoute:
             for publish in list(queue.waiting):
                 error = None if publish.done else error_of(publish)
                 if error is not None:
-                    self._sender.finish(publish, error)
+                    self.sender.finish(publish, error)
             queue.remove_ended()
 
     # Its queues
@@ -1042,7 +995,7 @@ class Routing:
     def _decided(self, route: TopicRoute) -> None:
         """It is known now which partitions a topic has: those that are bound to one can go there."""
         self._sender.news.set()
-        if route.parked.doubted_since is None:
+        if route.doubted_since is None:
             route.parked.hand_over(route.destination_or_end)
 
     def _ask_others(self, route: TopicRoute, named: frozenset[Address]) -> None:

@@ -15,14 +15,15 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, count
 from select import POLLIN
 from time import monotonic
 from typing import Any, NamedTuple
 
-from gevent import Greenlet, get_hub, joinall, sleep, spawn
+from gevent import get_hub, joinall, sleep, spawn
 from gevent import signal_handler as on_signal
 from gevent.event import Event
 
@@ -51,7 +52,6 @@ from .health import (
     Phase,
     Report,
     Stall,
-    paced,
 )
 from .settings import Settings, Subscription, Task, declared, write_logs
 
@@ -136,7 +136,8 @@ class Link:
 
 logger: logging.Logger = get_logger("nsq_fast.worker")
 
-READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
+KINDS: dict[str, Any] = {"gevent": Consumer, "threads": threads.Consumer, "asyncio": aio.Consumer}
+"""Of consumers, by where their handlers run."""
 
 _IMPORTING = {"nsq_fast", "importlib"}
 
@@ -231,7 +232,7 @@ def of_program(error: Exception) -> Exception:
 
 
 def _flat(value: Any, target: str, may_call: bool = True) -> Iterator[Any]:
-    if isinstance(value, (Subscription, *READY_MADE)):
+    if isinstance(value, (Subscription, *KINDS.values())):
         yield value
     elif isinstance(value, (list, tuple)):
         for each in value:
@@ -249,136 +250,85 @@ def _flat(value: Any, target: str, may_call: bool = True) -> Iterator[Any]:
 
 def _consumer(found: Any, settings: Settings) -> tuple[Any, str]:
     if not isinstance(found, Subscription):
-        return found, "asyncio" if isinstance(found, aio.Consumer) else "gevent"
+        return found, next(place for place, kind in KINDS.items() if isinstance(found, kind))
     place = found.place_of(settings.worker.handlers)
-    kinds: dict[str, Any] = {"gevent": Consumer, "threads": threads.Consumer, "asyncio": aio.Consumer}
     handler = {"batch_handler" if found.batch else "message_handler": found.handler}
     try:
-        return kinds[place](found.topic, found.channel, **handler, **settings.options_of(found)), place
+        return KINDS[place](found.topic, found.channel, **handler, **settings.options_of(found)), place
     except (TypeError, ConfigError) as error:
         raise ConfigError(f"{found.name}: {error}") from error
 
 
-_BEAT = 1.0
-
 DEFAULT_MSG_TIMEOUT = 60.0
 """Of an nsqd, in seconds, where a consumer does not say."""
 
-OnEnd = Callable[[str, BaseException | None], object]
-"""Called in any thread with what ended by itself, and its error, or None."""
-
-
-class Hub:
-    """Runs the consumers of greenlets and of threads, from the hub of the main thread.
-
-    Attributes:
-        beat: when the loop last turned; monotonic.
-    """
-
-    def __init__(self, running: Sequence[Running], on_end: OnEnd) -> None:
-        self._running = running
-        self._on_end = on_end
-        self._closing: list[Greenlet[..., None]] = []
-        self.beat: float = monotonic()
-
-    def start(self) -> None:
-        """Start all; return when they are started. Raises what the first one raised that could not."""
-        for each in self._running:
-            each.consumer.start(block=False)
-            spawn(self._watch, each)
-        spawn(self._beat_on)
-
-    def begin_closing(self, timeout: float) -> None:
-        """Close all at once, within ``timeout`` seconds. Does not block."""
-        self._closing = [spawn(each.consumer.close, drain=True, timeout=timeout) for each in self._running]
-
-    def wait(self) -> None:
-        """Until all are closed."""
-        while not all(each.ready() for each in self._closing):
-            with suppress(SystemExit):  # of a handler: the hub has it raised in the main greenlet
-                joinall(self._closing)
-
-    def _watch(self, running: Running) -> None:
-        try:
-            running.consumer.join()
-        except Exception as error:
-            self._on_end(running.name, error)
-        else:
-            self._on_end(running.name, None)
-
-    def _beat_on(self) -> None:
-        looks = [paced(each.consumer.progress) for each in self._running if isinstance(each.consumer, Consumer)]
-        while True:
-            self.beat = monotonic()
-            for look in looks:  # have each ask its nsqds what waits: it does so in its own thread only
-                look(self.beat)
-            sleep(_BEAT)
-
 
 class EventLoop:
-    """The same of the consumers of asyncio, from an event loop on a thread of its own. Its methods belong to the main
-    greenlet."""
+    """A loop of asyncio, on a thread of its own. Its methods belong to greenlets of the main thread.
 
-    def __init__(self, running: Sequence[Running], on_end: OnEnd) -> None:
-        self._running = running
-        self._on_end = on_end
-        self._started = Reply()
-        self._ended = Reply()
-        self._close_timeout = 0.0
-        self.beat: float = monotonic()
+    Args:
+        on_exit: called in the thread when a handler calls sys.exit(); the loop goes on.
+    """
 
-    def start(self) -> None:
-        _start_thread(self._run, ())
-        self._started.get()
+    def __init__(self, on_exit: Callable[[BaseException], object]) -> None:
+        self._on_exit = on_exit
+        self._is_over = False
+        begun = Reply()
+        _start_thread(self._run, (begun,))
+        self._loop: asyncio.AbstractEventLoop = begun.get()
 
-    def begin_closing(self, timeout: float) -> None:
-        self._close_timeout = timeout
-        with suppress(RuntimeError):  # it has ended by itself: a handler called sys.exit()
-            self._loop.call_soon_threadsafe(self._stop.set)
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have it called there. Does not block."""
+        self._loop.call_soon_threadsafe(function, *arguments)
 
-    def wait(self) -> None:
-        self._ended.wait()
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Block the greenlet until the coroutine has ended there; return what it returns, raise what it raises."""
+        reply = Reply()
+
+        async def carry_out() -> None:
+            try:
+                reply.set(await coroutine)
+            except BaseException as error:
+                reply.set_exception(error)
+
+        self.call_soon(lambda: self._loop.create_task(carry_out()))
+        return reply.get()
+
+    def end(self) -> None:
+        """Cancel what the program has left running there, and end the thread."""
+        self.run(self._cancel_rest())
+        self._is_over = True
+        self.call_soon(self._loop.stop)
 
     # In the thread
 
-    def _run(self) -> None:
+    def _run(self, begun: Reply) -> None:
         try:
-            asyncio.run(self._main())
-        except BaseException as error:
-            if not self._started.is_set:
-                self._started.set_exception(error)
-            self._on_end("the loop of asyncio", error)
-        finally:
-            self._ended.set()
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        for each in self._running:
-            await each.consumer.start()
-        self._started.set()
-        tasks = [asyncio.create_task(self._watch(each)) for each in self._running]
-        tasks.append(asyncio.create_task(self._beat_on()))
-        await self._stop.wait()
-        await asyncio.gather(*(each.consumer.close(timeout=self._close_timeout) for each in self._running))
-        for task in tasks:
-            task.cancel()
-
-    async def _watch(self, running: Running) -> None:
-        try:
-            await running.consumer.join()
+            loop = asyncio.new_event_loop()  # here: of a program that is patched by gevent it belongs to this thread
         except Exception as error:
-            self._on_end(running.name, error)
-        else:
-            self._on_end(running.name, None)
+            begun.set_exception(error)
+            return
+        begun.set(loop)
+        while not self._is_over:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # noqa: PERF203  # of a handler: asyncio brings it here
+                self._on_exit(error)
+        loop.close()
 
-    async def _beat_on(self) -> None:
-        looks = [paced(each.consumer.progress) for each in self._running]
-        while True:
-            self.beat = monotonic()
-            for look in looks:  # as in a ``Hub``
-                look(self.beat)
-            await asyncio.sleep(_BEAT)
+    async def _cancel_rest(self) -> None:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+
+
+_BEAT = 1.0
+"""Seconds between two turns of a loop that are noted; in each it looks at the progress of its consumers."""
+
+_LATE = 2.0
+"""Seconds after which the link looks at a consumer whose loop has not done so."""
 
 
 class Child:
@@ -388,7 +338,8 @@ class Child:
         self._running: list[Running] = []
         self._metrics: Callable[[], str] = str
         self._stalls: dict[str, Stall] = {}
-        self._loops: list[Hub | EventLoop] = []
+        self._event_loop: EventLoop | None = None
+        self._beats: dict[str, float] = {}  # place -> when its loop last turned, monotonic
         self._phase = Phase.STARTING
         self._failure = ""
         self._stopping = Event()
@@ -427,12 +378,19 @@ class Child:
     def _start(self) -> None:
         self._is_consuming = True
         self._stalls = {each.name: Stall(each.consumer.progress) for each in self._running}
-        in_loop = [each for each in self._running if each.place == "asyncio"]
-        self._loops = [Hub([each for each in self._running if each not in in_loop], self._ended_by_itself)]
-        if in_loop:
-            self._loops.append(EventLoop(in_loop, self._ended_by_itself))
-        for loop in self._loops:
-            loop.start()
+        if any(each.place == "asyncio" for each in self._running):
+            self._event_loop = EventLoop(partial(self._ended_by_itself, "a consumer of asyncio"))
+            self._beats["asyncio"] = monotonic()
+        self._beats["gevent"] = monotonic()
+        for each in self._running:
+            self._call(each, "start", **({} if each.place == "asyncio" else {"block": False}))
+            spawn(self._watch, each)
+        spawn(self._beat_on)
+
+    def _call(self, running: Running, name: str, **options: Any) -> Any:
+        """Call what blocks; of a consumer of asyncio it does so in its loop."""
+        done = getattr(running.consumer, name)(**options)
+        return self._event_loop.run(done) if self._event_loop and running.place == "asyncio" else done
 
     def _failed_to_start(self, error: Exception) -> None:
         self._failure = printable(f"{type(error).__name__}: {error}")
@@ -442,6 +400,28 @@ class Child:
         self._link.send()
 
     # Running
+
+    def _watch(self, running: Running) -> None:
+        try:
+            self._call(running, "join")
+        except Exception as error:
+            self._ended_by_itself(running.name, error)
+        else:
+            self._ended_by_itself(running.name, None)
+
+    def _beat_on(self) -> None:
+        while True:
+            self._beat("gevent")
+            if self._event_loop is not None:
+                self._event_loop.call_soon(self._beat, "asyncio")
+            sleep(_BEAT)
+
+    def _beat(self, place: str) -> None:
+        """In the loop of a place: only there a look at its progress has a consumer ask its nsqds what waits."""
+        self._beats[place] = now = monotonic()
+        for each in self._running:
+            if each.place == place:
+                self._stalls[each.name].look(now)
 
     def _ended_by_itself(self, name: str, error: BaseException | None) -> None:
         """In any thread: a consumer has closed. When the others are drained, a new process takes the place of this."""
@@ -457,7 +437,7 @@ class Child:
         shown = self._running if self._phase is not Phase.STARTING else []
         return Report(
             phase=self._phase,
-            loop_age=monotonic() - min(loop.beat for loop in self._loops) if self._phase is Phase.RUNNING else 0.0,
+            loop_age=monotonic() - min(self._beats.values()) if self._phase is Phase.RUNNING else 0.0,
             consumers=[self._consumer_report(each) for each in shown],
             metrics=self._metrics() if with_metrics else None,
             failure=self._failure,
@@ -471,7 +451,9 @@ class Child:
             after = 2 * (consumer.connection_config.msg_timeout or DEFAULT_MSG_TIMEOUT)
         connected = sum(each.is_connected for each in stats.connections)
         counts = stats.totals.finished, stats.totals.requeued, stats.in_flight
-        stalled = self._stalls[running.name].look(stats.totals, after, monotonic())
+        stall, now = self._stalls[running.name], monotonic()
+        stall.look(now, 0.0 if running.place == "threads" else _LATE)
+        stalled = stall.said(stats.totals, after, now)
         return ConsumerReport(running.name, stats.is_running, connected, len(stats.connections), *counts, stalled)
 
     # Ending
@@ -482,10 +464,12 @@ class Child:
         self._link.expect_end()
         self._link.send()
         logger.info("draining for %g s at most", timeout, extra=WORKER_DRAINING)
-        for loop in self._loops:
-            loop.begin_closing(timeout)
-        for loop in self._loops:
-            loop.wait()
+        closing = [spawn(self._call, each, "close", drain=True, timeout=timeout) for each in self._running]
+        while not all(each.ready() for each in closing):
+            with suppress(SystemExit):  # of a handler: the hub has it raised in the main greenlet
+                joinall(closing)
+        if self._event_loop is not None:
+            self._event_loop.end()
         for each in self._running:
             totals = each.consumer.stats().totals
             counts = totals.finished, totals.requeued

@@ -88,47 +88,42 @@ PACE = 0.0025
 15 us of each: so those at thousands of topics are seldom, and take no more than the hundredth part of a core."""
 
 
-def paced(progress: Callable[[], ConsumerProgress]) -> Callable[[float], ConsumerProgress | None]:
-    """The progress of a consumer, at a time; None at times when it is not looked at, because a look costs much."""
-    due = 0.0
-
-    def look(now: float) -> ConsumerProgress | None:
-        nonlocal due
-        if now < due:
-            return None
-        found = progress()
-        due = now + PACE * sum(1 + len(topic.connections) for topic in found.topics)
-        return found
-
-    return look
-
-
 class Stall:
     """Since when a consumer has had something to do and has done nothing."""
 
     def __init__(self, progress: Callable[[], ConsumerProgress]) -> None:
-        self._look = paced(progress)
+        self._progress = progress
+        self._due = 0.0
         self._handled = 0
         self._since: float | None = None
         self._said = "", ""
 
-    def look(self, totals: Counters, after: float, now: float) -> str:
+    def look(self, now: float, late: float = 0.0) -> None:
+        """Look at its progress, if that was not done since ``late`` seconds after it was due again: in any thread."""
+        if now < self._due + late:
+            return
+        found = self._progress()
+        self._due = now + PACE * sum(1 + len(topic.connections) for topic in found.topics)
+        if found.reason in NOTHING_TO_DO:
+            self._since = None
+        else:
+            self._said = found.reason, found.detail
+            self._since = now if self._since is None else self._since
+
+    def said(self, totals: Counters, after: float, now: float) -> str:
         """What its progress says, if it has said so for ``after`` seconds (0: never) at ``now``; else nothing.
 
         Args:
             totals: what it has done until now: what moves between two looks at its progress counts, too.
         """
         handled = totals.received + totals.finished - 2 * (totals.skipped + totals.suppressed)
-        found = self._look(now)
-        if handled != self._handled or (found is not None and found.reason in NOTHING_TO_DO):
+        if handled != self._handled:
             self._handled, self._since = handled, None
-        if found is not None and found.reason not in NOTHING_TO_DO:
-            self._said = found.reason, found.detail
-            self._since = now if self._since is None else self._since
-        if self._since is None or not after or now - self._since < after:
+        since = self._since
+        if since is None or not after or now - since < after:
             return ""
         reason, detail = self._said
-        return f"{reason} for {now - self._since:.0f} s: {detail}"
+        return f"{reason} for {now - since:.0f} s: {detail}"
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -331,7 +331,6 @@ class Slot:
         self._start = start
         self._delay = config.restart_delay
         self._start_at: float | None = None
-        self._unsaid_delay: float | None = None
         self._has_run = False
 
     def processes(self) -> Iterator[Process]:
@@ -342,7 +341,7 @@ class Slot:
 
     def start(self) -> None:
         """Start a process, now; where the system cannot, after a pause."""
-        self._start_at = self._unsaid_delay = None
+        self._start_at = None
         self.current = self._started()
         if self.current is None:
             self._start_later(monotonic())
@@ -370,7 +369,7 @@ class Slot:
 
     def drain(self) -> None:
         """Ask everything here to end, for good."""
-        self._start_at = self._unsaid_delay = None
+        self._start_at = None
         self._dismiss(self.current)
         self._dismiss(self.successor)
         self.current = self.successor = None
@@ -379,7 +378,6 @@ class Slot:
         """Start, replace and kill what is due."""
         for each in self.leaving:
             each.enforce(now)
-        self._say_delay()
         if self._start_at is not None and now >= self._start_at:
             self.restarts += 1
             self.start()
@@ -431,18 +429,11 @@ class Slot:
             self._start_later(now)
 
     def _start_later(self, now: float) -> None:
-        """``look`` says so: until then it may turn out that nothing is started again."""
-        self._start_at, self._unsaid_delay = now + self._delay, self._delay
+        self._start_at = now + self._delay
+        if not self.is_wrong or self._has_run or self._config.reload:  # otherwise the worker may end of it
+            text = "process %d is started again in %g s"
+            logger.warning(text, self.number, self._delay, extra=WORKER_PROCESS_DELAYED)
         self._delay = min(2 * self._delay or LEAST_DELAY, self._config.max_restart_delay)
-
-    def _say_delay(self) -> None:
-        if self._unsaid_delay is None:
-            return
-        text = "process %d is started again in %g s"
-        if self.is_wrong and not self._has_run and not self._config.reload:
-            text += ", unless no process can run the program"
-        logger.warning(text, self.number, self._unsaid_delay, extra=WORKER_PROCESS_DELAYED)
-        self._unsaid_delay = None
 
     def due_at(self) -> float:
         """When ``look`` has something to do at the latest; monotonic."""

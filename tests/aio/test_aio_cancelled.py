@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import pytest
-from support.contract import AsyncioFace, Joined, joined
+from support.contract import AsyncioFace, joined
 from support.held_publishes import PublishNsqd
 from support.processes import LOOPS, NewLoop, until_async
 from support.scripted_nsqd import heard
@@ -329,7 +329,9 @@ TASKS = 20
 BODIES = [b"%d" % number for number in range(TASKS)]
 
 
-FACE = AsyncioFace("asyncio", asyncio.new_event_loop)
+@pytest.fixture
+def face() -> AsyncioFace:
+    return AsyncioFace("asyncio", asyncio.new_event_loop)
 
 
 async def possibly_stored(ending: Any) -> bool:
@@ -347,24 +349,24 @@ async def possibly_stored(ending: Any) -> bool:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
-def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone(is_lost: bool, times: int) -> None:
-    async def then(joined: Joined) -> None:
-        nsqd, answered = joined.nsqd, 0
+async def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone(
+    face: AsyncioFace, is_lost: bool, times: int
+) -> None:
+    async with joined(face, BODIES) as publishes:
+        nsqd, answered = publishes.nsqd, 0
         if is_lost:
             answered = len(nsqd.commands)
             nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
             await until_async(lambda: len(nsqd.commands) > answered)
-        cancelled = joined.jobs.pop(BODIES[3])
+        cancelled = publishes.jobs.pop(BODIES[3])
         for _ in range(times):
             cancelled.cancel()
         assert await possibly_stored(cancelled()) is True
         nsqd.react = lambda sock, _: sock.sendall(OK)
         for number in range(answered, len(nsqd.commands)):
             nsqd.reply(number)
-        assert set((await joined.ends()).values()) == {b"OK"}
-        await until_async(lambda: joined.stats("held") == (0,))
-
-    joined(FACE, then, BODIES)
+        assert set((await publishes.ends()).values()) == {b"OK"}
+        await until_async(lambda: publishes.stats("held") == (0,))
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)

@@ -26,7 +26,7 @@ from support.waiting import PROMPT, WAIT, promptly, until, until_on
 
 import nsq_fast
 from nsq_fast import NsqdHTTPClient, Producer, _codec, errors
-from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.client.connection import Connection
 from nsq_fast.client.greenlets import Waiters
 from nsq_fast.client.trace import PublishRecord, TraceLog
@@ -471,6 +471,19 @@ def test_a_warm_publish_walks_few_functions_in_few_files(
     assert len(walk) <= most_calls
     assert len(set(walk)) <= most_files
     assert sum(one != other for one, other in pairwise(walk)) <= most_changes
+
+
+@pytest.mark.parametrize("by_lookup", [False, True], ids=["address", "lookup"])
+def test_a_key_that_keeps_no_order_lengthens_no_walk(nsq_broker: Broker, by_lookup: bool) -> None:
+    """An original nsqd has no partitions, and keys go anywhere."""
+    nsqd, lookupd = str(nsq_broker.nsqd.tcp_address), str(nsq_broker.lookupd.http_address)
+    where = {"lookupd_http_addresses": lookupd} if by_lookup else {"nsqd_tcp_addresses": nsqd}
+    with Producer(**where) as producer:
+        for _ in range(20):
+            producer.publish("t", b"body", key="k")
+        walk = min([_walk(producer, {"key": "k"}) for _ in range(20)], key=len)
+    assert len(walk) <= 14
+    assert len(set(walk)) <= 6
 
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))

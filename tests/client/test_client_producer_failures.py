@@ -582,18 +582,3 @@ def test_a_rolling_restart_under_load_fails_no_publish(cluster, producing):
             node.start()
     bodies = {record.body for records in stored(cluster).values() for record in records}
     assert bodies == {f"{number} {index}".encode() for number, count in enumerate(counts) for index in range(count)}
-
-
-def test_publishes_without_key_lose_nothing(cluster, producing):
-    cluster.create_topic("t", PARTITIONS, 2, multi_part=True, channels=["ch"])
-    bodies = {b"%d" % number for number in range(600)}
-    with producing() as producer:
-        results = []
-        mover = gevent.spawn(trouble, cluster)
-        for body in sorted(bodies):
-            results.append(producer.publish_nowait("t", body))
-            if len(results) % 20 == 0:
-                gevent.sleep(0.01)  # sleep: publishes that are spread over the trouble
-        gevent.joinall([mover, *results], timeout=WAIT, raise_error=True)
-    assert all(result.get(block=False) == b"OK" for result in results)
-    assert {record.body for records in stored(cluster).values() for record in records} == bodies

@@ -78,7 +78,7 @@ def test_a_key_names_the_partition(lookup_producer, leaders, strategy, hashed, o
             assert sender.publish("t", b"bytes " + key.encode(), key=key.encode()) == b"OK"
             assert placed(leaders)[b"bytes " + key.encode()] == hashed(key, 3)
     else:
-        with pytest.raises(TypeError, match="must be str or int, not bytes"):
+        with pytest.raises(errors.TypeInvalid, match="must be str or int, not bytes"):
             sender.publish("t", b"x", key=b"a")
         assert sender.stats()["held"] == sender.stats()["pending"] == 0
 
@@ -215,6 +215,51 @@ def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, 
     assert [(command.params, command.body) for command in nsqd.commands] == [(("1",), b"x"), ((), b"y")]
     with pytest.raises(errors.ConfigError, match="unknown without lookupd_http_addresses"):
         sender.publish("t", b"x", key="a")
+
+
+def test_without_lookup_keys_are_refused_from_the_moment_a_redesigned_nsqd_is_there(publish_nsqd, new_producer):
+    original, redesigned = publish_nsqd(), publish_nsqd(version=REDESIGNED)
+    redesigned.is_refusing = True
+    sender = new_producer(original, redesigned, max_backoff_duration=0.05)
+    for body in numbers(5):
+        assert sender.publish("t", body, key="k") == b"OK"
+    redesigned.is_refusing = False
+    connected(sender, 2)
+    for key in ("k", b"k"):
+        with pytest.raises(errors.ConfigError, match="unknown without lookupd_http_addresses"):
+            sender.publish("t", b"x", key=key)
+    redesigned.stop()
+    connected(sender, 1)
+    for _ in range(2):
+        assert sender.publish("t", b"last", key="k") == b"OK"
+    assert original.bodies == [*numbers(5), b"last", b"last"]
+    assert not redesigned.commands
+
+
+@pytest.mark.parametrize("strategy", ["murmur3", "hashcode", lambda key, count: 1 // 0])
+def test_where_a_key_keeps_no_order_it_is_checked_all_the_same(publishing, strategy):
+    """But a function of the user's is not asked: there is no partition to name."""
+    nsqd, sender = publishing(key_strategy=strategy)
+    for body in numbers(3):  # before it is known what the nsqd is, and then
+        assert sender.publish("t", body, key="k") == b"OK"
+        if not callable(strategy):
+            with pytest.raises(errors.TypeInvalid, match="must be str or"):
+                sender.publish("t", b"x", key=b"a" if strategy == "hashcode" else 7)
+        if strategy == "murmur3":
+            with pytest.raises(errors.ConfigError, match="lone surrogates"):
+                sender.publish("t", b"x", key="\ud800")
+    assert nsqd.bodies == numbers(3)
+    assert sender.stats()["held"] == sender.stats()["pending"] == 0
+
+
+def test_what_has_a_key_and_came_before_the_connection_leaves_first(publish_nsqd, new_producer):
+    nsqd = publish_nsqd()
+    sender = new_producer(nsqd)
+    early = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
+    connected(sender, 1)
+    later = [sender.publish_nowait("t", b"later", key="k"), sender.publish_nowait("t", b"later")]
+    gevent.joinall([*early, *later], timeout=WAIT)
+    assert nsqd.bodies == [*numbers(5), b"later", b"later"]
 
 
 def test_moves_of_leaders_are_counted(lookup_producer, leaders, publish_nsqd, consume):

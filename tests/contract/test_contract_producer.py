@@ -120,24 +120,6 @@ async def test_a_close_that_waits_says_once_for_what(face: Face, closed_port: in
     assert "at most 0.3 s more" in said
 
 
-async def test_a_server_that_restarts_loses_no_publish(face: Face, nsqd_process: Any) -> None:
-    async with face.client("Producer", nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
-        await face(producer.publish("t", b"begin"))
-        await face.do(nsqd_process.stop)
-
-        async def publish(number: int) -> None:
-            for each in range(10):
-                await face(producer.publish("t", b"%d-%d" % (number, each)))
-
-        jobs = [await face.begin(lambda number=number: publish(number)) for number in range(4)]  # type: ignore[misc]
-        await face.until(lambda: producer.stats()["pending"] == 4)
-        await face.do(nsqd_process.start)
-        for join in jobs:
-            await join()
-    several = {b"%d-%d" % pair for pair in itertools.product(range(4), range(10))}
-    await bodies_until(face, nsqd_process.address, lambda found: several | {b"begin"} <= set(found))
-
-
 async def test_an_nsqd_that_is_connected_stays_in_use_while_lookup_names_none_at_all(
     face: Face, nsqd_process: Any
 ) -> None:
@@ -205,104 +187,83 @@ CALLERS = 8
 BODIES = [b"%d" % number for number in range(CALLERS)]
 
 
-def test_those_of_one_command_count_as_what_they_are(face: Face) -> None:
-    async def then(joined: Joined) -> None:
-        assert joined.stats("pending", "held", "stored") == (CALLERS, CALLERS, 0)
-        joined.nsqd.reply(0)
-        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
-        assert joined.stats("pending", "held", "stored") == (0, 0, CALLERS)
-
-    joined(face, then, BODIES)
-
-
 @pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
-def test_one_that_is_refused_fails_alone(face: Face, code: bytes) -> None:
-    async def then(joined: Joined) -> None:
+async def test_one_that_is_refused_fails_alone(face: Face, code: bytes) -> None:
+    async with joined(face, [*BODIES, b"bad"]) as publishes:
+
         def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
             if b"bad" in bodies:
-                joined.nsqd.refuse(sock, code)
+                publishes.nsqd.refuse(sock, code)
             else:
                 sock.sendall(OK)
 
-        joined.nsqd.react = refuse_the_bad
-        joined.nsqd.refuse(joined.nsqd.commands[0][0], code)
-        ends = await joined.ends()
+        publishes.nsqd.react = refuse_the_bad
+        publishes.nsqd.refuse(publishes.nsqd.commands[0][0], code)
+        ends = await publishes.ends()
         error = ends.pop(b"bad")
         assert isinstance(error, PublishFailed)
         assert code.split()[0].decode() in str(error)
         assert not error.possibly_stored
         assert ends == dict.fromkeys(BODIES, b"OK")
-        assert all(len(bodies) == 1 for bodies in joined.nsqd.bodies[1:])
-        assert joined.stats("stored", "refused", "held") == (CALLERS, 1, 0)
-
-    joined(face, then, [*BODIES, b"bad"])
+        assert all(len(bodies) == 1 for bodies in publishes.nsqd.bodies[1:])
+        assert publishes.stats("stored", "refused", "held") == (CALLERS, 1, 0)
 
 
-def test_each_has_an_error_of_its_own_when_the_connection_is_lost(face: Face) -> None:
-    async def then(joined: Joined) -> None:
-        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
-        errors = (await joined.ends()).values()
+async def test_each_has_an_error_of_its_own_when_the_connection_is_lost(face: Face) -> None:
+    async with joined(face, BODIES, retry_unknown_outcome=False) as publishes:
+        publishes.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        errors = (await publishes.ends()).values()
         assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
         assert all(isinstance(error.__cause__, ConnectionLost) for error in errors)
         assert all("may have been stored" in str(error) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
-        assert joined.stats("unknown", "held") == (CALLERS, 0)
-
-    joined(face, then, BODIES, retry_unknown_outcome=False)
+        assert publishes.stats("unknown", "held") == (CALLERS, 0)
 
 
-def test_each_is_sent_again_when_the_connection_is_lost(face: Face) -> None:
-    async def then(joined: Joined) -> None:
-        joined.nsqd.react = lambda sock, _: sock.sendall(OK)
-        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
-        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
-        assert sorted(body for bodies in joined.nsqd.bodies[1:] for body in bodies) == BODIES
-
-    joined(face, then, BODIES)
+async def test_each_is_sent_again_when_the_connection_is_lost(face: Face) -> None:
+    async with joined(face, BODIES) as publishes:
+        publishes.nsqd.react = lambda sock, _: sock.sendall(OK)
+        publishes.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        assert await publishes.ends() == dict.fromkeys(BODIES, b"OK")
+        assert sorted(body for bodies in publishes.nsqd.bodies[1:] for body in bodies) == BODIES
 
 
-def test_an_nsqd_that_closes_connection_after_connection_costs_no_publish(face: Face) -> None:
+async def test_an_nsqd_that_closes_connection_after_connection_costs_no_publish(face: Face) -> None:
     """As one that is told to end: it closes all it has, and others are tried before it is gone."""
+    async with joined(face, [b"once"], retry_base_delay=0.01) as publishes:
 
-    async def then(joined: Joined) -> None:
         def end(sock: socket.socket, _: list[bytes]) -> None:
-            if len(joined.nsqd.commands) < 7:
+            if len(publishes.nsqd.commands) < 7:
                 sock.shutdown(socket.SHUT_RDWR)
             else:
                 sock.sendall(OK)
 
-        joined.nsqd.react = end
-        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
-        assert await joined.ends() == {b"once": b"OK"}
-        assert joined.nsqd.bodies == [[b"once"]] * 7
-
-    joined(face, then, [b"once"], retry_base_delay=0.01)
+        publishes.nsqd.react = end
+        publishes.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        assert await publishes.ends() == {b"once": b"OK"}
+        assert publishes.nsqd.bodies == [[b"once"]] * 7
 
 
 @pytest.mark.parametrize("reply", [OK, error_frame(b"E_MPUB_FAILED no space")], ids=["OK", "failed"])
-def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face, reply: bytes) -> None:
-    async def then(joined: Joined) -> None:
-        errors = (await joined.ends()).values()
+async def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face, reply: bytes) -> None:
+    async with joined(face, BODIES, publish_timeout=1.0) as publishes:
+        errors = (await publishes.ends()).values()
         assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
         assert all(isinstance(error, TimeoutError) for error in errors)
         assert len({id(error) for error in errors}) == CALLERS
-        assert joined.stats("unknown", "held") == (CALLERS, CALLERS)
-        joined.nsqd.reply(-1, reply)  # it was sent once more: a new connection to a server that is silent may work
-        await face.until(lambda: joined.stats("held") == (0,))
-        joined.nsqd.react = lambda sock, _: sock.sendall(OK)
-        assert await face(joined.producer.multipublish("t", [b"later"], timeout=WAIT)) == b"OK", "it disturbs nobody"
-
-    joined(face, then, BODIES, publish_timeout=1.0)
+        assert publishes.stats("unknown", "held") == (CALLERS, CALLERS)
+        publishes.nsqd.reply(-1, reply)  # it was sent once more: a new connection to a server that is silent may work
+        await face.until(lambda: publishes.stats("held") == (0,))
+        publishes.nsqd.react = lambda sock, _: sock.sendall(OK)
+        assert await face(publishes.producer.multipublish("t", [b"later"], timeout=WAIT)) == b"OK", "it disturbs nobody"
 
 
-def test_each_hears_that_the_producer_was_closed(face: Face) -> None:
-    async def then(joined: Joined) -> None:
-        await face(joined.producer.close(0.01))
-        errors = list((await joined.ends()).values())
+async def test_each_hears_that_the_producer_was_closed(face: Face) -> None:
+    async with joined(face, BODIES) as publishes:
+        await face(publishes.producer.close(0.01))
+        errors = list((await publishes.ends()).values())
         assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
         assert "the producer was closed" in str(errors[0])
-
-    joined(face, then, BODIES)
 
 
 async def test_a_server_that_does_not_reply_keeps_no_publish_back(face: Face) -> None:

@@ -498,6 +498,7 @@ def test_a_session_expires_its_messages() -> None:
     session.fin(messages[2])
     assert session.in_flight == 1
     session.req(messages[0], 0)
+    assert session.expire(60.0) == []
     assert session.in_flight == 0
 
 

@@ -398,37 +398,6 @@ def test_a_refused_publish_fails_alone() -> None:
     assert reply.token == "next"
 
 
-def test_commands_behind_a_fatal_error_were_not_executed() -> None:
-    session = publishing(1, 2)
-    (failed,) = session.receive(error(b"E_PUB_FAILED PUB failed disk"))
-    assert (failed.token, failed.fatal) == (1, True)
-    assert isinstance(failed.error, errors.PubFailed)
-    (end,) = session.receive(b"")
-    assert (end.pending, end.executed) == ((("PUB", 2),), False)
-
-
-@pytest.mark.parametrize(
-    ("code", "executed"),
-    [
-        # After the last message's header the body was read to its end: what came behind it was carried out.
-        (b"E_EXT_NOT_SUPPORT x", None),
-        (b"E_INVALID_JSON_HEADER x", None),
-        (b"INVALID_TRACE_ID x", None),
-        (b"E_TOPIC_NOT_EXIST ", False),
-    ],
-)
-def test_an_error_to_mpub_ext_ends_the_connection_and_the_fate_of_the_rest_is_mostly_unknown(
-    code: bytes, executed: bool | None
-) -> None:
-    session = cluster()
-    session.mpub_ext("t", [(b"{}", b"x")], token="ext")
-    session.pub("t", b"behind", token="behind")
-    (failed,) = session.receive(error(code))
-    assert (failed.token, failed.fatal) == ("ext", True)
-    (end,) = session.receive(b"")
-    assert (end.pending, end.executed) == ((("PUB", "behind"),), executed)
-
-
 def test_what_follows_a_broken_mpub_ext_answers_nothing() -> None:
     session = cluster()
     session.sub("t", "c")
@@ -444,6 +413,44 @@ def test_what_follows_a_broken_mpub_ext_answers_nothing() -> None:
     (end,) = session.receive(b"")
     assert end.pending == (("PUB", "behind"),)
     assert session.receive(b"") == []
+
+
+INVALID = [b"Invalid Message ID", b"invalid message ID", b"No channel", b"cannot REQ in current state"]
+
+
+@pytest.mark.parametrize(
+    ("version", "said", "text", "event", "kind", "left", "executed"),
+    [
+        ("1.3.0", "pub pub", b"E_PUB_FAILED PUB failed disk", CommandFailed, errors.PubFailed, "PUB", False),
+        # After the last message's header the body was read to its end: what came behind it was carried out.
+        (CLUSTER, "mpub_ext pub", b"E_EXT_NOT_SUPPORT x", CommandFailed, errors.ExtNotSupported, "PUB", None),
+        (CLUSTER, "mpub_ext pub", b"E_INVALID_JSON_HEADER x", CommandFailed, errors.HeaderInvalid, "PUB", None),
+        (CLUSTER, "mpub_ext pub", b"INVALID_TRACE_ID x", CommandFailed, errors.TraceIdInvalid, "PUB", None),
+        (CLUSTER, "mpub_ext pub", b"E_TOPIC_NOT_EXIST ", CommandFailed, errors.TopicNotExist, "PUB", False),
+        # What no command waits for: it is blamed on none.
+        ("1.3.0", "sub pub", b"E_INVALID RDY count 5000 out of range", ServerFailed, errors.Invalid, "PUB", False),
+        *(("1.3.0", "sub cls", b"E_INVALID " + each, ServerFailed, errors.Invalid, "CLS", False) for each in INVALID),
+        (CLUSTER, "sub", b"E_FAILED_ON_NOT_LEADER ", ServerFailed, errors.NotLeader, "", False),  # in answer to a FIN
+        (CLUSTER, "sub cls", b"E_FAILED_ON_NOT_WRITABLE ", ServerFailed, errors.NotWritable, "CLS", False),
+    ],
+)  # fmt: skip
+def test_an_error_that_ends_a_connection_is_blamed_on_whom_it_is_of_and_the_rest_is_told(
+    version: str, said: str, text: bytes, event: type, kind: type, left: str, executed: bool | None
+) -> None:
+    session = ready(version)
+    say: dict[str, Say] = {
+        "sub": lambda session: session.sub("t", "c"),
+        "pub": lambda session: session.pub("t", b"x", token=said),
+        "mpub_ext": lambda session: session.mpub_ext("t", [(b"{}", b"x")], token="ext"),
+        "cls": lambda session: session.cls(token=said),
+    }
+    for command in said.split():
+        say[command](session)
+        assert command != "sub" or session.receive(OK)
+    (failed,) = session.receive(error(text))
+    assert (type(failed), type(failed.error), failed.fatal) == (event, kind, True)
+    (end,) = session.receive(b"")
+    assert (end.pending, end.executed) == (((left, said),) if left else (), executed)
 
 
 @pytest.mark.parametrize(
@@ -469,42 +476,6 @@ def test_failed_answers_belong_to_no_pending_command(text: bytes, kind: type, id
     assert isinstance(failed.error, kind)
     assert failed.message_id == id
     assert reply.token == 1
-
-
-def test_invalid_rdy_is_not_blamed_on_a_pending_publish() -> None:
-    session = subscribed()
-    session.pub("t", b"x", token=1)
-    (failed,) = session.receive(error(b"E_INVALID RDY count 5000 out of range 0-2500"))
-    assert (type(failed), type(failed.error), failed.fatal) == (ServerFailed, errors.Invalid, True)
-    assert session.receive(b"")[0].pending == (("PUB", 1),)
-
-
-@pytest.mark.parametrize(
-    "text", [b"Invalid Message ID", b"invalid message ID", b"No channel", b"cannot REQ in current state"]
-)
-def test_an_invalid_answer_is_not_taken_for_an_invalid_cls(text: bytes) -> None:
-    session = subscribed()
-    session.cls()
-    assert kinds(session.receive(error(b"E_INVALID " + text))) == [ServerFailed]
-    assert session.pending_count == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "is_closing"),
-    [(b"NOT_LEADER", errors.NotLeader, False), (b"NOT_WRITABLE", errors.NotWritable, True)],
-)
-def test_a_fin_at_a_node_that_lost_the_partition_ends_the_subscription(
-    code: bytes, kind: type, is_closing: bool
-) -> None:
-    session = cluster()
-    session.sub("t", "c", partition=2, ordered=True)
-    _, got = session.receive(OK + message(id=RECORD, offset=1, raw_size=1))
-    assert session.fin(got) == b"FIN " + RECORD + b"\n"
-    if is_closing:
-        session.cls()
-    (failed,) = session.receive(error(b"E_FAILED_ON_" + code + b" "))
-    assert (type(failed), type(failed.error), failed.fatal) == (ServerFailed, kind, True)
-    assert session.pending_count == is_closing
 
 
 # Messages

@@ -54,8 +54,6 @@ class Owner:
         self.received: list[Any] = []
         self.unanswered: set[Any] = set()
         self.end: NsqError | None = None
-        self.end_at = 0.0
-        self.has_close_wait = False
         self.answers: list[Any] = []
 
     def publish(self, conn: Connection, body: bytes) -> None:
@@ -103,13 +101,12 @@ class Owner:
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         self.books.require(self.end is None, "on_disconnect twice")
-        self.end, self.end_at = error, self.loop.time()
+        self.end = error
         told = self.replied | set(self.failed)
         self.books.require(told == set(self.sent), f"not told before on_disconnect: {set(self.sent) - told}")
         self.books.note(f"ended: {error!r}")
 
-    def on_close_wait(self, conn: Connection) -> None:
-        self.has_close_wait = True
+    def on_close_wait(self, conn: Connection) -> None: ...
 
     def on_heartbeat(self, conn: Connection) -> None: ...
 

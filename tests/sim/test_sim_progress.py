@@ -18,7 +18,6 @@ from nsq_fast.errors import NsqError
 from .clock import SimLoop
 from .lookupd import ModelLookupd
 from .nsqd import ModelNsqd, move_leader
-from .runner import in_virtual_time
 
 SOON = MOVING + 0.5
 """Seconds after which what does not move is named, at the latest."""
@@ -305,20 +304,6 @@ async def server_not_pushing(loop: SimLoop, reason: str) -> None:
         assert (await named(loop, consumer, "idle")).topics[0].connections[0].depth is None
 
 
-async def idle_for_others(loop: SimLoop, is_ordered: bool) -> None:
-    """What waits there is deferred, or another's: of an ordered partition nothing comes before that is answered."""
-    stats = stats_of(loop, "redesigned")
-    stats.log.is_ordered = is_ordered
-    stats.log.store(b"work")
-    stats.held = 1
-    async with consumer_by_lookup(ordered=is_ordered) as consumer:
-        await asyncio.sleep(2 * MOVING)
-        consumer.progress()
-        await asyncio.sleep(MOVING)
-        progress = await named(loop, consumer, "blocked_message" if is_ordered else "idle")
-        assert progress.detail.startswith("1 messages are in flight to others, or deferred")
-
-
 async def sampled_out(loop: SimLoop, reason: str) -> None:
     stats = stats_of(loop)
     async with consumer_by_lookup(sample_rate=1) as consumer:
@@ -337,73 +322,77 @@ CONSUMERS: list[Stage] = [
 
 
 @pytest.mark.parametrize("stage", CONSUMERS, ids=lambda stage: stage.__name__)
-def test_a_consumer_names_why_nothing_is_done(stage: Stage) -> None:
-    reason = stage.__name__
-    in_virtual_time(f"progress {reason}", lambda loop: stage(loop, reason))
+async def test_a_consumer_names_why_nothing_is_done(loop: SimLoop, stage: Stage) -> None:
+    await stage(loop, stage.__name__)
 
 
 @pytest.mark.parametrize("is_ordered", [True, False], ids=["ordered", "unordered"])
-def test_what_others_hold_is_told(is_ordered: bool) -> None:
-    in_virtual_time("progress of others", lambda loop: idle_for_others(loop, is_ordered))
+async def test_what_others_hold_is_told(loop: SimLoop, is_ordered: bool) -> None:
+    """What waits there is deferred, or another's: of an ordered partition nothing comes before that is answered."""
+    stats = stats_of(loop, "redesigned")
+    stats.log.is_ordered = is_ordered
+    stats.log.store(b"work")
+    stats.held = 1
+    async with consumer_by_lookup(ordered=is_ordered) as consumer:
+        await asyncio.sleep(2 * MOVING)
+        consumer.progress()
+        await asyncio.sleep(MOVING)
+        progress = await named(loop, consumer, "blocked_message" if is_ordered else "idle")
+        assert progress.detail.startswith("1 messages are in flight to others, or deferred")
 
 
-def test_a_blocked_partition_is_told_of_its_topic_while_another_moves() -> None:
+async def test_a_blocked_partition_is_told_of_its_topic_while_another_moves(loop: SimLoop) -> None:
     async def fail_one(consumer: Any, message: Any) -> None:
         if message.body == b"bad":
             raise ValueError("bad")
 
-    async def scenario(loop: SimLoop) -> None:
-        nsqd = an_nsqd(loop, "redesigned")
-        logs = nsqd.log("t", 0), nsqd.log("t", 1)
-        for log in logs:
-            log.is_ordered = True
-            log.channel("c")
-        ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
-        logs[0].store(b"bad")
-        async with consumer_by_lookup(fail_one, ordered=True, requeue_delay=20_000, max_tries=0) as consumer:
-            await named(loop, consumer, "blocked_message", 5.0)
-            logs[1].store(b"good")
-            progress = await named(loop, consumer, None)
-            assert progress.topics[0].reason == "blocked_message"
-
-    in_virtual_time("progress of a part", scenario)
+    nsqd = an_nsqd(loop, "redesigned")
+    logs = nsqd.log("t", 0), nsqd.log("t", 1)
+    for log in logs:
+        log.is_ordered = True
+        log.channel("c")
+    ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+    logs[0].store(b"bad")
+    async with consumer_by_lookup(fail_one, ordered=True, requeue_delay=20_000, max_tries=0) as consumer:
+        await named(loop, consumer, "blocked_message", 5.0)
+        logs[1].store(b"good")
+        progress = await named(loop, consumer, None)
+        assert progress.topics[0].reason == "blocked_message"
 
 
-def test_a_connection_without_rdy_says_what_has_it() -> None:
+async def test_a_connection_without_rdy_says_what_has_it(loop: SimLoop) -> None:
     """With fewer messages allowed than connections."""
+    nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "original") for number in (1, 2)]
+    may_go_on, held = asyncio.Event(), []
 
-    async def scenario(loop: SimLoop) -> None:
-        nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "original") for number in (1, 2)]
-        may_go_on, held = asyncio.Event(), []
+    async def handle(consumer: Any, message: Any) -> None:
+        await may_go_on.wait()
+        message.enable_async()
+        held.append(message)
 
-        async def handle(consumer: Any, message: Any) -> None:
-            await may_go_on.wait()
-            message.enable_async()
-            held.append(message)
+    addresses = [f"10.1.0.{number}:4150" for number in (1, 2)]
+    async with Consumer("t", "c", addresses, message_handler=handle, max_in_flight=1) as consumer:
 
-        addresses = [f"10.1.0.{number}:4150" for number in (1, 2)]
-        async with Consumer("t", "c", addresses, message_handler=handle, max_in_flight=1) as consumer:
+        async def says(reason: str, detail: str) -> None:
+            await asyncio.sleep(0.1)
+            (waiting,) = (each for each in consumer.progress().topics[0].connections if not each.rdy)
+            assert (waiting.reason, detail in waiting.detail) == (reason, True), waiting
 
-            async def says(reason: str, detail: str) -> None:
-                await asyncio.sleep(0.1)
-                (waiting,) = (each for each in consumer.progress().topics[0].connections if not each.rdy)
-                assert (waiting.reason, detail in waiting.detail) == (reason, True), waiting
-
-            while consumer.total_ready_count != 1 or len(consumer.stats().connections) < 2:
-                await asyncio.sleep(0.1)
-            await says("max_in_flight_zero", "it is another's turn")
-            (ready,) = (each for each in consumer.stats().connections if each.rdy)
-            next(each for each in nsqds if each.address == tuple(ready.address)).log("t").store(b"work")
-            await says("handlers_busy", "1 handlers hold all of max_in_flight=1")
-            may_go_on.set()
-            await says("awaiting_answers", "hold all of max_in_flight=1")
-            held.pop().finish()
-
-    in_virtual_time("progress of those who wait", scenario)
+        while consumer.total_ready_count != 1 or len(consumer.stats().connections) < 2:
+            await asyncio.sleep(0.1)
+        await says("max_in_flight_zero", "it is another's turn")
+        (ready,) = (each for each in consumer.stats().connections if each.rdy)
+        next(each for each in nsqds if each.address == tuple(ready.address)).log("t").store(b"work")
+        await says("handlers_busy", "1 handlers hold all of max_in_flight=1")
+        may_go_on.set()
+        await says("awaiting_answers", "hold all of max_in_flight=1")
+        held.pop().finish()
 
 
 @pytest.mark.parametrize("stats", [b'{"topics": [{"topic_name": "\xff"}]}', b'{"topics": 1}', b"{"])
-def test_stats_that_cannot_be_read_are_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch, stats: bytes) -> None:
+async def test_stats_that_cannot_be_read_are_no_fault_of_the_client(
+    loop: SimLoop, monkeypatch: pytest.MonkeyPatch, stats: bytes
+) -> None:
     asked: list[str] = []
 
     async def ask(self: HttpClient, loop: Any, method: str, path: str, *arguments: Any, **options: Any) -> Reply:
@@ -412,46 +401,40 @@ def test_stats_that_cannot_be_read_are_no_fault_of_the_client(monkeypatch: pytes
         asked.append(path)
         return Reply(200, stats, {})
 
-    async def scenario(loop: SimLoop) -> None:
-        stats_of(loop).log.store(b"work")
-        faults: list[NsqError] = []
-        async with consumer_by_lookup() as consumer:
-            consumer.on_error.connect(lambda _, error: faults.append(error), weak=False)
-            await asyncio.sleep(2 * MOVING)
-            await named(loop, consumer, "idle")
-            await asyncio.sleep(MOVING)
-        assert asked
-        assert faults == []
-
     real_ask = HttpClient.ask
     monkeypatch.setattr(HttpClient, "ask", ask)
-    in_virtual_time("stats that cannot be read", scenario)
+    stats_of(loop).log.store(b"work")
+    faults: list[NsqError] = []
+    async with consumer_by_lookup() as consumer:
+        consumer.on_error.connect(lambda _, error: faults.append(error), weak=False)
+        await asyncio.sleep(2 * MOVING)
+        await named(loop, consumer, "idle")
+        await asyncio.sleep(MOVING)
+    assert asked
+    assert faults == []
 
 
-def test_an_nsqd_that_pushes_nothing_is_subscribed_to_anew() -> None:
-    async def scenario(loop: SimLoop) -> None:
-        stats = stats_of(loop)
-        stats.log.store(b"work")
-        async with consumer_by_lookup() as consumer:
-            await asyncio.sleep(2 * MOVING)
-            began = loop.time()
-            await named(loop, consumer, "server_not_pushing")
-            (first,) = stats.channel.clients
-            while stats.channel.clients == [first]:
-                await asyncio.sleep(0.05)
-                consumer.progress()
-            assert loop.time() - began < ASK_EVERY + SOON
-            del stats.channel.push  # the new connection gets what waits
-            await asyncio.sleep(0.5)
-            stats.channel.push()
-            await named(loop, consumer, None)
-            (connection,) = consumer.progress().topics[0].connections
-            assert connection.renewed == 1
-            await asyncio.sleep(3 * ASK_EVERY)
-            assert consumer.stats().totals.finished == 1
-            assert consumer.stats().totals.subscriptions == 2
-
-    in_virtual_time("renewed", scenario)
+async def test_an_nsqd_that_pushes_nothing_is_subscribed_to_anew(loop: SimLoop) -> None:
+    stats = stats_of(loop)
+    stats.log.store(b"work")
+    async with consumer_by_lookup() as consumer:
+        await asyncio.sleep(2 * MOVING)
+        began = loop.time()
+        await named(loop, consumer, "server_not_pushing")
+        (first,) = stats.channel.clients
+        while stats.channel.clients == [first]:
+            await asyncio.sleep(0.05)
+            consumer.progress()
+        assert loop.time() - began < ASK_EVERY + SOON
+        del stats.channel.push  # the new connection gets what waits
+        await asyncio.sleep(0.5)
+        stats.channel.push()
+        await named(loop, consumer, None)
+        (connection,) = consumer.progress().topics[0].connections
+        assert connection.renewed == 1
+        await asyncio.sleep(3 * ASK_EVERY)
+        assert consumer.stats().totals.finished == 1
+        assert consumer.stats().totals.subscriptions == 2
 
 
 def test_each_reason_is_injected() -> None:
@@ -473,28 +456,6 @@ async def waits_for(loop: SimLoop, producer: Producer, reason: str, within: floa
         waiting.cancel()
         with suppress(NsqError, asyncio.CancelledError):
             await waiting
-
-
-async def publish_idle(loop: SimLoop) -> None:
-    an_nsqd(loop)
-    async with Producer(NSQD) as producer:
-        assert producer.progress().reason == "idle"
-        await producer.publish("t", b"body")
-        assert producer.progress().pending == 0
-
-
-async def publish_not_connected(loop: SimLoop) -> None:
-    async with Producer(NSQD) as producer:
-        assert "10.1.0.1:4150" in (await waits_for(loop, producer, "not_connected")).detail
-
-
-async def publish_awaiting_answers(loop: SimLoop) -> None:
-    nsqd = an_nsqd(loop)
-    async with Producer(NSQD) as producer:
-        await producer.publish("t", b"first")
-        nsqd.freeze()
-        assert "10.1.0.1:4150" in (await waits_for(loop, producer, "awaiting_answers")).detail
-        nsqd.thaw()
 
 
 async def publish_backoff(loop: SimLoop) -> None:
@@ -537,10 +498,9 @@ async def publish_no_leader(loop: SimLoop) -> None:
 @pytest.mark.parametrize(
     "stage",
     [
-        publish_idle, publish_not_connected, publish_awaiting_answers, publish_backoff, publish_lookup_failing,
-        publish_lookup_empty, publish_zone_filter, publish_no_leader,
+        publish_backoff, publish_lookup_failing, publish_lookup_empty, publish_zone_filter, publish_no_leader,
     ],
     ids=lambda stage: stage.__name__,
 )  # fmt: skip
-def test_a_producer_names_why_publishes_wait(stage: Any) -> None:
-    in_virtual_time(stage.__name__, stage)
+async def test_a_producer_names_why_publishes_wait(loop: SimLoop, stage: Any) -> None:
+    await stage(loop)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.spark import quick_environment
+from support.waiting import until
 
 from nsq_fast.bench.clients import PROGRAMS, SPARK, SPARK_FLOOR, available
 from nsq_fast.bench.results import Round, Settings
@@ -47,6 +52,31 @@ def test_the_floor_of_a_write_publishes_without_spark() -> None:
     found = measured(SPARK_FLOOR, "write")
     assert found.messages == ROWS
     assert found.cpu_seconds > 0
+
+
+def children(pid: int) -> list[list[str]]:
+    """What the system says of the processes that one has started, behind their names."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_text().rpartition(")")[2].split())
+    return [fields for fields in found if int(fields[1]) == pid]
+
+
+def test_the_cpu_of_a_worker_that_has_ended_can_be_read() -> None:
+    pytest.importorskip("pyspark")
+    secret = {"PYTHON_WORKER_FACTORY_SECRET": "s3cret", "PYTHONPATH": str(PROGRAMS)}
+    command = [sys.executable, "-m", "spark_daemon", "pyspark.worker"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, **secret}, **pipes) as daemon:  # type: ignore[call-overload]
+        assert daemon.stdout is not None
+        port = int.from_bytes(daemon.stdout.read(4), "big")
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall((5).to_bytes(4, "big") + b"wrong")  # a worker is started, and ends of this
+            with sock.makefile("rb") as answer:
+                assert answer.read(11)[-3:] == b"err"  # behind its process id
+        until(lambda: [fields[0] for fields in children(daemon.pid)] == ["Z"])
+        daemon.stdin.close()
 
 
 def test_rows_that_are_ready_are_as_those_of_a_channel() -> None:

@@ -639,6 +639,14 @@ def test_statistics_are_asked_for_at_most_every_200_ms(
     assert 4 <= len(asked) <= 1 + (time.monotonic() - began) / 0.2
 
 
+def test_what_a_batch_has_taken_is_not_planned_once_more(server: Server, query: Query) -> None:
+    server.publish(10)
+    query.plan()
+    assert len(query.run()) == 10
+    ended = query.planned
+    assert query.reader.latestOffset(ended, ReadAllAvailable()) == ended  # as Spark asks, at once
+
+
 def test_a_server_that_does_not_answer_is_waited_for(
     server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,14 +316,6 @@ def test_a_partition_without_a_leader_is_waited_for(cluster: ClusterProcess, mak
     assert job.get(timeout=WAIT) == bodies
 
 
-def test_a_connection_that_ends_is_made_again(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
-    topic = make_topic(1)
-    bodies = topic.fill(6000, [0])
-    reader = Troubled(*piece_of(topic), _raise(ConnectionLost("gone")))
-    assert rows(reader.batches()) == bodies
-    assert reader.connections == 2
-
-
 def _raise(error: Exception) -> Callable[[], None]:
     def fail() -> None:
         raise error
@@ -636,15 +628,6 @@ def assembled(assembly: Assembly, *chunks: Iterable[int]) -> list[int]:
     return [row for chunk in chunks for row in rows_of(assembly.add(columns(chunk)))]
 
 
-def test_a_record_belongs_to_the_range_in_which_it_begins() -> None:
-    cut = OFFSETS[5] + 1
-    first, second = Assembly(0, cut), Assembly(cut, END)
-    assert assembled(first, range(10)) == [0, 1, 2, 3, 4, 5]
-    assert first.is_complete
-    assert assembled(second, range(10)) == []  # only the log can tell that nothing is missing
-    assert rows_of(second.skip_to(OFFSETS[6])) == [6, 7, 8, 9]
-
-
 def test_what_was_let_go_has_to_come_again() -> None:
     assembly = Assembly(0, END)
     assembled(assembly, range(5, 10))
@@ -775,18 +758,6 @@ def ranges(starts: dict[int, int], ends: dict[int, int], minimum: int | None) ->
     found = pieces({"t": starts}, {"t": ends}, {}, minimum)
     assert {piece.topic for piece in found} <= {"t"}
     return [(piece.partition, piece.start, piece.end) for piece in found]
-
-
-def test_a_partition_with_something_is_a_piece() -> None:
-    assert ranges({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}, None) == [(0, 5, 9), (2, 0, 3)]
-    assert ranges({0: 5}, {0: 5}, None) == []
-    assert ranges({0: 5}, {0: 4}, 3) == []
-
-
-def test_a_route_goes_with_its_piece() -> None:
-    route = Route.of(log(1))
-    found = pieces({}, {"t": {0: 1, 1: 1}, "u": {1: 1}}, {"t": {1: route}}, None)
-    assert [(piece.topic, piece.route) for piece in found] == [("t", None), ("t", route), ("u", None)]
 
 
 @given(st.integers(1, 20), st.dictionaries(st.integers(0, 5), st.integers(1, 10**6), min_size=1))

@@ -311,22 +311,19 @@ class Joined:
         return tuple(stats[name] for name in names)
 
 
-def joined(face: Face, then: Callable[[Joined], Scenario], bodies: Sequence[bytes], **options: Any) -> None:
-    """Go on with publishes of these bodies that left as one command."""
-
-    async def main() -> None:
-        with PublishNsqd() as server:
-            options["linger"], options["linger_max_messages"] = WAIT, len(bodies)
-            async with face.client("Producer", server.address, **options) as producer:
-                joined = Joined(face, server, producer)
-                for body in bodies:
-                    await joined.begin(body)
-                await face.until(lambda: server.commands)
-                assert server.bodies == [sorted(bodies)]
-                await then(joined)
-                server.react = lambda sock, _: sock.sendall(OK)
-
-    face.run(main())
+@asynccontextmanager
+async def joined(face: Face, bodies: Sequence[bytes], **options: Any) -> AsyncIterator[Joined]:
+    """Publishes of these bodies that have left as one command; what it has not replied to is stored in the end."""
+    with PublishNsqd() as server:
+        options |= {"linger": WAIT, "linger_max_messages": len(bodies)}
+        async with face.client("Producer", server.address, **options) as producer:
+            joined = Joined(face, server, producer)
+            for body in bodies:
+                await joined.begin(body)
+            await face.until(lambda: server.commands)
+            assert server.bodies == [sorted(bodies)]
+            yield joined
+            server.react = lambda sock, _: sock.sendall(OK)
 
 
 def _sleep(seconds: float) -> None:  # sleep: as above

@@ -134,39 +134,44 @@ class Asked:
         return ConsumerProgress(*self.found, self._topics, None)
 
 
+def stalled(stall: Stall, done: Counters, after: float, now: float) -> str:
+    stall.look(now)
+    return stall.said(done, after, now)
+
+
 def test_a_consumer_stalls_when_it_has_something_to_do_for_long_and_does_nothing() -> None:
     asked, nothing = Asked(), Counters()
     stall = Stall(asked.progress)
     asked.found = "backoff", "level 3"
-    assert stall.look(nothing, 10.0, 100.0) == ""
+    assert stalled(stall, nothing, 10.0, 100.0) == ""
     asked.found = "handlers_busy", "{2} handlers run"
-    assert stall.look(nothing, 10.0, 109.9) == ""
-    assert stall.look(nothing, 10.0, 110.0) == "handlers_busy for 10 s: {2} handlers run"
-    assert stall.look(nothing, 0.0, 200.0) == ""
+    assert stalled(stall, nothing, 10.0, 109.9) == ""
+    assert stalled(stall, nothing, 10.0, 110.0) == "handlers_busy for 10 s: {2} handlers run"
+    assert stalled(stall, nothing, 0.0, 200.0) == ""
     for now, reason in enumerate((None, "idle", "paused_by_server"), 201):
         asked.found = reason, ""
-        assert stall.look(nothing, 10.0, now) == ""
+        assert stalled(stall, nothing, 10.0, now) == ""
         asked.found = "backoff", ""
-        assert stall.look(nothing, 10.0, now + 0.5) == ""
+        assert stalled(stall, nothing, 10.0, now + 0.5) == ""
 
 
 def test_a_consumer_of_thousands_of_topics_is_looked_at_seldom_and_what_it_does_meanwhile_counts() -> None:
     few, many = Asked(), Asked(topics=4000)
     seldom, often = Stall(many.progress), Stall(few.progress)
     many.found = "backoff", "level 3"
-    done, stalled = Counters(), []
+    done, found = Counters(), []
     for second in range(100, 400):
         done.received += second == 203  # between two looks
         for name in ("received", "finished", "skipped"):
             setattr(done, name, getattr(done, name) + (second == 355))
-        stalled.append(bool(seldom.look(done, 60.0, second)))
-        often.look(done, 60.0, second)
+        found.append(bool(stalled(seldom, done, 60.0, second)))
+        stalled(often, done, 60.0, second)
     assert few.looks == 300
     assert many.looks <= 300 / 10, "ten seconds for 40 us a topic are a sixtieth of a core"
-    assert stalled[:60] == [False] * 60
-    assert stalled[60:103] == [True] * 43, "it is said each second"
-    assert stalled[103:163] == [False] * 60
-    assert stalled[173:] == [True] * 127, "what is left out is no work"
+    assert found[:60] == [False] * 60
+    assert found[60:103] == [True] * 43, "it is said each second"
+    assert found[103:163] == [False] * 60
+    assert found[173:] == [True] * 127, "what is left out is no work"
 
 
 def test_where_no_nsqd_is_there_the_new_process_need_not_be_ready() -> None:
@@ -559,6 +564,16 @@ def test_where_a_handler_runs_follows_from_its_kind() -> None:
     with pytest.raises(ConfigError, match="coroutine function"):
         subscribe("t", "c", place="gevent")(waits)
     assert declared(waits) == []
+
+
+def test_what_a_program_has_made_itself_runs_where_its_kind_says(tmp_path: Path) -> None:
+    (tmp_path / "made_app.py").write_text(
+        "from nsq_fast import Consumer, aio, threads\n\nasync def handle(c, m): ...\n"
+        "consumers = [kind('orders', 'billing', '127.0.0.1', message_handler=handler)\n"
+        "    for kind, handler in ((Consumer, print), (threads.Consumer, print), (aio.Consumer, handle))]\n"
+    )
+    found = load("made_app:consumers", str(tmp_path), Settings())
+    assert [each.place for each in found] == ["gevent", "threads", "asyncio"]
 
 
 @pytest.fixture

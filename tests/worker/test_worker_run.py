@@ -300,18 +300,21 @@ def test_a_process_whose_consumer_closes_by_itself_is_replaced_after_the_others_
 
 
 @embedded
+@pytest.mark.parametrize(
+    ("define", "module", "pause"), [("def", "gevent", "sleep"), ("async def", "asyncio", "await sleep")]
+)
 def test_a_handler_that_exits_while_the_process_drains_leaves_the_others_their_time(
-    run: Run, nsqd_process: Any
+    run: Run, nsqd_process: Any, define: str, module: str, pause: str
 ) -> None:
     worker = run(
-        """
-from gevent import sleep
+        f"""
+from {module} import sleep
 
 @subscribe("orders", "billing", concurrency=2)
-def handle(consumer, message):
+{define} handle(consumer, message):
     note(b"has " + message.body)
     while not os.path.exists(message.body):
-        sleep(0.01)  # sleep: until the test says
+        {pause}(0.01)  # sleep: until the test says
     note(b"did " + message.body)
     if message.body == b"exit":
         raise SystemExit(3)
@@ -346,6 +349,34 @@ def test_consumers_of_greenlets_and_of_asyncio_have_their_nsqds_asked_what_waits
             assert worker.is_ready(), "what is paused has nothing to do"
         finally:
             worker.stop()
+
+
+@embedded
+def test_an_idle_consumer_is_looked_at_once_a_second(run: Run, nsqd_process: Any) -> None:
+    program = f"""
+from nsq_fast import Consumer, aio
+
+def timed(kind, handler):
+    class Timed(kind):
+        def progress(self):
+            note(b"%s %f" % (self.channel.encode(), time.monotonic()))
+            return super().progress()
+
+    return Timed("orders", kind.__module__.replace(".", "_"), {nsqd_process.address!r}, message_handler=handler)
+
+async def handle(consumer, message): ...
+consumers = [timed(Consumer, print), timed(aio.Consumer, handle)]
+"""
+    worker = run(program)
+    worker.target = "app:consumers"
+    worker.start()
+    for name in ("nsq_fast_consumer", "nsq_fast_aio"):
+
+        def looks(name: str = name) -> list[float]:
+            return [float(text.split()[1]) for _, text in worker.noted() if text.split()[0] == name]
+
+        until(lambda looks=looks: len(looks()) >= 6, about=worker.log)  # type: ignore[misc]
+        assert looks()[5] - looks()[0] > 4.0
 
 
 @embedded

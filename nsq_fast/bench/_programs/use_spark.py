@@ -105,7 +105,8 @@ def session(folder):
     import nsq_fast.spark
     from nsq_fast.spark.trace import local_session
 
-    spark = local_session(f"local[{PARTITIONS}]", settings={"spark.local.dir": folder})
+    settings = {"spark.local.dir": folder, "spark.python.daemon.module": "spark_daemon"}
+    spark = local_session(f"local[{PARTITIONS}]", settings=settings)
     nsq_fast.spark.register(spark)
     # By its name, so that workers import it rather than get a copy.
     spark.dataSource.register(importlib.import_module("ready_rows").ReadySource)

@@ -12,15 +12,15 @@ import msgspec
 from nsq_fast.broker.auth import require_permission
 from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.commands import (
-    INCOMPLETE,
     OF_BOTH_DIALECTS,
     CommandSet,
     Dialect,
     Handler,
+    Incomplete,
+    check_mpub_count,
     checked_size,
-    has,
-    mpub_count,
     read_bodies,
+    required,
     sub_names,
 )
 from nsq_fast.broker.connection import OK, RESPONSE, Connection, frame
@@ -271,9 +271,7 @@ def _one(make: MakeDraft, reply: MakeReply) -> Handler:
         conn = cast(NodeConnection, conn)
         largest = conn.nsqd.options.max_msg_size
         size, partition = _prepare(conn, params, data, at, largest, "message", "E_BAD_MESSAGE")
-        end = at + 4 + size
-        if partition is None or not has(conn, data, end):
-            return INCOMPLETE
+        end = required(data, at + 4 + size)
         try:
             drafts = [make(data[at + 4 : end], partition, 0)]
             records = _store(conn, partition, drafts)
@@ -297,18 +295,16 @@ def _several(make: MakeDraft, reply: MakeReply) -> Handler:
         conn = cast(NodeConnection, conn)
         largest = conn.nsqd.options.max_body_size
         size, partition = _prepare(conn, params, data, at, largest, "body", "E_BAD_BODY")
-        if partition is None or mpub_count(conn, data, at + 4) is None:
-            return INCOMPLETE
+        check_mpub_count(conn, data, at + 4)
         bodies, end, fault = read_bodies(conn, data, at + 4)
+        if isinstance(fault, Incomplete):
+            fault.end = max(fault.end, at + 4 + size)  # looked at again when all of it should be there
         drafts: list[Draft] = []
         try:
             for index, body in enumerate(bodies):
                 drafts.append(make(body, partition, index))
             if fault is not None:
                 raise fault
-            if end == INCOMPLETE:
-                conn.needed = max(conn.needed, at + 4 + size)  # looked at again when all of it should be there
-                return INCOMPLETE
             conn.send(reply(drafts, _store(conn, partition, drafts)))
         except ServerError as error:
             conn.send_error(error.code, error.detail.encode())
@@ -321,15 +317,13 @@ def _several(make: MakeDraft, reply: MakeReply) -> Handler:
 
 def _prepare(
     conn: NodeConnection, params: list[bytes], data: bytes, at: int, largest: int, what: str, too_big_code: str
-) -> tuple[int, Partition | None]:
-    """The size of the body, and the partition; None for it when the size has not come yet. Raises FatalError."""
+) -> tuple[int, Partition]:
+    """The size of the body, and the partition. Raises FatalError, and Incomplete when the size has not come yet."""
     if len(params) < 2:
         raise FatalError("E_INVALID", "insufficient number of parameters")
     # Exactly three words: with more of them the partition is not looked at, as on the real server.
     number = parse_partition(params[2]) if len(params) == 3 else NO_PARTITION
-    size = checked_size(conn, data, at, largest, "E_BAD_BODY", "", what, too_big_code=too_big_code)
-    if size is None:
-        return 0, None
+    size = checked_size(data, at, largest, "E_BAD_BODY", "", what, too_big_code=too_big_code)
     topic = text(params[1])
     partition = _find_partition(conn.node, topic, number)
     require_permission(conn, "PUB", topic, "")
@@ -467,7 +461,7 @@ def _subscribing(*, detail: bool = False, ordered: bool = False, has_start: bool
     position as one more word. SUB_ORDERED: with that header, and one message at a time.
     """
 
-    def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
         start = None
         if has_start and len(params) > 4 and params[4]:
             try:
@@ -475,7 +469,6 @@ def _subscribing(*, detail: bool = False, ordered: bool = False, has_start: bool
             except ValueError as error:
                 raise FatalError("E_INVALID", str(error)) from error
         _subscribe(cast(NodeConnection, conn), params, start, detail=detail, ordered=ordered)
-        return at
 
     return handle
 
@@ -526,7 +519,7 @@ def _check_mode(conn: NodeConnection, partition: Partition, ordered: bool) -> No
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def internal_create_topic(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def internal_create_topic(conn: Connection, params: list[bytes], data: bytes, at: int) -> None:
     """INTERNAL_CREATE_TOPIC <topic> <partition> [<ext>]: always refused, because this is a cluster."""
     if len(params) < 3:
         raise FatalError("E_INVALID", "CREATE_TOPIC insufficient number of parameters")
@@ -540,7 +533,6 @@ def internal_create_topic(conn: Connection, params: list[bytes], data: bytes, at
     if len(params) > 3 and params[3] not in _BOOLEANS:
         raise FatalError("E_BAD_EXT", f"topic ext is not valid: strconv.ParseBool: parsing {quote(params[3])}: {_BAD}")
     conn.send_error("E_CREATE_TOPIC_FAILED", b"CREATE_TOPIC is not allowed here while cluster feature enabled.")
-    return at
 
 
 _BAD = "invalid syntax"

@@ -414,6 +414,11 @@ class Backlogs:
         self._creates = True
         for backlog in self._topics.values():
             backlog.creates = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Ask anew the next time."""
+        for backlog in self._topics.values():
             backlog.forget()
 
     def metrics(self) -> dict[str, Any]:

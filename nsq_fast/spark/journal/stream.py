@@ -225,6 +225,7 @@ class JournalStreamReader(_ReadsSlots, StreamReader):
         """The batch before this offset is done: what the journal holds of it was read, by this run or one before."""
         if self._counted == offset.batch:
             return
+        self.backlog.forget()  # what it took would be planned once more, and the next batch wait for it in vain
         if self._counted is None:
             self._throughput.begin(time.monotonic())
         else:
