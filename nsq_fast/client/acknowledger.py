@@ -554,7 +554,7 @@ def _key(target: Target) -> str:
 def _blocked_text(message: Message) -> str:
     return (
         f"topic {message.topic}: partition {message.partition} is blocked: message {message_name(message)}"
-        f" (internal id {message.internal_id}, offset {message.offset}) is delivered for the {message.attempts}th time"
+        f" (internal id {message.internal_id}, offset {message.offset}) is delivered, attempt {message.attempts}"
     )
 
 

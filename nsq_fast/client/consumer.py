@@ -533,8 +533,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
                 if each.subscription.is_awaiting_close:
                     self.logger.warning("%s: no CLOSE_WAIT in time", each.address, extra=CLOSE_TIMED_OUT)
                 if count := each.connection.in_flight:
-                    text = "%s: closed with %d messages unanswered"
-                    self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
+                    text = "%s: closed with %s unanswered"
+                    self.logger.warning(text, each.address, counted(count, "message"), extra=CLOSE_TIMED_OUT)
         await self._wait_for_handlers(deadline)
 
     def _tell_waits(self, waits: Sequence[str], deadline: float | None) -> None:
@@ -545,7 +545,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _wait_for_handlers(self, deadline: float | None) -> None:
         """Wait for those whose messages are answered, expired, or lost: they use what the program has."""
-        if not any(self._handlers):
+        if self.pools.is_iterated:
             return  # who iterates is not waited for
         tell_at = monotonic() + TELL_AFTER
         while running := sum(bool(worker.current) for worker in self.pools.workers()):
@@ -562,8 +562,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         for subscriber in subscribers:
             subscriber.subscription.give_back_unstarted()
             if count := subscriber.subscription.give_back_unfinished():
-                text = "%s: requeued %d messages that handlers have not finished"
-                self.logger.warning(text, subscriber.address, count, extra=MESSAGES_REQUEUED)
+                text = "%s: requeued %s that handlers have not finished"
+                self.logger.warning(text, subscriber.address, counted(count, "message"), extra=MESSAGES_REQUEUED)
 
     # Flow
 

@@ -543,9 +543,11 @@ class Pools:
         shared: the pool that all connections share; None when each has its own.
         msg_timeout: shortest message timeout of all connections there were, in seconds.
         orphaned: messages of lost connections, when they were counted last; any thread may read it.
+        is_iterated: whether the program takes the messages, and no handler is called.
     """
 
     def __init__(self, consumer: AnyConsumer) -> None:
+        self.is_iterated = False
         self.shared: WorkerPool | None = None
         self.msg_timeout = inf
         self.orphaned: int = 0
@@ -562,6 +564,7 @@ class Pools:
         """Make what the options ask for; with ``is_iterated`` a pool without workers, served by who iterates."""
         # Without any of these, each connection gets a worker of its own: messages stay in the order of arrival.
         size = self._consumer.config.handlers
+        self.is_iterated = is_iterated
         if is_iterated or size:
             self.shared = self.new(0 if is_iterated else size, "worker")
 

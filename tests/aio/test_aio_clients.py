@@ -371,6 +371,27 @@ async def test_receivers_of_on_message_may_take_the_place_of_a_handler(filled: s
     assert len(heard) == 100
 
 
+async def test_close_waits_for_a_receiver_that_has_responded(filled: str) -> None:
+    ended: list[bytes] = []
+    may_end = asyncio.Event()
+
+    async def hear(consumer: Consumer, message: Message) -> None:
+        message.finish()
+        await may_end.wait()
+        ended.append(message.body)
+
+    consumer = Consumer("t", "c", filled, max_in_flight=1)
+    consumer.on_message.connect(hear)
+    await consumer.start()
+    await until_async(lambda: consumer.stats().totals.finished > 0)
+    closing = asyncio.create_task(consumer.close())
+    done, _ = await asyncio.wait([closing], timeout=0.1)
+    assert not done
+    may_end.set()
+    await closing
+    assert ended
+
+
 async def test_an_iteration_can_be_closed_and_its_message_comes_again(filled: str) -> None:
     async with Consumer("t", "c", filled, max_in_flight=1) as consumer:
         async with aclosing(aiter(consumer)) as messages:

@@ -310,6 +310,26 @@ def test_a_consumer_that_was_started_has_its_channel(nsq_broker, closed_port, is
     consumer.close()
 
 
+def test_close_waits_for_a_handler_that_has_responded(nsqd, make_consumer):
+    """It uses what the program has."""
+    may_end, ended = Event(), []
+
+    def handle(consumer, message):
+        message.finish()
+        may_end.wait()
+        ended.append(message.body)
+
+    consumer = make_consumer(message_handler=handle)
+    conn = start(nsqd, consumer)
+    conn.push(1, body=b"body")
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
+    closing = gevent.spawn(consumer.close)
+    holds(lambda: not closing.ready())
+    may_end.set()
+    closing.get(timeout=WAIT)
+    assert ended == [b"body"]
+
+
 def test_a_receiver_of_on_response_hears_of_heartbeats(nsqd, make_consumer):
     heard = []
     consumer = make_consumer(message_handler=do_nothing)
