@@ -214,13 +214,14 @@ class Turns:
             warmup = 0 if settings.kind == "publish" else settings.rate
             return settings.rounded(settings.rate * settings.duration + warmup)
         count = settings.rounded(SMALLEST_COUNT if settings.kind == "roundtrip" else PROBE_COUNT)
+        is_first = True  # that one may be as long by a pause alone
         while True:
             probe = self.take(client, count)
             enough = settings.count_at(probe.messages / probe.seconds)
             more = self._affordable(PROBE_SHARE * enough)
-            if more <= count or probe.seconds >= SHORTEST_PROBE * settings.duration:
+            if not is_first and (more <= count or probe.seconds >= SHORTEST_PROBE * settings.duration):
                 return self._affordable(enough)
-            count = more
+            count, is_first = max(count, more), False
 
     def _affordable(self, count: float) -> int:
         return self._settings.rounded(min(count, LARGEST_BACKLOG // self._settings.size))

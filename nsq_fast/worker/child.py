@@ -63,27 +63,29 @@ _new_lock = get_original("_thread", "allocate_lock")
 class Link:
     """The socket, as a file descriptor.
 
-    Attributes:
-        report: makes the report of now, with metrics or without; called in the link's thread, may be set at any time.
+    Args:
+        report: makes the report of now, with metrics or without; called in any thread.
+        ask_to_drain: called in the link's thread, once, when the supervisor says so or has gone; whichever way it goes,
+            the process ends ``drain_timeout`` and ``EXIT_GRACE`` later.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        drain_timeout: float,
+        report: Callable[[bool], Report],
+        ask_to_drain: Callable[[], object],
+    ) -> None:
         self._descriptor = descriptor
+        self._drain_timeout = drain_timeout
+        self._report = report
+        self._ask_to_drain: Callable[[], object] | None = ask_to_drain
         self._lock = _new_lock()
-        self._ask_to_drain: Callable[[], object] | None = None
         self._exit_at: float | None = None
         self._is_supervised = True
-        self.report: Callable[[bool], Report] = lambda with_metrics: Report()
 
-    def start(self, drain_timeout: float, ask_to_drain: Callable[[], object]) -> None:
-        """Begin to report and to listen.
-
-        Args:
-            ask_to_drain: called in the link's thread, once, when the supervisor says so or has gone; whichever way it
-                goes, the process ends ``drain_timeout`` and ``EXIT_GRACE`` later.
-        """
-        self._drain_timeout = drain_timeout
-        self._ask_to_drain = ask_to_drain
+    def start(self) -> None:
+        """Begin to report and to listen."""
         _start_thread(self._run, ())
 
     def expect_end(self) -> None:
@@ -95,7 +97,7 @@ class Link:
         """Report now. In any thread."""
         with self._lock:  # from when it is made until it is sent: a later report is never followed by an earlier one
             try:
-                line = self.report(with_metrics).line()
+                line = self._report(with_metrics).line()
             except Exception:  # when the interpreter ends, nothing can be asked; a missing report is noticed
                 return
             try:
@@ -314,6 +316,8 @@ class EventLoop:
                 loop.run_forever()
             except BaseException as error:  # noqa: PERF203  # of a handler: asyncio brings it here
                 self._on_exit(error)
+                if not isinstance(error, (SystemExit, KeyboardInterrupt)):  # of the loop itself, which is broken
+                    break
         loop.close()
 
     async def _cancel_rest(self) -> None:
@@ -332,8 +336,8 @@ _LATE = 2.0
 
 
 class Child:
-    def __init__(self, link: Link, task: Task) -> None:
-        self._link = link
+    def __init__(self, descriptor: int, task: Task) -> None:
+        self._link = Link(descriptor, task.settings.worker.drain_timeout, self._report, self._asked_to_drain)
         self._task = task
         self._running: list[Running] = []
         self._metrics: Callable[[], str] = str
@@ -345,12 +349,10 @@ class Child:
         self._stopping = Event()
         self._waker: Any = get_hub().loop.async_()  # its ``send`` sets ``_stopping`` from any thread
         self._waker.start(self._stopping.set)
-        self._is_consuming = False
 
     def run(self) -> int:
         """Run until it is asked to end, or a consumer ends by itself; return the exit code."""
-        self._link.report = self._report
-        self._link.start(self._task.settings.worker.drain_timeout, self._asked_to_drain)
+        self._link.start()
         on_signal(signal.SIGTERM, self._stopping.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         try:
@@ -371,12 +373,11 @@ class Child:
 
     def _asked_to_drain(self) -> None:
         """In the link's thread. A program that is being imported holds no message, and may take long."""
-        if not self._is_consuming:
+        if not self._running:
             os._exit(0)
         self._waker.send()
 
     def _start(self) -> None:
-        self._is_consuming = True
         self._stalls = {each.name: Stall(each.consumer.progress) for each in self._running}
         if any(each.place == "asyncio" for each in self._running):
             self._event_loop = EventLoop(partial(self._ended_by_itself, "a consumer of asyncio"))
@@ -404,7 +405,7 @@ class Child:
     def _watch(self, running: Running) -> None:
         try:
             self._call(running, "join")
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._ended_by_itself(running.name, error)
         else:
             self._ended_by_itself(running.name, None)
@@ -470,6 +471,7 @@ class Child:
                 joinall(closing)
         if self._event_loop is not None:
             self._event_loop.end()
+            self._event_loop = None  # it beats no more
         for each in self._running:
             totals = each.consumer.stats().totals
             counts = totals.finished, totals.requeued
@@ -521,11 +523,11 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # they come from a terminal to all processes: the supervisor acts
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
-    link = Link(int(sys.argv[1]))
+    descriptor = int(sys.argv[1])
     task: Task = pickle.load(sys.stdin.buffer)
     sys.argv = [task.target]
     write_logs(task.settings.worker)
-    return _check(task) if task.is_check else Child(link, task).run()
+    return _check(task) if task.is_check else Child(descriptor, task).run()
 
 
 if __name__ == "__main__":

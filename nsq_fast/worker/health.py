@@ -165,6 +165,9 @@ class ProcessState(NamedTuple):
     reported_at: float
     is_leaving: bool = False
 
+    def __str__(self) -> str:
+        return f"process {self.number} (pid {self.pid})"
+
 
 class Snapshot(NamedTuple):
     """A worker at a moment.
@@ -183,42 +186,30 @@ class Snapshot(NamedTuple):
     is_stopping: bool = False
 
 
-class ProbeResult(NamedTuple):
-    """The answer to a probe, with its reasons."""
-
-    is_well: bool
-    reasons: list[str]
-
-
-def liveness(snapshot: Snapshot, now: float, timeout: float) -> ProbeResult:
-    """Whether the supervisor and each process have turned their loops less than ``timeout`` seconds ago."""
+def not_alive(snapshot: Snapshot, now: float, timeout: float) -> list[str]:
+    """Why a restart may help: that the supervisor, or the loop of a process, has not turned for ``timeout`` seconds."""
     reasons = []
     if now - snapshot.at > timeout:
         reasons.append(f"the supervisor has done nothing for {now - snapshot.at:.0f} s")
     for each in snapshot.processes:
         silence = now - each.reported_at + each.report.loop_age
         if silence > timeout:
-            reasons.append(f"process {each.number} (pid {each.pid}): its loop has not turned for {silence:.0f} s")
-    return ProbeResult(not reasons, reasons)
+            reasons.append(f"{each}: its loop has not turned for {silence:.0f} s")
+    return reasons
 
 
-def readiness(snapshot: Snapshot, now: float, timeout: float) -> ProbeResult:
-    """Whether messages can arrive at each consumer of each process, and all are alive."""
-    reasons = liveness(snapshot, now, timeout).reasons
+def not_ready(snapshot: Snapshot, now: float, timeout: float) -> list[str]:
+    """Why messages cannot arrive at each consumer of each process, or are not handled."""
+    reasons = not_alive(snapshot, now, timeout)
     if snapshot.is_stopping:
         reasons.append("the worker is ending")
     reasons += [f"process {number} is to be started again" for number in snapshot.missing]
     ready = {each.number for each in snapshot.processes if each.report.is_ready and not each.is_leaving}
     for each in snapshot.processes:
         if each.number not in ready and not each.is_leaving:
-            reasons += _what_is_missing(each)
-    return ProbeResult(not reasons, reasons)
-
-
-def _what_is_missing(process: ProcessState) -> list[str]:
-    head = f"process {process.number} (pid {process.pid})"
-    waiting = [f"{head}: {each}" for each in process.report.consumers if not each.is_ready]
-    return waiting or [f"{head} is {process.report.phase.value}"]
+            waiting = [f"{each}: {consumer}" for consumer in each.report.consumers if not consumer.is_ready]
+            reasons += waiting or [f"{each} is {each.report.phase.value}"]
+    return reasons
 
 
 KEPT = ("counter", "histogram", "summary")

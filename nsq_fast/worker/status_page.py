@@ -21,7 +21,7 @@ from nsq_fast.log_events import WORKER_LISTENING
 from nsq_fast.names import Address, parse_listen_address
 from nsq_fast.page import STYLE
 
-from .health import ProbeResult, Snapshot, Totals, liveness, readiness
+from .health import Snapshot, Totals, not_alive, not_ready
 
 logger: logging.Logger = get_logger(__name__)
 
@@ -145,8 +145,8 @@ class StatusPage:
         listening, url = listen(address, "http")
         pages = {
             "/": lambda: Answer(200, self.html().encode(), HTML),
-            "/healthz": lambda: self._probe(liveness),
-            "/readyz": lambda: self._probe(readiness),
+            "/healthz": lambda: self._probe(not_alive),
+            "/readyz": lambda: self._probe(not_ready),
             "/metrics": self._metrics,
         }
         self._server = _Server(listening, pages)
@@ -161,16 +161,16 @@ class StatusPage:
     def html(self) -> str:
         """The page for people."""
         now = self._now
-        return _html(now, self._earlier[0], readiness(now, monotonic(), self._timeout))
+        return _html(now, self._earlier[0], not_ready(now, monotonic(), self._timeout))
 
-    def _probe(self, judge: Callable[[Snapshot, float, float], ProbeResult]) -> Answer:
-        result = judge(self._now, monotonic(), self._timeout)
+    def _probe(self, find_reasons: Callable[[Snapshot, float, float], list[str]]) -> Answer:
+        reasons = find_reasons(self._now, monotonic(), self._timeout)
         processes = [
             {"number": each.number, "pid": each.pid, "phase": each.report.phase.value, "leaving": each.is_leaving}
             for each in self._now.processes
         ]
-        body = {"ok": result.is_well, "reasons": result.reasons, "processes": processes}
-        return Answer(200 if result.is_well else 503, json.dumps(body).encode() + b"\n", "application/json")
+        body = {"ok": not reasons, "reasons": reasons, "processes": processes}
+        return Answer(503 if reasons else 200, json.dumps(body).encode() + b"\n", "application/json")
 
     def _metrics(self) -> Answer:
         try:
@@ -207,15 +207,15 @@ td:not(:first-child)::before{content:attr(data-name);color:var(--soft)}}
 """
 
 
-def _html(snapshot: Snapshot, earlier: Snapshot, ready: ProbeResult) -> str:
+def _html(snapshot: Snapshot, earlier: Snapshot, reasons: list[str]) -> str:
     """The page of a moment; ``earlier`` is what rates are reckoned from. It needs no script, and asks again itself."""
-    word = "ending" if snapshot.is_stopping else "ready" if ready.is_well else "not ready"
-    reasons = "".join(f"<li>{escape(each)}</li>" for each in ready.reasons)
+    word = "ending" if snapshot.is_stopping else "not ready" if reasons else "ready"
+    listed = "".join(f"<li>{escape(each)}</li>" for each in reasons)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="refresh" content="2"><title>worker: {word}</title><style>{STYLE}{_TABLES}</style></head><body><main>
-<h1>Worker: <span class="{"well" if ready.is_well else "ill"}">{word}</span></h1>
-<ul>{reasons}</ul>
+<h1>Worker: <span class="{"ill" if reasons else "well"}">{word}</span></h1>
+<ul>{listed}</ul>
 <h2>Consumers</h2>
 {_table(CONSUMER_COLUMNS, _consumer_rows(snapshot, earlier))}
 <h2>Processes</h2>

@@ -58,8 +58,8 @@ from .health import (
     Report,
     Snapshot,
     Totals,
-    liveness,
-    readiness,
+    not_alive,
+    not_ready,
 )
 from .settings import Settings, Task
 from .status_page import StatusPage
@@ -719,14 +719,13 @@ class Supervisor:
             for answered in self._answering:
                 answered.set()
             self._answering.clear()
-        ready = readiness(snapshot, now, self._config.alive_timeout)
-        self._notifier.status("ready" if ready.is_well else "; ".join(ready.reasons))
+        self._notifier.status("; ".join(not_ready(snapshot, now, self._config.alive_timeout)) or "ready")
         if not self._is_up and all(_is_running(slot) for slot in self._slots):
             self._is_up = True
             self._notifier.tell("READY=1")
         interval = self._notifier.watchdog_interval
         if interval is not None and now >= self._watchdog_at:
-            if liveness(snapshot, now, self._config.alive_timeout).is_well:
+            if not not_alive(snapshot, now, self._config.alive_timeout):
                 self._notifier.tell("WATCHDOG=1")
             self._watchdog_at = now + interval
 

@@ -271,18 +271,6 @@ def test_garbage_ends_its_own_connection_only_and_prints_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_mute_nsqd_stores_what_it_does_not_confirm(nsqd: NsqdServer) -> None:
-    client = WireClient(nsqd.tcp_address)
-    client.publish("t", b"1")
-    nsqd.faults.tcp.drop_replies = True
-    client.send(b"PUB t\n\0\0\0\0012")
-    with pytest.raises(Timeout), Timeout(0.1):
-        client.frame()
-    assert nsqd.nsqd.topics["t"].message_count == 2
-    nsqd.faults.clear()
-    client.publish("t", b"3")
-
-
 def test_messages_are_cut_in_the_middle_of_a_frame(nsqd: NsqdServer) -> None:
     client = WireClient(nsqd.tcp_address)
     client.publish("t", b"x" * 100)

@@ -91,27 +91,6 @@ def test_what_there_is_comes_back_and_what_was_deleted_or_emptied_does_not(serve
     assert [server.nsqd.get_topic(name).depth for name in ("gone", "e#ephemeral")] == [0, 0]
 
 
-def test_metadata_is_what_the_original_writes(server: NsqdServer, tmp_path: Path) -> None:
-    server.nsqd.get_topic("t").get_channel("c")
-    metadata = json.loads((tmp_path / "nsqd.dat").read_text())
-    assert metadata["topics"] == [{"name": "t", "paused": False, "channels": [{"name": "c", "paused": False}]}]
-
-
-def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None:
-    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.05, max_bytes_per_file=4096))
-    with server:
-        publish(server, "t", 0, 500)
-        client = subscribe(server, rdy=10)
-        done = len(consume(client, 400))
-        client.send(b"RDY 0\n")
-        until(lambda: server.nsqd.topics["t"].channels["c"].clients and next(iter(server.nsqd.clients)).rdy == 0)
-        done += len(consume(client, server.nsqd.topics["t"].channels["c"].in_flight_count))
-        path = server.nsqd.topics["t"].log.folder / "checkpoint"
-        until(lambda: json.loads(path.read_text().splitlines()[0])["channels"]["c"][1:] == [[[done, 500]], []])
-        kill(server)
-        assert consume(subscribe(server), 500 - done) == list(range(done, 500))
-
-
 def test_a_checkpoint_costs_what_has_changed_and_not_what_waits(tmp_path: Path) -> None:
     nsqd = Nsqd(NsqdOptions(data_path=str(tmp_path), sync_timeout=3600.0, mem_queue_size=200_000))
     nsqd.start()
@@ -496,17 +475,6 @@ def test_an_nsqd_starts_and_serves_without_a_file(
     assert count_errors(caplog)
 
 
-def test_new_messages_do_not_get_the_numbers_of_lost_ones(prepared: Prepared) -> None:
-    path = prepared.file("log")
-    os.truncate(path, HEAD + RECORD * 3)
-    nsqd = Nsqd(NsqdOptions(data_path=str(prepared.path), sync_timeout=60.0))
-    nsqd.start()
-    nsqd.get_topic("t").put(b"new")
-    nsqd.kill()  # before any checkpoint: the old one names the lost messages
-    with in_nsqd(prepared.path) as nsqd:
-        assert set(drain(nsqd, "t", "c")) == prepared.unfinished & {b"0", b"1", b"2"} | {b"new"}
-
-
 def test_a_full_disk_refuses_publishes_is_said_once_and_what_was_not_written_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -655,19 +623,6 @@ def test_what_made_room_for_others_is_not_missed_if_the_process_is_killed_before
         assert server.nsqd.topics["t"].channels["slow"].depth == 0
 
 
-def test_an_nsqd_ends_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
-    server.start()
-    for name in "tu":
-        server.nsqd.get_topic(name).get_channel("c")
-        server.nsqd.get_topic(name).put(b"x")
-    SmallDisk(monkeypatch, tmp_path, 0)
-    server.stop()
-    monkeypatch.undo()
-    with in_nsqd(tmp_path) as nsqd:
-        assert [drain(nsqd, name, "c") for name in "tu"] == [[b"x"], [b"x"]]
-
-
 # Data folders that earlier versions have written start: nothing in them is lost, or comes again for nothing.
 #
 # ``older_data.json`` has the files of version 0.2 as they were, ``journal_data.json`` those in the format of today: of
@@ -730,13 +685,6 @@ def test_what_was_not_finished_is_there_and_what_comes_then_is_behind_it(restart
     stop(restarted)
     a = restarted.nsqd.topics["orders"].channels["a"]
     assert (a.depth, len(a.deferred)) == (0, 2)
-
-
-def test_a_message_is_there_although_the_files_around_it_are_gone(tmp_path: Path) -> None:
-    with NsqdServer(NsqdOptions(data_path=str(write("journal-stopped", tmp_path)), **OPTIONS)) as server:
-        channel = server.nsqd.topics["late"].channels["k"]
-        assert [(message.body[:3], message.attempts) for message in channel.deferred] == [(b"007", 1)]
-        assert (channel.depth, server.nsqd.topics["late"].log.first) == (0, 99)
 
 
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if "cluster" in folder])

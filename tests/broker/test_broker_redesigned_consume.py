@@ -22,45 +22,13 @@ from nsq_fast.header_patterns import PatternInvalid, check_glob, check_regexp
 # How the redesigned dialect delivers: one at a time in order, what comes back and when, tags, filters, positions.
 
 
-ORDERED = "SUB_ORDERED ord ch 0"
-
-EXT = {"extend_support": True}
-
-
 def leader(cluster: RedesignedCluster, topic: str = "ord") -> Any:
     return cluster.leader_of(topic, 0)
 
 
-def publish_ext(cluster: RedesignedCluster, *messages: tuple[dict[str, Any], bytes]) -> None:
-    client = WireClient(leader(cluster, "ext").tcp_address)
-    for header, body in messages:
-        command = b"PUB_EXT ext 0\n" + sized(headed(header, body)) if header else b"PUB ext 0\n" + sized(body)
-        assert client.command(command) == b"OK"
-    client.close()
-
-
-def test_one_message_at_a_time_over_all_clients_and_the_next_gets_what_a_lost_one_had(
-    cluster: RedesignedCluster,
-) -> None:
-    publish(cluster, "ord", b"a", b"b", b"c")
-    first, second = (Consumer(leader(cluster), ORDERED) for _ in range(2))
-    frame = first.receive()
-    assert detail(frame) == (0, 31, b"a")
-    assert second.is_quiet()
-    assert first.is_quiet(0.01)
-    second.send(b"RDY 0\n")
-    first.finish(frame)
-    lost = first.receive()
-    assert detail(lost) == (31, 31, b"b")
-    second.send(b"RDY 1\n")
-    first.close()
-    again = second.receive()
-    assert (again.id, again.attempts) == (lost.id, 1)
-
-
 def test_requeue_in_order(cluster: RedesignedCluster) -> None:
     publish(cluster, "ord", b"a", b"b")
-    consumer = Consumer(leader(cluster), ORDERED, msg_timeout=1000)
+    consumer = Consumer(leader(cluster), "SUB_ORDERED ord ch 0", msg_timeout=1000)
     frame = consumer.receive()
     consumer.requeue(frame)
     again = consumer.receive()
@@ -137,13 +105,6 @@ def test_a_silent_client_is_dropped_after_three_intervals(cluster: RedesignedClu
     received = client.reader.read()
     assert received.count(b"_heartbeat_") in (2, 3)
     assert time.monotonic() - begun > 2.9
-
-
-def test_the_layout_of_an_ext_topic_with_details(cluster: RedesignedCluster) -> None:
-    publish_ext(cluster, ({"k": "v"}, b"EB"), ({}, b"plain"))
-    detailed = Consumer(leader(cluster, "ext"), "SUB_ADVANCED ext ch 0", rdy=2, **EXT)
-    assert detailed.receive().data[26:].startswith(b'\x04\x00\x0a{"k": "v"}' + bytes(8))
-    assert detailed.receive().data[26:] == b"\x00" + (45).to_bytes(8, "big") + (36).to_bytes(4, "big") + b"plain"
 
 
 # What the redesigned dialect answers: codes, texts, which of them end the connection. Observed on a real cluster.

@@ -23,7 +23,6 @@ from support.wire import ERROR, WireClient, identify, many, sized
 
 SUB = b"SUB t c\n"
 
-NO_ID = b"0123456789abcdef"
 
 OK = struct.pack(">ii", 6, 0) + b"OK"
 
@@ -155,15 +154,6 @@ def test_garbage_ends_in_an_error_or_an_end(embedded: Any) -> None:
     WireClient(server.tcp_address).publish("still", b"there")
 
 
-def test_connection_that_ends_at_any_place(embedded: Any) -> None:
-    server = embedded()
-    script = b"IDENTIFY\n\0\0\0\2{}SUB t c\nRDY 5\nPUB t\n\0\0\0\4bodyMPUB t\n\0\0\0\x0d\0\0\0\1\0\0\0\5abcdeCLS\n"
-    for end in range(len(script)):
-        talk(server.tcp_address, script[:end])
-    until(lambda: not server.nsqd.clients)
-    assert server.nsqd.topics["t"].channels["c"].clients == {}
-
-
 def test_other_protocols(address: Any) -> None:
     for magic in (b"", b" ", b"  V", b"GET / HTTP/1.1\r\n\r\n"):
         with contextlib.closing(socket.create_connection(address, timeout=5)) as sock:
@@ -218,6 +208,7 @@ def test_replies_arrive_at_a_client_that_reads_late(start_nsqd: Any) -> None:
         sock.sendall(b"  V2PUB t\n" + sized(b"x"))
         writer = spawn(sock.sendall, (b"PUB t\n" + sized(b"x")) * count)
         writer.join(timeout=0.3)  # sleep: long enough to fill what there is between the two
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # it reads late, and no longer slowly
         received = bytearray()
         while len(received) < (count + 1) * len(OK):
             received += sock.recv(65536)
@@ -241,17 +232,6 @@ def test_publishes_that_come_in_any_pieces_are_confirmed_in_turn(start_nsqd: Any
         assert last_error(client) == "E_BAD_MESSAGE PUB invalid message body size 0"
     topics = ask(server.http_address, "GET", "/stats?format=json").json["topics"]
     assert {topic["topic_name"]: topic["message_count"] for topic in topics} == {"t": 4 * 10, "u": 4 * 3}
-
-
-def test_a_topic_that_was_deleted_comes_anew_with_the_next_message(start_nsqd: Any) -> None:
-    server = start_nsqd()
-    client = WireClient(server.tcp_address)
-    for _ in range(3):
-        client.publish("t", b"x")
-    ask(server.http_address, "POST", "/topic/delete?topic=t")
-    client.publish("t", b"y")
-    [topic] = ask(server.http_address, "GET", "/stats?format=json").json["topics"]
-    assert (topic["topic_name"], topic["message_count"]) == ("t", 1)
 
 
 def test_a_switch_and_a_limit_hold_for_those_who_publish_already(embedded: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gevent import Timeout, socket
 from support.http import ask, channel_figures, create, post
-from support.waiting import PROMPT, WAIT, promptly, until
+from support.waiting import PROMPT, promptly, until
 from support.wire import MESSAGE, Consumer, WireClient, many, sized
 
 
@@ -114,27 +114,6 @@ def test_requeue_at_once_and_as_late_as_max_req_timeout(start_nsqd: Any) -> None
     assert first.id == second.id == third.id
 
 
-def test_deferred_publish(server: Any, publisher: WireClient) -> None:
-    consumer, start = subscribed(server, 5), time.monotonic()
-    assert publisher.command(b"DPUB t 500\n" + sized(b"later")) == b"OK"
-    publisher.publish("t", b"now")
-    frames = [consumer.receive(), consumer.receive()]
-    assert [(frame.body, frame.attempts) for frame in frames] == [(b"now", 1), (b"later", 1)]
-    assert time.monotonic() - start > 0.4
-
-
-def test_what_a_channel_does_with_a_message_is_nothing_to_another(server: Any) -> None:
-    first, second = Consumer(server, "SUB t a", 0), Consumer(server, "SUB t b", 1)
-    second.publish("t", b"x")
-    for attempts in (1, 2, 3):
-        again = second.receive()
-        assert again.attempts == attempts
-        second.requeue(again)
-    first.send(b"RDY 1\n")
-    frame = first.receive()
-    assert (frame.id, frame.body, frame.attempts) == (again.id, b"x", 1)
-
-
 def test_messages_one_by_one_go_to_clients_in_turn(embedded: Any) -> None:
     server = embedded()
     consumers, publisher = [subscribed(server, 10) for _ in range(3)], WireClient(server.tcp_address)
@@ -142,16 +121,6 @@ def test_messages_one_by_one_go_to_clients_in_turn(embedded: Any) -> None:
     for body in bodies:
         publisher.publish("t", body)
     assert {consumer.receive().body for consumer in consumers for _ in range(3)} == bodies
-
-
-def test_a_client_that_is_not_ready_blocks_nobody(server: Any, publisher: WireClient) -> None:
-    lazy, ready = subscribed(server, 10), subscribed(server, 10)
-    lazy.send(b"RDY 0\n")
-    assert is_silent(lazy, 0.1)
-    for n in range(5):
-        publisher.publish("t", b"%d" % n)
-    assert len([ready.receive() for _ in range(5)]) == 5
-    assert is_silent(lazy, 0.1)
 
 
 def test_after_cls_nothing_comes_whatever_rdy_says_but_answers_count(server: Any, publisher: WireClient) -> None:
@@ -168,32 +137,13 @@ def test_after_cls_nothing_comes_whatever_rdy_says_but_answers_count(server: Any
 
 
 def test_paused_channel_and_topic_deliver_nothing(server: Any, publisher: WireClient) -> None:
-    consumer = subscribed(server, 5)
+    consumer = subscribed(server, 1)  # so that no message waits in the output buffer
     for what in ("channel", "topic"):
         post(server, f"/{what}/pause?topic=t&channel=c")
         publisher.publish("t", what.encode())
         assert is_silent(consumer)
         post(server, f"/{what}/unpause?topic=t&channel=c")
         assert consumer.message().body == what.encode()
-
-
-def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(server: Any, publisher: WireClient) -> None:
-    consumer = subscribed(server)
-    pub_many(publisher, b"a", b"b", b"c")
-    publisher.command(b"DPUB t 60000\n" + sized(b"d"))
-    frame = consumer.receive()
-    # A consumer that is ready may get one more while nsqd empties: nsqio/nsq: nsqd/channel.go, Empty.
-    consumer.send(b"RDY 0\n")
-    until(lambda: channel_figures(server)["clients"][0]["ready_count"] == 0)
-    until(lambda: channel_figures(server)["deferred_count"] == 1)
-    post(server, "/channel/empty?topic=t&channel=c")
-    stats = channel_figures(server)
-    assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
-    consumer.send(b"RDY 1\n")
-    publisher.publish("t", b"new")
-    assert consumer.receive().body == b"new"
-    consumer.finish(frame)
-    assert consumer.frame().data == b"E_FIN_FAILED FIN " + frame.id + b" failed ID not in flight"
 
 
 def test_what_is_ephemeral_goes_with_its_last_client_or_the_last_channel_that_is_deleted(server: Any) -> None:
@@ -242,16 +192,6 @@ def test_commands_split_anywhere_and_many_at_once(address: Any) -> None:
         consumer.send(b"PUB t\n\0\0\0\1x" * 1000)
     seen = Counter(consumer.frame().type for _ in range(3000 + 9))
     assert seen[MESSAGE] >= 9
-
-
-def test_heartbeats_come_while_answered(address: Any) -> None:
-    client, start = WireClient(address, heartbeat_interval=1000), time.monotonic()
-    client.subscribe("t", "c")
-    for _ in range(3):
-        with Timeout(WAIT, TimeoutError("no heartbeat")):
-            assert client.reader.read(19)[8:] == b"_heartbeat_"
-        client.send(b"NOP\n")
-    assert time.monotonic() - start > 2.8
 
 
 # Messages wait in the buffer of a client for more, until there are enough, or something else is to go out.

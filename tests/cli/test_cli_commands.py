@@ -215,6 +215,20 @@ def test_tail_refuses_when_it_cannot_see_whether_there_is_a_channel(
         assert part in line
 
 
+class Faceless(Answering):
+    """An nsqlookupd that knows an nsqd without HTTP."""
+
+    def do_GET(self) -> None:
+        self.answer(200, {"channels": [], "producers": [{"broadcast_address": "127.0.0.1", "tcp_port": 1}]})
+
+
+def test_tail_refuses_where_lookup_does_not_say_how_to_ask(topic: str) -> None:
+    with serving(Faceless) as address:
+        refused = run("tail", topic, "--lookupd", str(address))
+    assert refused.exit_code == 1
+    assert "nsqlookupd gives no HTTP address of nsqd 127.0.0.1:1" in refused.output
+
+
 def test_tail_looks_for_http_one_port_above(topic: str) -> None:
     with neighbours() as server:
         admin = NsqdHTTPClient.from_url(server.http)

@@ -147,6 +147,7 @@ WAITS = ChannelStats("t", "c", depth=10, messages=100, clients=2, ready=5)
         (WAITS, WAITS._replace(depth=15, messages=105), "not pushed, 7 s"),
         (WAITS, WAITS._replace(depth=8, in_flight=2), "unanswered, 7 s"),
         (WAITS, WAITS._replace(depth=0, in_flight=10), "unanswered, 7 s"),
+        (WAITS, WAITS._replace(depth=8, in_flight=2, ready=0), "unanswered, 7 s"),
         (WAITS, WAITS._replace(depth=8, in_flight=2, requeued=4), "requeued, 7 s"),
         (WAITS, WAITS._replace(depth=8, in_flight=2, timed_out=1), "requeued, 7 s"),
         (WAITS, WAITS._replace(depth=9, messages=100), ""),
@@ -173,6 +174,11 @@ def test_it_stalls_since_something_was_done_last() -> None:
 )
 def test_durations_are_seconds_or_carry_a_unit(text: str, seconds: float) -> None:
     assert options.duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["max_in_flight=2=3", "max-in-flight,2=3"])
+def test_a_pair_is_written_as_here_or_as_in_tools_of_nsq(text: str) -> None:
+    assert options.pair(text) == ("max_in_flight", "2=3")
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ from nsq_fast.worker.health import (
     Snapshot,
     Stall,
     Totals,
-    liveness,
-    readiness,
+    not_alive,
+    not_ready,
 )
 from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, WorkerConfig, declared
 from nsq_fast.worker.status_page import StatusPage
@@ -99,6 +99,16 @@ def test_pauses_before_restarts_double_up_to_the_longest_and_begin_anew_after_a_
         now = due
     assert pauses == [1.0, 2.0, 4.0, 4.0, 1.0, 2.0]
     assert slot.restarts == 6
+
+
+def test_without_a_pause_only_the_first_process_is_started_again_at_once() -> None:
+    slot, started = slot_of(restart_delay=0.0)
+    pauses = []
+    for _ in range(3):
+        slot.ended(started[-1], -9, 0.0)  # type: ignore[arg-type]
+        pauses.append(slot.due_at())
+        slot.look(pauses[-1])
+    assert pauses == [0.0, 0.1, 0.2]
 
 
 def test_what_the_system_cannot_start_is_tried_again_and_a_replacement_leaves_the_old_process() -> None:
@@ -240,14 +250,14 @@ def state(report: Report, at: float = 100.0, number: int = 0, is_leaving: bool =
     ],
 )
 def test_a_probe_says_no_with_its_reason(snapshot: Snapshot, alive: str, ready: str) -> None:
-    for expected, verdict in ((alive, liveness(snapshot, 100.0, 5.0)), (ready, readiness(snapshot, 100.0, 5.0))):
-        assert verdict.is_well is (expected == "")
-        assert expected in "; ".join(verdict.reasons)
+    for expected, reasons in ((alive, not_alive(snapshot, 100.0, 5.0)), (ready, not_ready(snapshot, 100.0, 5.0))):
+        assert bool(reasons) is bool(expected)
+        assert expected in "; ".join(reasons)
 
 
 def test_a_loop_that_does_not_turn_counts_though_its_process_reports() -> None:
     blocked = Report(Phase.RUNNING, loop_age=7.0, consumers=READY.consumers)
-    assert not liveness(Snapshot(100.0, (state(blocked),)), 100.0, 5.0).is_well
+    assert not_alive(Snapshot(100.0, (state(blocked),)), 100.0, 5.0)
 
 
 def shown(value: float, name: str = "n_total", kind: str = "counter") -> str:
@@ -529,6 +539,8 @@ def test_a_variable_that_looks_like_an_option_is_pointed_at_and_a_service_of_kub
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.toml: cannot be read as TOML"):
         read(tmp_path, "processes: 2")
+    with pytest.raises(ConfigError, match="'worker': must be one of the tables worker, consumer, subscription"):
+        read(tmp_path, "worker = 2")
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
         SettingsReader().read(str(tmp_path / "missing.toml"), {}, ())
 

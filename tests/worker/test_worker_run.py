@@ -111,8 +111,15 @@ def test_handlers_run_where_their_kind_says(run: Run, nsqd_process: Any) -> None
     worker = run(
         """
 import threading
-from asyncio import sleep
+from asyncio import create_task, sleep
 main = threading.get_ident()
+left = []
+
+async def stay():
+    try:
+        await sleep(3600)  # sleep: until the loop ends
+    finally:
+        note(b"stayed")
 
 @subscribe("orders", "greenlets")
 def first(consumer, message):
@@ -124,6 +131,7 @@ def second(consumer, message):
 
 @subscribe("orders", "loop")
 async def third(consumer, message):
+    left.append(create_task(stay()))
     await sleep(0)
     note(b"loop %d" % (threading.get_ident() == main))
 
@@ -143,6 +151,7 @@ def fourth(consumer, messages):
     assert 'class="well">ready<' in worker.asked("/")[1]
     worker.terminated()
     assert "orders/greenlets: closed: 1 finished, 0 requeued" in worker.log()
+    assert "stayed" in worker.handled(), "what a handler has left running is cancelled"
 
 
 @embedded
@@ -263,6 +272,20 @@ def test_a_handler_that_does_not_end_ends_readiness_and_at_the_end_of_the_drain_
     # Long before nsqd would take it back by itself, after 60 s.
     until(lambda: channel(nsqd_process)["depth"] == 1)
     assert channel(nsqd_process)["in_flight_count"] == 0
+
+
+@embedded
+def test_a_handler_that_blocks_its_loop_ends_readiness_too(run: Run, nsqd_process: Any) -> None:
+    blocking = "note(message.body)\n    time.sleep(3600)  # sleep: a handler that does not end"
+    worker = run(TWO_LOOPS.replace("note(message.body)", blocking), "--stall-after", "1").ready()
+    publish(nsqd_process, "long")
+
+    def said() -> list[str]:
+        return [each.partition(": ")[2] for each in worker.probed("/readyz")["reasons"]]
+
+    for channel in ("greenlets", "asyncio"):
+        start = f"orders/{channel} does nothing: handlers_busy for"
+        answers(lambda start=start: any(each.startswith(start) for each in said()), about=worker.log)
 
 
 @embedded

@@ -7,7 +7,7 @@ from time import time_ns
 
 from gevent import get_hub, joinall, sleep, spawn
 from gevent.lock import Semaphore
-from meter import STAMP_BYTES, Alarm, seconds_until, stamp_of, stamped, ticks
+from meter import STAMP_BYTES, Alarm, stamp_of, stamped, ticks
 
 READ = 1
 LOCK = Lock()
@@ -134,13 +134,7 @@ class Blocking:
 
     def punctual_ticks(self, count):
         """``ticks``, each when it is due; greenlets run meanwhile."""
-        try:
-            alarm = Alarm()
-        except OSError:
-            for due, many in ticks(self.job["rate"], count):
-                sleep(seconds_until(due))
-                yield due, many
-            return
+        alarm = Alarm()
         watcher = get_hub().loop.io(alarm.descriptor, READ)
         for due, many in ticks(self.job["rate"], count):
             if time_ns() < due:

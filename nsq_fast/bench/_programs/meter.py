@@ -143,16 +143,14 @@ class Alarm:
     """A descriptor that can be read at a due time.
 
     Event loops wait by the millisecond: who sleeps in them is late by half of one, which would be most of a latency.
-    This is late by the time that the kernel takes to wake a program. Raises OSError where the system has no timerfd.
+    This is late by the time that the kernel takes to wake a program. Only Linux has it, as all that is measured here.
     """
 
     # <sys/timerfd.h>: CLOCK_REALTIME, which time.time_ns reads; TFD_NONBLOCK, TFD_CLOEXEC; TFD_TIMER_ABSTIME
-    _CLOCK, _FLAGS, _ABSOLUTE = 0, os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0), 1
+    _CLOCK, _FLAGS, _ABSOLUTE = 0, os.O_NONBLOCK | os.O_CLOEXEC, 1
 
     def __init__(self):
         self._libc = ctypes.CDLL(None)
-        if not hasattr(self._libc, "timerfd_create"):
-            raise OSError("no timerfd: Linux has it")
         self.descriptor = self._libc.timerfd_create(self._CLOCK, self._FLAGS)
         if self.descriptor < 0:
             raise OSError("timerfd_create failed")

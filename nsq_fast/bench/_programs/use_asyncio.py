@@ -6,7 +6,7 @@ import os
 import sys
 from time import time_ns
 
-from meter import STAMP_BYTES, Alarm, Meter, connection_options, seconds_until, settings, stamp_of, stamped, ticks
+from meter import STAMP_BYTES, Alarm, Meter, connection_options, settings, stamp_of, stamped, ticks
 
 job = settings()
 meter = Meter(job)
@@ -49,13 +49,7 @@ async def one_by_one(one, count):
 
 async def punctual_ticks(rate, count):
     """``ticks``, each when it is due; tasks run meanwhile."""
-    try:
-        alarm = Alarm()
-    except OSError:
-        for due, many in ticks(rate, count):
-            await asyncio.sleep(seconds_until(due))
-            yield due, many
-        return
+    alarm = Alarm()
     rung = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(alarm.descriptor, lambda: (alarm.clear(), rung.set()))
