@@ -19,13 +19,13 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from time import monotonic
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 from weakref import WeakSet
 
 from msgspec import UNSET
@@ -34,6 +34,7 @@ from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue, take
 from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import Wakeups
+from nsq_fast.client.acknowledger import Acknowledger, no_handler
 from nsq_fast.client.asyncio_loop import AsyncioLoop, running_loop
 from nsq_fast.client.consumer import ConsumerCore, warn_unclosed
 from nsq_fast.client.loop import (
@@ -46,7 +47,8 @@ from nsq_fast.client.loop import (
 )
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import AllStored, Body, Group, Headers, Publish, Stored, options_of
-from nsq_fast.client.workers import Cursor, Worker, WorkerPool, deferred_kind, thread_frames
+from nsq_fast.client.signals import is_heard, receivers
+from nsq_fast.client.workers import Cursor, Worker, WorkerPool, check_fits, deferred_kind, thread_frames
 from nsq_fast.errors import CallInvalid, ConfigError, NotRunning
 from nsq_fast.protocol.publishing import OK, Key, Receipt
 
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from nsq_fast._dispatch import HandlerLimit, PromptFins
-    from nsq_fast.client.acknowledger import Acknowledger
     from nsq_fast.client.give_up import GiveUpPolicy
     from nsq_fast.client.sender import Sender
     from nsq_fast.client.start_position import StartPositions
@@ -358,6 +359,29 @@ Handler: TypeAlias = Callable[["Consumer", Message], Awaitable[object]]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], Awaitable[object]]
 
 
+class AsyncioAcknowledger(Acknowledger):
+    """What follows a handler that is a coroutine function; a receiver of ``on_message`` may be one, too."""
+
+    def present_handler(self) -> Any:
+        handler, called = self.handler, receivers(self.consumer.on_message, self.consumer)
+        if not called:
+            return handler or _no_handler
+
+        async def handle(consumer: Any, message: Message) -> None:
+            if handler is not None:
+                await handler(consumer, message)
+            for receiver in called:
+                result = receiver(consumer, message=message)
+                if inspect.isawaitable(result):
+                    await result
+
+        return handle
+
+
+async def _no_handler(consumer: object, message: Message) -> object:
+    return no_handler(consumer, message)
+
+
 class Consumer(ConsumerCore[Handler, BatchHandler]):
     """Consume one topic, or several, through a channel, in the loop in which it was started.
 
@@ -382,6 +406,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     functions.
     """
 
+    acknowledger_class: ClassVar[type[Acknowledger]] = AsyncioAcknowledger
     loop: AsyncioLoop  # type: ignore[assignment]  # it has more arguments in places
 
     def _build(self, start: StartPositions | None) -> None:
@@ -398,10 +423,21 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
                 f"{name}={handler!r}: must be a coroutine function, as it runs in the event loop, which it would block:"
                 " write `async def`, and `await asyncio.to_thread(...)` in it for what blocks; or use nsq_fast.threads"
             )
+        if handler is not None:
+            check_fits(name, handler)
 
     def _check_policy(self, name: str, policy: Any) -> None:
         if policy is not None and not callable(policy):
             raise ConfigError(f"{name}={policy!r}: must be callable")
+        if policy is not None:
+            check_fits(name, policy)
+
+    def _check_receivers(self) -> None:
+        for receiver in receivers(self.on_message, self) if is_heard(self, "on_message") else ():
+            kind = deferred_kind(receiver)
+            if kind not in (None, "an async function"):
+                raise ConfigError(f"a receiver of on_message={receiver!r} is {kind}, whose body nobody would run")
+            check_fits("a receiver of on_message", receiver, "message")
 
     # Running
 
@@ -409,6 +445,8 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """Begin to consume, in the running loop. Raises NotRunning after ``close``."""
         self._check_loop("Consumer.start()")
         was_started = self._is_started
+        if not was_started:
+            self._check_receivers()
         self._start(is_iterated=not self.acknowledger.has_handler)
         if not was_started:
             self._forget_loop = self.loop.tell_end(self._loop_ended)
@@ -553,7 +591,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     # Iterating
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> _Iteration:
         """Take messages one by one, until the consumer is closed. Several tasks may iterate.
 
         Raises NotRunning before ``start``: iterate within ``async with``.
@@ -748,7 +786,7 @@ class TaskWorker(Worker):
     async def _serve_single(self, inbound: InboundQueue, sample: Sample | None) -> None:
         acknowledger, time_slice = self._acknowledger, self._acknowledger.slice_of(inbound)
         end = min(self.began + SLICE, inbound.ledger.next_deadline)
-        handler = acknowledger.handler
+        handler = acknowledger.single_handler()
         if sample is not None:  # the first message by itself: the others cost nothing more
             handler, time_slice.end = self._timed(handler, sample), 0.0
         else:
@@ -772,7 +810,7 @@ class TaskWorker(Worker):
             self.current = None
             if sample is not None:
                 sample.count()
-                handler, sample = acknowledger.handler, None
+                handler, sample = acknowledger.single_handler(), None
                 time_slice.end = end
             if is_over or self._pool.is_stopped:
                 return
@@ -821,7 +859,7 @@ class TaskWorker(Worker):
                 await give_up(acknowledger, inbound, message, verdict)
             elif verdict:
                 is_batch = acknowledger.batch_handler is not None
-                handler = acknowledger.batch_handler if is_batch else acknowledger.handler
+                handler = acknowledger.batch_handler if is_batch else acknowledger.single_handler()
                 error = await self._call(handler, [message] if is_batch else message, sample)
                 if error is not None:
                     acknowledger.failed(message, error, is_ordered=True)
@@ -1013,13 +1051,16 @@ class _Iteration:
         self._consumer = consumer
         self._pool = pool
         self._cursor = _Cursor(pool)
+        self._is_left = False
         consumer._cursors.append(self._cursor)
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> _Iteration:
         return self
 
     async def __anext__(self) -> Message:
         cursor, pool = self._cursor, self._pool
+        if self._is_left:
+            raise StopAsyncIteration
         while True:
             message = cursor.next()
             if message is not None:
@@ -1046,7 +1087,12 @@ class _Iteration:
             if not pool.is_stopped:
                 await pool.wait_for_more()
 
+    async def aclose(self) -> None:
+        """Leave the loop, as for ``contextlib.aclosing``: the message at which it is goes back."""
+        self._end()
+
     def _end(self) -> None:
+        self._is_left = True
         self._cursor.close()
         if self._cursor in self._consumer._cursors:
             self._consumer._cursors.remove(self._cursor)

@@ -145,7 +145,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         was_started = self._is_started
         if not self._is_closing and not was_started and is_heard(self, "on_message"):
             for receiver in receivers(self.on_message, self):
-                check_handler("a receiver of on_message", receiver)
+                check_handler("a receiver of on_message", receiver, "message")
         if not self._is_closing and not was_started:
             self._prepare(is_iterated)
         super()._start(is_iterated)

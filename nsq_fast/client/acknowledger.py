@@ -126,7 +126,7 @@ class Acknowledger:
     def present_handler(self) -> Handler:
         """What to call with each message: the handler itself, or with it those who listen to ``on_message``."""
         if "on_message" not in self._signals or not is_heard(self.consumer, "on_message"):
-            return self.handler if self.handler is not None else _no_handler
+            return self.handler if self.handler is not None else no_handler
         # Asked for once a slice, not for each message: what blinker does to find them takes longer than all else.
         called = receivers(self.consumer.on_message, self.consumer)
         if self.handler is None and len(called) == 1:
@@ -302,7 +302,8 @@ class Acknowledger:
                 message.requeue(0, False)
 
 
-def _no_handler(consumer: object, message: Message) -> object:
+def no_handler(consumer: object, message: Message) -> object:
+    """A handler where there is none any more."""
     raise NsqError("no message_handler: every receiver of on_message is gone")
 
 
@@ -553,7 +554,7 @@ def _key(target: Target) -> str:
 def _blocked_text(message: Message) -> str:
     return (
         f"topic {message.topic}: partition {message.partition} is blocked: message {message_name(message)}"
-        f" (internal id {message.internal_id}, offset {message.offset}) is delivered for the {message.attempts}th time"
+        f" (internal id {message.internal_id}, offset {message.offset}) is delivered, attempt {message.attempts}"
     )
 
 

@@ -31,6 +31,7 @@ from nsq_fast.log_events import (
     CLOSE_TIMED_OUT,
     CLOSE_WAITS,
     CONSUMER_FAILED,
+    GIVE_UP_CIRCULAR,
     MESSAGES_REQUEUED,
     STARTED_ALREADY,
 )
@@ -42,7 +43,7 @@ from nsq_fast.protocol.topology import TopicArgument, TopicChoice
 from .acknowledger import BLOCKED_POLICIES, PAUSE, Acknowledger, BlockedPolicy, Deadlines, Ordered
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import TELL_AFTER, Connection
-from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, check_policy
+from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, PublishTo, check_policy
 from .loop import EndTimeout, Event, check_end_timeout
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
@@ -364,11 +365,23 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             return
         self._is_started = True
         self._live_here()
+        self._tell_circles()
         self.pools.start(is_iterated)
         self.flow.start(self.loop, self.supervisor)
         self.deadlines.start(self.loop, self.supervisor)
         if self._keeper is not None:
             self._keeper.start(self.loop, self.supervisor)
+
+    def _tell_circles(self) -> None:
+        for policy in (self._give_up, self._blocked_policy, self._max_age_policy):
+            topic = policy.topic if isinstance(policy, PublishTo) else None
+            # Where it consumes one topic, the end of that topic is meant.
+            if topic is not None and self._choice.has_among_others(topic):
+                self.logger.warning(
+                    "%s: consumes topic %s, and publishes to it what it gives up: what fails there comes again for"
+                    " ever; leave that topic out of those that are consumed",
+                    self.name, topic, extra=GIVE_UP_CIRCULAR,
+                )  # fmt: skip
 
     async def _subscribe(self) -> None:
         """The second half of the start: connections are made once the config source has said what it knows."""
@@ -520,8 +533,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
                 if each.subscription.is_awaiting_close:
                     self.logger.warning("%s: no CLOSE_WAIT in time", each.address, extra=CLOSE_TIMED_OUT)
                 if count := each.connection.in_flight:
-                    text = "%s: closed with %d messages unanswered"
-                    self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
+                    text = "%s: closed with %s unanswered"
+                    self.logger.warning(text, each.address, counted(count, "message"), extra=CLOSE_TIMED_OUT)
         await self._wait_for_handlers(deadline)
 
     def _tell_waits(self, waits: Sequence[str], deadline: float | None) -> None:
@@ -532,7 +545,7 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _wait_for_handlers(self, deadline: float | None) -> None:
         """Wait for those whose messages are answered, expired, or lost: they use what the program has."""
-        if not any(self._handlers):
+        if self.pools.is_iterated:
             return  # who iterates is not waited for
         tell_at = monotonic() + TELL_AFTER
         while running := sum(bool(worker.current) for worker in self.pools.workers()):
@@ -549,8 +562,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         for subscriber in subscribers:
             subscriber.subscription.give_back_unstarted()
             if count := subscriber.subscription.give_back_unfinished():
-                text = "%s: requeued %d messages that handlers have not finished"
-                self.logger.warning(text, subscriber.address, count, extra=MESSAGES_REQUEUED)
+                text = "%s: requeued %s that handlers have not finished"
+                self.logger.warning(text, subscriber.address, counted(count, "message"), extra=MESSAGES_REQUEUED)
 
     # Flow
 

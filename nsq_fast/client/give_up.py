@@ -151,7 +151,7 @@ class PublishTo:
     ) -> None:
         if producer is not None and not callable(getattr(producer, "publish", None)):
             raise ConfigError(f"producer={producer!r}: must have a publish(topic, body) method")
-        self._topic = None if topic is None else check_topic(topic)
+        self.topic: str | None = None if topic is None else check_topic(topic)
         self._producer = producer
         self._own: Any = None
         self._convert = convert
@@ -161,9 +161,9 @@ class PublishTo:
         body = message.body if self._convert is None else self._convert(message)
         producer = self._producer if self._producer is not None else self._own_producer(consumer)
         topic = topic_of(consumer, message)
-        if self._topic is None or self._topic == topic:
+        if self.topic is None or self.topic == topic:
             return producer.publish(topic, body, **place_of(message))
-        return producer.publish(self._topic, body)
+        return producer.publish(self.topic, body)
 
     def _own_producer(self, consumer: AnyConsumer) -> Any:
         if self._own is None:

@@ -65,8 +65,8 @@ REMEDY = "nsq_fast handlers are plain functions that run on gevent: use 'def', w
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, Queued})
 
 
-def check_handler(name: str, handler: Any) -> None:
-    """Raise ConfigError unless ``handler`` is None, or a callable that has run when it returns."""
+def check_handler(name: str, handler: Any, *keywords: str) -> None:
+    """Raise ConfigError unless ``handler`` is None, or a callable that has run when it returns; see ``check_fits``."""
     if handler is None:
         return
     if not callable(handler):
@@ -74,6 +74,24 @@ def check_handler(name: str, handler: Any) -> None:
     kind = deferred_kind(handler)
     if kind is not None:
         raise ConfigError(f"{name}={handler!r} is {kind}: calling it would not run its body. {REMEDY}")
+    check_fits(name, handler, *keywords)
+
+
+def check_fits(name: str, handler: Any, *keywords: str) -> None:
+    """Raise ConfigError if ``handler`` cannot be called with a consumer and a message, which would be given up.
+
+    Args:
+        keywords: the keyword by which it gets the message; by default it gets it by position.
+    """
+    try:
+        signature = inspect.signature(handler, follow_wrapped=False)  # it is the wrapper that is called
+    except (TypeError, ValueError):
+        return  # what is written in C need not tell
+    try:
+        signature.bind(None, *(() if keywords else (None,)), **dict.fromkeys(keywords))
+    except TypeError as error:
+        wanted = f"the consumer, and {keywords[0]}=" if keywords else "two arguments, the consumer and what to handle"
+        raise ConfigError(f"{name}={handler!r}: must take {wanted}: {error}") from None
 
 
 def deferred_kind(handler: Any) -> str | None:
@@ -525,9 +543,11 @@ class Pools:
         shared: the pool that all connections share; None when each has its own.
         msg_timeout: shortest message timeout of all connections there were, in seconds.
         orphaned: messages of lost connections, when they were counted last; any thread may read it.
+        is_iterated: whether the program takes the messages, and no handler is called.
     """
 
     def __init__(self, consumer: AnyConsumer) -> None:
+        self.is_iterated = False
         self.shared: WorkerPool | None = None
         self.msg_timeout = inf
         self.orphaned: int = 0
@@ -544,6 +564,7 @@ class Pools:
         """Make what the options ask for; with ``is_iterated`` a pool without workers, served by who iterates."""
         # Without any of these, each connection gets a worker of its own: messages stay in the order of arrival.
         size = self._consumer.config.handlers
+        self.is_iterated = is_iterated
         if is_iterated or size:
             self.shared = self.new(0 if is_iterated else size, "worker")
 

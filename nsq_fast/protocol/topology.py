@@ -646,6 +646,10 @@ class TopicChoice:
         """A short name for the choice, in the names of loggers."""
         return str(self) if len(self.names) < 2 else f"{self.names[0]}+{len(self.names) - 1}"
 
+    def has_among_others(self, topic: str) -> bool:
+        """Whether a topic is one of several, or may be."""
+        return bool(self.matching([topic])) or (len(self.names) > 1 and topic in self.names)
+
     def matching(self, listed: Iterable[str]) -> list[str]:
         """The topics of a list that the pattern chooses, in order. Names that no topic can have are left out."""
         if self.pattern is None:

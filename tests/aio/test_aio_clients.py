@@ -8,7 +8,8 @@ import gc
 import logging
 import re
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -350,6 +351,66 @@ def test_a_task_that_ends_the_program_keeps_no_other_waiting(nsqd_process: Any) 
 
 
 # What is made and freed
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_receivers_of_on_message_may_take_the_place_of_a_handler(filled: str, is_async: bool) -> None:
+    heard: set[bytes] = set()
+
+    def hear(consumer: Consumer, message: Message) -> None:
+        heard.add(message.body)
+
+    async def wait_and_hear(consumer: Consumer, message: Message) -> None:
+        await asyncio.sleep(0)
+        hear(consumer, message)
+
+    consumer = Consumer("t", "c", filled, max_in_flight=50)
+    consumer.on_message.connect(wait_and_hear if is_async else hear)
+    async with consumer:
+        await until_async(lambda: consumer.stats().totals.finished == 100)
+    assert len(heard) == 100
+
+
+async def test_close_waits_for_a_receiver_that_has_responded(filled: str) -> None:
+    ended: list[bytes] = []
+    may_end = asyncio.Event()
+
+    async def hear(consumer: Consumer, message: Message) -> None:
+        message.finish()
+        await may_end.wait()
+        ended.append(message.body)
+
+    consumer = Consumer("t", "c", filled, max_in_flight=1)
+    consumer.on_message.connect(hear)
+    await consumer.start()
+    await until_async(lambda: consumer.stats().totals.finished > 0)
+    closing = asyncio.create_task(consumer.close())
+    done, _ = await asyncio.wait([closing], timeout=0.1)
+    assert not done
+    may_end.set()
+    await closing
+    assert ended
+
+
+async def test_an_iteration_can_be_closed_and_its_message_comes_again(filled: str) -> None:
+    async with Consumer("t", "c", filled, max_in_flight=1) as consumer:
+        async with aclosing(aiter(consumer)) as messages:
+            left = await anext(messages)
+        with pytest.raises(StopAsyncIteration):
+            await anext(messages)
+        await until_async(lambda: consumer.stats().totals.requeued == 1)
+        again = [message.body async for message in _first(consumer, 100)]
+        assert left.body in again
+        assert len(set(again)) == 100
+
+
+async def _first(consumer: Consumer, count: int) -> AsyncIterator[Message]:
+    async for message in consumer:
+        yield message
+        count -= 1
+        if not count:
+            message.finish()
+            return
 
 
 async def test_what_has_ended_is_freed_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import suppress
 from math import inf, nan
 
@@ -152,6 +153,28 @@ def test_a_policy_that_fails_keeps_the_message(nsqd, consume):
     conn.push(1, attempts=2)
     conn.wait_for(lambda: requeues(conn) == [(1, 3)])
     assert b"FIN" not in conn.words()
+
+
+@pytest.mark.parametrize(
+    ("consumed", "dead", "is_told"),
+    [
+        (["orders", "dead"], "dead", True),
+        (re.compile("orders.*"), "orders_dead", True),
+        (re.compile("orders.*"), "dead", False),
+        (["orders", "returns"], "dead", False),
+        (["orders", "returns"], None, False),
+        ("orders", "orders", False),
+    ],
+)
+@pytest.mark.parametrize("option", ["give_up", "max_age_policy", "blocked_policy"])
+def test_who_consumes_its_own_dead_letters_is_told(closed_port, caplog, consumed, dead, is_told, option):
+    policy = {option: PublishTo(dead)}
+    servers = {"lookupd_http_addresses": f"127.0.0.1:{closed_port}"}
+    consumer = Consumer(consumed, "c", message_handler=ignore, **servers, **policy)
+    consumer.start(block=False)
+    consumer.close()
+    told = [each for each in caplog.records if getattr(each, "event", None) == "give_up_circular"]
+    assert len(told) == is_told
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, consume, caplog
     with promptly():
         consumer.close(timeout=0.1)
     assert monotonic() - began > 0.08
-    assert "1 messages unanswered" in caplog.text
+    assert "closed with 1 message unanswered" in caplog.text
     with pytest.raises(ConnectionLost):
         kept[0].finish()
 
@@ -264,7 +264,7 @@ def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, cons
     conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == ([1, 2] if is_wished else [2]))
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ"), "else it may come again"
     assert {command[2] for command in conn.commands if command[0] == b"REQ"} == {b"0"}
-    assert ("requeued 1 messages that handlers have not finished" in caplog.text) is is_wished
+    assert ("requeued 1 message that handlers have not finished" in caplog.text) is is_wished
     held.released.set()
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import UNSET
@@ -68,6 +70,58 @@ def test_arguments_in_the_wrong_place_are_told_in_names_that_people_know(package
         package.Consumer("t", "c", handler)
     with pytest.raises(TypeError, match=r"^Producer.__init__\(\) .*positional"):
         package.Producer(["127.0.0.1:4150"], [], 5)
+
+
+def takes_one(message: object) -> None: ...
+
+
+def takes_three(consumer: object, message: object, more: object) -> None: ...
+
+
+def takes_names(*, consumer: object, message: object) -> None: ...
+
+
+@pytest.mark.parametrize("package", [nsq_fast, threads, aio])
+def test_a_handler_that_cannot_be_called_as_handlers_are_is_refused(package: Any) -> None:
+    """Each of its messages would fail, and be given up."""
+
+    def as_handler(function: Any) -> Any:
+        @functools.wraps(function)
+        async def handle(*arguments: Any) -> None:
+            function(*arguments)
+
+        handle.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return handle if package is aio else function
+
+    for wrong in (takes_one, takes_three, takes_names, functools.partial(takes_three, 1, 2)):
+        for option in ("message_handler", "batch_handler"):
+            with pytest.raises(ConfigError, match=f"{option}=.* must take two arguments"):
+                package.Consumer("t", "c", "127.0.0.1:1", **{option: as_handler(wrong)})
+        for option in ("give_up", "blocked_policy", "max_age_policy"):
+            with pytest.raises(ConfigError, match=f"{option}=.* must take two arguments"):
+                package.Consumer("t", "c", "127.0.0.1:1", **{option: wrong})
+    for right in (functools.partial(takes_three, 1), print, lambda *arguments: None):
+        package.Consumer("t", "c", "127.0.0.1:1", give_up=right)
+
+    @functools.wraps(takes_one)
+    async def wrapper(consumer: object, message: object) -> None:
+        takes_one(message)
+
+    package.Consumer("t", "c", "127.0.0.1:1", give_up=wrapper if package is aio else Mock())
+    with pytest.raises(ConfigError, match=r"callback=.* must take two arguments"):
+        nsq_fast.Discard(takes_one)
+
+
+def takes_another_name(consumer: object, msg: object) -> None: ...
+
+
+async def test_a_receiver_that_cannot_be_called_is_refused_when_the_consumer_starts(face: Face) -> None:
+    if face.package is threads:
+        pytest.skip("needs a handler")
+    consumer = face.package.Consumer("t", "c", "127.0.0.1:1")
+    consumer.on_message.connect(takes_another_name)
+    with pytest.raises(ConfigError, match="must take the consumer, and message="):
+        await face(consumer.start(**({} if face.package is aio else {"block": False})))
 
 
 WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, float("nan"), "1", b"1", True, []]

@@ -56,6 +56,24 @@ async def test_handlers_run_one_at_a_time_and_in_order(face: Face, topic: Topic)
     assert set(found) == BODIES
 
 
+async def test_receivers_of_on_message_get_each_message_beside_the_handler(face: Face, filled: str) -> None:
+    found: list[bytes] = []
+    heard: list[bytes] = []
+
+    async def handle(consumer: Any, message: Message) -> None:
+        found.append(message.body)
+
+    def hear(consumer: Any, message: Message) -> None:
+        heard.append(message.body)
+
+    async with face.consuming("one by one", handle, filled, max_in_flight=0) as consumer:
+        consumer.on_message.connect(hear)
+        consumer.max_in_flight = 50
+        await face.until(lambda: consumer.stats().totals.finished == 100)
+    assert set(found) == BODIES
+    assert heard == found
+
+
 async def test_several_iterate_until_it_is_closed_and_finish_what_they_are_at(face: Face, filled: str) -> None:
     found: set[bytes] = set()
     async with face.client("Consumer", "t", "c", filled, max_in_flight=30, concurrency=3) as consumer:

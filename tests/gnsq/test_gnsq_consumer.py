@@ -56,6 +56,10 @@ def make_consumer(nsqd):
         consumer.close(drain=False)
 
 
+def do_nothing(consumer, message):
+    """A handler."""
+
+
 def start(nsqd, consumer):
     """Start a consumer; its connection at the nsqd."""
     consumer.start(block=False)
@@ -103,7 +107,7 @@ def test_handlers_get_the_message_by_keyword_and_are_counted(nsqd, make_consumer
 
 
 def test_it_says_that_it_is_gnsq_and_nsq_fast(nsqd, make_consumer):
-    agent = start(nsqd, make_consumer(message_handler=print)).identify["user_agent"]
+    agent = start(nsqd, make_consumer(message_handler=do_nothing)).identify["user_agent"]
     assert agent.startswith("gnsq/1.0.2")
     assert "nsq_fast" in agent
 
@@ -144,7 +148,7 @@ def test_options_changed_while_it_runs_hold_for_the_next_message(nsqd, make_cons
 
 
 def test_a_consumer_that_was_never_started_ends_and_one_without_receivers_does_not_start(make_consumer):
-    consumer = make_consumer(message_handler=print)
+    consumer = make_consumer(message_handler=do_nothing)
     consumer.close()
     assert consumer.join()
     with pytest.raises(RuntimeError, match="no receivers"):
@@ -168,7 +172,7 @@ def test_a_receiver_may_stop_listening_and_a_muted_signal_calls_nobody(nsqd, mak
 
 def test_one_more_nsqd_can_be_added_while_it_runs(nsqd, make_consumer):
     other = ScriptedNsqd()
-    consumer = make_consumer(message_handler=print)
+    consumer = make_consumer(message_handler=do_nothing)
     start(nsqd, consumer)
     consumer.connect_to_nsqd(*other.address)
     assert other.connection().rdy is not None
@@ -306,10 +310,40 @@ def test_a_consumer_that_was_started_has_its_channel(nsq_broker, closed_port, is
     consumer.close()
 
 
+def test_close_waits_for_a_handler_that_has_responded(nsqd, make_consumer):
+    """It uses what the program has."""
+    may_end, ended = Event(), []
+
+    def handle(consumer, message):
+        message.finish()
+        may_end.wait()
+        ended.append(message.body)
+
+    consumer = make_consumer(message_handler=handle)
+    conn = start(nsqd, consumer)
+    conn.push(1, body=b"body")
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
+    closing = gevent.spawn(consumer.close)
+    holds(lambda: not closing.ready())
+    may_end.set()
+    closing.get(timeout=WAIT)
+    assert ended == [b"body"]
+
+
+def test_a_receiver_of_on_response_hears_of_heartbeats(nsqd, make_consumer):
+    heard = []
+    consumer = make_consumer(message_handler=do_nothing)
+    consumer.on_response.connect(lambda consumer, response: heard.append(response), weak=False)
+    conn = start(nsqd, consumer)
+    conn.send(frame(0, b"_heartbeat_"))
+    conn.wait_for(lambda: b"NOP" in conn.words())
+    until(lambda: heard == [b"_heartbeat_"])
+
+
 def test_a_start_waits_no_longer_than_its_timeout_for_an_nsqd_that_hangs():
     with socket.create_server(("127.0.0.1", 0)) as hung:
         address = f"127.0.0.1:{hung.getsockname()[1]}"
-        consumer = gnsq.Consumer("topic", "channel", address, message_handler=print, timeout=0.1)
+        consumer = gnsq.Consumer("topic", "channel", address, message_handler=do_nothing, timeout=0.1)
         with promptly():
             consumer.start(block=False)
         assert consumer.is_running
@@ -536,7 +570,7 @@ def test_giving_up_writes_and_finishes_unless_the_receiver_fails(nsqd, make_cons
         lines.append(line)
 
     lines, finished = [], []
-    consumer = make_consumer(message_handler=print)
+    consumer = make_consumer(message_handler=do_nothing)
     handler = LogGiveupHandler(write)
     consumer.on_giving_up.connect(handler)
     consumer.on_finish.connect(lambda sender, message_id: finished.append(message_id), weak=False)

@@ -268,7 +268,7 @@ def test_a_handler_that_does_not_end_ends_readiness_and_at_the_end_of_the_drain_
     assert "orders/billing does nothing: handlers_busy for" in reason
     assert worker.asked("/healthz")[0] == 200
     worker.terminated()
-    assert "requeued 1 messages that handlers have not finished" in worker.log()
+    assert "requeued 1 message that handlers have not finished" in worker.log()
     # Long before nsqd would take it back by itself, after 60 s.
     until(lambda: channel(nsqd_process)["depth"] == 1)
     assert channel(nsqd_process)["in_flight_count"] == 0
