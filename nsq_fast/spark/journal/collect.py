@@ -18,6 +18,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from ssl import SSLError
 from typing import Any, NamedTuple
 
@@ -54,14 +55,11 @@ MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP_BYTES = 1024 * 1024
 """What is waited for at once: a window of small messages is one read, and large ones do not fill the memory."""
 _AHEAD = 2
-"""Windows that are asked for at a time: the server goes on with the next one while we read. Of more connections that may
-have messages it sends each other message to another one, which makes a message dearer for it."""
+"""Windows that are asked for at a time: the server goes on with the next one while we read. With more, it would give
+each message to another connection in turn, which makes it dearer."""
 _SOON = 0.5
 """Seconds after which a segment takes no window more."""
 _CLOSE_TIMEOUT = 10.0
-_HEAP = 8 * 1024 * 1024
-"""What is allocated once and given back at once: glibc keeps twice the largest such block from then on. Else it would give
-what each segment has taken back to the system, and take it anew page by page, which was half of a segment's CPU."""
 
 
 class Collector:
@@ -130,7 +128,7 @@ class Collector:
 
     def _fill(self) -> None:
         if self.slot.rows and self._connect():
-            bytes(_HEAP)
+            _keep_heap()
             self._ask()
             while self._connections.working():
                 self._keep(self._receive())
@@ -306,6 +304,19 @@ class Collector:
                     self.finish(connection, ids)
             with contextlib.suppress(Exception):
                 connection.subscription.close(timeout=1.0)
+
+
+_HEAP = 8 * 1024 * 1024
+
+
+@lru_cache(maxsize=1)
+def _keep_heap() -> None:
+    """Once in a process: have glibc keep what a segment takes for the next one, rather than give it back to the system.
+
+    It keeps twice as much as the largest block that it has given back, and this is one that nobody touches. To take
+    memory anew, page by page, cost as much as all the rest of a segment (nsq-fast bench: spark-read).
+    """
+    bytes(_HEAP)
 
 
 def _subscription(slot: Slot) -> ColumnSubscription:
