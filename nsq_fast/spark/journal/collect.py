@@ -46,6 +46,7 @@ from .slot import (
     seal,
     uncertain,
     uncertain_elsewhere,
+    unjoined,
 )
 
 logger: logging.Logger = get_logger(__name__)
@@ -239,7 +240,7 @@ class Collector:
             return
         for connection in found:
             self._claimed.sure(connection.sure())
-        kept, met = self._claimed.drop_known(join_columns(found.values()))
+        kept, met = self._claimed.drop_known([*found.values()])
         number = None
         if kept.count:
             number = self._claimed.keep(kept, len(found))
@@ -610,11 +611,12 @@ class ClaimedSegments:
             if not self._unsure[number]:
                 del self._unsure[number]
 
-    def drop_known(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
-        """The messages that are new, as columns, and the keys of those that the journal holds already.
+    def drop_known(self, parts: list[Columns]) -> tuple[StoredColumns, frozenset[bytes]]:
+        """The messages that are new, as columns to be written, and the keys of those that the journal holds already.
 
         Costs nothing while there are no suspects.
         """
+        columns = unjoined(parts)
         if self._suspects is None:
             return columns, frozenset()
         known = self._known
@@ -627,7 +629,7 @@ class ClaimedSegments:
         met = known.intersection(keys)
         if not met:
             return columns, frozenset()
-        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
+        return take(join_columns(parts), [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
 
     def _unfinished(self) -> list[Stored]:
         """Segments claimed in this batch that may be delivered again.

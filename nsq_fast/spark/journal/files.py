@@ -260,9 +260,9 @@ def _written(folder: str, buffers: Sequence[Any]) -> Iterator[tuple[int, str]]:
             os.unlink(temporary)
 
 
-_AT_ONCE = 1024 * 1024
+_AT_ONCE = 256 * 1024
 """Bytes of one write. Linux takes pages that hold all of it, and larger ones are rarely at hand: they made the write of
-a segment of 2.4 MB seven times as dear (nsq-fast bench: spark-read)."""
+a segment of 2.4 MB up to seven times as dear (nsq-fast bench: spark-read)."""
 
 
 def _write(descriptor: int, buffers: Sequence[Any]) -> None:
