@@ -192,7 +192,7 @@ class Collector:
         found: dict[JournalConnection, Columns] = {}
         for connection in others:
             with self._or_lost(connection):
-                columns = self._take(connection, 0.0)
+                columns = self._take(connection, self._patience(has_some=True))
                 if columns.count:
                     found[connection] = columns
         self._connections.is_over = self._connections.is_over or not found
@@ -209,13 +209,7 @@ class Collector:
         # Messages that trickle in would keep the slot, and with it the batch, for as long as others publish.
         until = min(time.monotonic() + self.slot.max_delay, deadline)
         while connection.outstanding and room > 0:
-            columns = self._take(
-                connection,
-                self._connections.patience(
-                    self.slot.connection.output_buffer_timeout,
-                    has_some=has_some or bool(parts or self._claimed.segments),
-                ),
-            )
+            columns = self._take(connection, self._patience(has_some=has_some or bool(parts or self._claimed.segments)))
             parts.append(columns)
             room -= len(columns.body)
             if is_late := time.monotonic() > until:
@@ -225,6 +219,9 @@ class Collector:
                     connection.give_up()
                 break
         return join_columns(parts)
+
+    def _patience(self, *, has_some: bool) -> float:
+        return self._connections.patience(self.slot.connection.output_buffer_timeout, has_some=has_some)
 
     def _take(self, connection: JournalConnection, timeout: float) -> Columns:
         columns = connection.subscription.fetch(timeout, min(connection.outstanding, connection.step))
