@@ -625,8 +625,11 @@ cdef int _allocate(Columns columns, const Tally* tally, bint ext, bint detail, C
     return 0
 
 
-def join_columns(parts):
+def join_columns(parts, *, bint bodies=True):
     """Columns that came one after another as one: what gathers many small reads into a batch worth handing on.
+
+    Args:
+        bodies: otherwise ``body`` is empty, for who has no need of one buffer; ``body_offsets`` are as with it.
 
     Raises ValueError when a detail or ext header is in some of them only (an empty one may lack both), and when all
     bodies together, or all ext headers, take 2 GiB.
@@ -636,7 +639,7 @@ def join_columns(parts):
     cdef Tally tally
     cdef Cursor to
     cdef Columns first, part, columns
-    if len(given) == 1:
+    if len(given) == 1 and bodies:
         return given[0]
     memset(&tally, 0, sizeof(Tally))
     for part in items:
@@ -648,12 +651,14 @@ def join_columns(parts):
         tally.ext_size += 0 if part.ext is None else PyBytes_GET_SIZE(part.ext)
     if tally.body_size > MAX_COLUMN_SIZE or tally.ext_size > MAX_COLUMN_SIZE:
         raise ValueError("parts must hold less than 2 GiB in one column")
+    if not bodies:
+        tally.body_size = 0
     columns = Columns.__new__(Columns)
     has_ext = bool(items) and (<Columns> items[0]).ext is not None
     has_detail = bool(items) and (<Columns> items[0]).offsets is not None
     _allocate(columns, &tally, has_ext, has_detail, &to)
     for part in items:
-        _append(part, &to)
+        _append(part, &to, bodies)
     for part in given:
         columns.frames += part.frames
     return columns
@@ -667,7 +672,7 @@ cdef list _checked_parts(object parts):
     return items
 
 
-cdef void _append(Columns part, Cursor* to) noexcept:
+cdef void _append(Columns part, Cursor* to, bint bodies) noexcept:
     cdef Py_ssize_t n = part.count, row = to.row
     memcpy(to.timestamps + row, _column(part.timestamps), n * 8)
     memcpy(to.attempts + row, _column(part.attempts), n * 2)
@@ -682,7 +687,8 @@ cdef void _append(Columns part, Cursor* to) noexcept:
         to.ext_at = _append_offsets(<int32_t*> _column(part.ext_offsets), n, to.ext_offsets + row, to.ext_at)
         memcpy(to.ext + to.ext_offsets[row], _column(part.ext), to.ext_at - to.ext_offsets[row])
     to.body_at = _append_offsets(<int32_t*> _column(part.body_offsets), n, to.body_offsets + row, to.body_at)
-    memcpy(to.body + to.body_offsets[row], _column(part.body), to.body_at - to.body_offsets[row])
+    if bodies:
+        memcpy(to.body + to.body_offsets[row], _column(part.body), to.body_at - to.body_offsets[row])
     to.row = row + n
 
 

@@ -550,6 +550,10 @@ def test_joined_columns_are_those_that_came_at_once(layout: tuple[bool, bool], c
     joined = join_columns(parts)
     names = [name for name in dir(Columns) if not name.startswith("_") and name != "frames"]
     assert {name: getattr(joined, name) for name in names} == {name: getattr(whole, name) for name in names}
+    bare = join_columns(parts, bodies=False)
+    assert bare.body == b""
+    names.remove("body")
+    assert {name: getattr(bare, name) for name in names} == {name: getattr(whole, name) for name in names}
 
 
 def test_joined_columns_have_all_frames_and_one_layout() -> None:

@@ -21,7 +21,7 @@ from support.journal_places import race
 from support.s3 import BUCKET, REGION
 
 from nsq_fast._codec import encode_message
-from nsq_fast._frame import ColumnReader
+from nsq_fast._frame import ColumnReader, join_columns
 from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
 from nsq_fast.names import Address
@@ -49,6 +49,7 @@ from nsq_fast.spark.journal.slot import (
     seal,
     seals,
     uncertain,
+    unjoined,
 )
 from nsq_fast.spark.options import NAMES, ObjectStore, SourceOptions
 
@@ -103,6 +104,15 @@ def test_a_segment_gives_the_rows_that_its_columns_gave(batch, ext, detail):
     facts = {"topic": "t", "partition": 2, "nsqd": "h:1", "is_redesigned": True}
     assert to_batch(read(batch, stored.name).columns(), NAMES, **facts).equals(to_batch(given_columns, NAMES, **facts))
     assert read(batch, stored.name).message_keys() == keys_of(given_columns)
+
+
+def test_a_segment_of_several_reads_has_their_rows_one_after_another(batch):
+    parts = [columns_of([b"a" * 300_000, b""]), columns_of([]), columns_of([b"b" * 300_000])]  # more than one write
+    stored = SegmentLog(batch, 0).claim(0, Head(rows=3), unjoined(parts))
+    found = read(batch, stored.name)
+    facts = {"topic": "t", "partition": None, "nsqd": "h:1", "is_redesigned": False}
+    assert to_batch(found.columns(), NAMES, **facts).equals(to_batch(join_columns(parts), NAMES, **facts))
+    assert found.message_keys() == keys_of(join_columns(parts))
 
 
 def test_segments_are_joined_into_larger_batches(batch):
@@ -297,10 +307,9 @@ def test_the_same_id_of_another_time_is_another_message(journal):
     columns = columns_of([b"a"])
     journal.open_batch(1)
     segment_log = journal.segment_log(1, 0)
-    assert ClaimedSegments(segment_log, Head(), segment_log.claim, journal.suspects).drop_known(columns) == (
-        columns,
-        frozenset(),
-    )
+    claimed = ClaimedSegments(segment_log, Head(), segment_log.claim, journal.suspects)
+    new, met = claimed.drop_known([columns])
+    assert (keys_of(new), met) == (keys_of(columns), frozenset())
 
 
 def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):

@@ -186,13 +186,10 @@ def test_large_messages_make_small_segments(server: Server, query: Query) -> Non
     assert server.depth() == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("part", "connections"), [(-1.0, 4), (2.0, 3)], ids=["slow", "fast"])
-def test_what_comes_while_a_segment_is_written_is_the_next(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, connections: int
+def test_a_segment_is_of_several_windows_and_the_next_one_comes_while_it_is_written(
+    server: Server, tmp_path: Path
 ) -> None:
-    """So the slower the disk, the larger the segments. While it is waited for there is one connection more."""
-
-    class SlowDisk(Collector):
+    class Watched(Collector):
         opened = 0
 
         def open_connection(self) -> Any:
@@ -201,16 +198,15 @@ def test_what_comes_while_a_segment_is_written_is_the_next(
 
         def claim(self, index: int, head: Any, columns: Any) -> Any:
             left = len(bodies) - sum(segment.head.rows for segment in self._claimed.segments)
-            until(lambda: server.depth()[1] == min(left, 2_500 * len(self._connections)))
+            until(lambda: server.depth()[1] == min(left, 2_500 * 5))
             return super().claim(index, head, columns)
 
-    monkeypatch.setattr(collect, "LONG", part)
     query = Query(tmp_path / "journal", server.options)
     bodies = server.publish(30_000)
     task = query.plan_task()
-    collector = SlowDisk(task)
-    assert max(segment.head.rows for segment in collector.run()) > 5_000
-    assert collector.opened == connections
+    collector = Watched(task)
+    assert [segment.head.rows for segment in collector.run()] == [10_000, 10_000, 10_000]
+    assert collector.opened == 5
     account(bodies, query.run_task(task)).check()
     assert server.depth() == (0, 0, 0)
 
@@ -247,10 +243,7 @@ class OneConnection(Collector):
         return super().open_connection()
 
 
-def test_a_server_that_refuses_a_connection_is_not_asked_again(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collect, "LONG", -1.0)  # each round would add one
+def test_a_server_that_refuses_a_connection_is_not_asked_again(server: Server, tmp_path: Path) -> None:
     query = Query(tmp_path / "journal", server.options)
     bodies = server.publish(10_000)
     task = query.plan_task()

@@ -17,7 +17,7 @@ from nsq_fast.spark.options import ObjectStore
 class Placed(Collector):
     """Calls ``at(place)`` before and after it claims a segment, finishes its messages, and seals the slot."""
 
-    connections, is_joint = 2, False  # segments are numbered alike, however slow the disk is
+    connections, windows = 2, 1  # segments are numbered alike, however slow the server is
 
     def at(self, place: str) -> object:
         raise NotImplementedError

@@ -1,10 +1,9 @@
 """One task: take a slot's messages from the server into the journal, segment by segment, and seal the slot.
 
 For each segment: receive, claim its number with what has come, so that it is
-stored for good, then send the FINs. Three connections have more in flight than
-one segment takes: the server sends the rest while the segment is written, into
-the sockets. So the slower the disk, the larger the segments. Where it is much
-slower than the server, there are four connections.
+stored for good, then send the FINs. A segment takes what is in flight with
+several connections, whose windows are filled one after another. The server
+fills that of one connection more while the segment is written, into its socket.
 
 No FIN is sent before the segment is claimed. However the work ends, messages
 that were claimed are finished, and the others are requeued if the connection
@@ -19,6 +18,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from ssl import SSLError
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ from .slot import (
     seal,
     uncertain,
     uncertain_elsewhere,
+    unjoined,
 )
 
 logger: logging.Logger = get_logger(__name__)
@@ -54,10 +55,11 @@ logger: logging.Logger = get_logger(__name__)
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP_BYTES = 1024 * 1024
 """What is waited for at once: a window of small messages is one read, and large ones do not fill the memory."""
-_FIRST_CONNECTIONS = 3
-"""An nsqd that serves four spends a tenth more CPU on a message than one that serves two."""
-_RESERVE = 3
-"""One part in so many of what is asked for is not waited for: the server is at work on it while the rest is written."""
+_AHEAD = 2
+"""Windows that are asked for at a time: the server goes on with the next one while we read. With more, it would give
+each message to another connection in turn, which makes it dearer."""
+_SOON = 0.5
+"""Seconds after which a segment takes no window more."""
 _CLOSE_TIMEOUT = 10.0
 
 
@@ -67,12 +69,12 @@ class Collector:
     ``open_connection``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
 
     Attributes:
-        connections: most connections. There are fewer, unless the task has waited for the disk most of its time.
-        is_joint: whether a segment holds what has come on all of them.
+        connections: most connections: those of a segment, and one for what comes while it is written.
+        windows: of how many connections a segment may hold what has come.
     """
 
-    connections = 4
-    is_joint = True
+    connections = 5
+    windows = 4
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
@@ -81,7 +83,6 @@ class Collector:
             Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
         )
         self._claimed = ClaimedSegments(self.segment_log, slot.head(), self.claim, self.suspects)
-        self._disk_wait = DiskWait()
         self._seen: set[bytes] = set()
         self._connections = Connections(self.open_connection, slot.rows, self.connections)
 
@@ -128,12 +129,11 @@ class Collector:
 
     def _fill(self) -> None:
         if self.slot.rows and self._connect():
-            while working := self._connections.working():
-                for connection in working:
-                    if connection.outstanding:
-                        self._keep(self._receive(connection))
-                if self._disk_wait.is_long:
-                    self._connections.open_more(len(self._connections) + 1)
+            _keep_heap()
+            self._ask()
+            while self._connections.working():
+                self._keep(self._receive())
+                self._ask()
         for connection in self._connections:
             self._close(connection)
 
@@ -149,47 +149,67 @@ class Collector:
                 raise
             self._stay_empty(error)
             return False
-        self._connections.open_more(_FIRST_CONNECTIONS)
         return True
 
     def _stay_empty(self, reason: object) -> None:
         logger.warning("slot %s stays empty: %s", self.slot.name, reason, extra=SPARK_SLOT_EMPTY)
 
-    def _receive(self, first: JournalConnection) -> dict[JournalConnection, Columns]:
-        """What is waited for on one connection, and what has come on the others by then."""
+    def _ask(self) -> None:
+        """Ask for the next windows, if there are to be more."""
+        while (connection := self._connections.next_to_ask()) is not None:
+            with self._or_lost(connection):
+                self._connections.grant(connection)
+
+    def _receive(self) -> dict[JournalConnection, Columns]:
+        """What one segment is to hold: window after window, as long as they are full, and another is on its way."""
         found: dict[JournalConnection, Columns] = {}
         room = MAX_SEGMENT_BYTES
-        others = self._connections.working() if self.is_joint else []
-        for connection in [first, *(each for each in others if each is not first)]:
+        soon = time.monotonic() + _SOON
+        deadline = float("inf")
+        while (coming := [each for each in self._connections.working() if each not in found]) and room > 0:
+            is_enough = len(found) == self.windows or time.monotonic() > soon
+            if found and (is_enough or (len(coming) == 1 and not self._connections.is_last)):
+                break
+            connection = coming[0]
+            deadline = min(deadline, connection.gather_deadline)
             with self._or_lost(connection):
-                if connection is first or self._connections.is_last:
-                    columns = self._gather(connection, room)
-                else:
-                    columns = self._take(connection, 0.0)
+                columns = self._gather(connection, room, deadline, has_some=bool(found))
                 room -= len(columns.body)
                 if columns.count:
                     found[connection] = columns
-            if room <= 0:
+            if connection.is_silent:
+                found.update(self._look(coming[1:]))
+            if connection.outstanding:
                 break
-        # One connection alone may be held up: by the network, or as its socket was full.
-        if first.is_silent and all(each.is_silent for each in self._connections.working()):
-            self._connections.is_over = True
+            self._ask()
         return found
 
-    def _gather(self, connection: JournalConnection, room: int) -> Columns:
-        """What was granted, but for the reserve, or as much of it as comes, or fits."""
+    def _look(self, others: list[JournalConnection]) -> dict[JournalConnection, Columns]:
+        """What there is on these, after nothing came on another one: that one alone may be held up.
+
+        By the network, or as its socket was full.
+        """
+        found: dict[JournalConnection, Columns] = {}
+        for connection in others:
+            with self._or_lost(connection):
+                columns = self._take(connection, self._patience(has_some=True))
+                if columns.count:
+                    found[connection] = columns
+        self._connections.is_over = self._connections.is_over or not found
+        return found
+
+    def _gather(self, connection: JournalConnection, room: int, deadline: float, *, has_some: bool) -> Columns:
+        """What was granted, or as much of it as comes, or fits.
+
+        Args:
+            deadline: until when to wait for it at most.
+            has_some: whether the segment has messages already.
+        """
         parts: list[Columns] = []
         # Messages that trickle in would keep the slot, and with it the batch, for as long as others publish.
-        until = min(time.monotonic() + self.slot.max_delay, connection.gather_deadline)
-        reserve = connection.outstanding // _RESERVE if self.is_joint and not self._connections.is_last else 0
-        while connection.outstanding > reserve and room > 0:
-            columns = self._take(
-                connection,
-                self._connections.patience(
-                    self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claimed.segments)
-                ),
-                reserve,
-            )
+        until = min(time.monotonic() + self.slot.max_delay, deadline)
+        while connection.outstanding and room > 0:
+            columns = self._take(connection, self._patience(has_some=has_some or bool(parts or self._claimed.segments)))
             parts.append(columns)
             room -= len(columns.body)
             if is_late := time.monotonic() > until:
@@ -200,13 +220,16 @@ class Collector:
                 break
         return join_columns(parts)
 
-    def _take(self, connection: JournalConnection, timeout: float, reserve: int = 0) -> Columns:
-        columns = connection.subscription.fetch(timeout, min(connection.outstanding - reserve, connection.step))
+    def _patience(self, *, has_some: bool) -> float:
+        return self._connections.patience(self.slot.connection.output_buffer_timeout, has_some=has_some)
+
+    def _take(self, connection: JournalConnection, timeout: float) -> Columns:
+        columns = connection.subscription.fetch(timeout, min(connection.outstanding, connection.step))
         connection.took(columns)
         return columns
 
     def _keep(self, found: dict[JournalConnection, Columns]) -> None:
-        """Write it as one segment, and finish its messages, after asking for more, which their FINs make room for."""
+        """Write it as one segment, and finish its messages."""
         for connection in [each for each in found if time.monotonic() > each.deadline]:
             with self._or_lost(connection):
                 self._refuse(connection, found.pop(connection).ids)
@@ -214,16 +237,15 @@ class Collector:
             return
         for connection in found:
             self._claimed.sure(connection.sure())
-        kept, met = self._claimed.drop_known(join_columns(found.values()))
+        kept, met = self._claimed.drop_known([*found.values()])
         number = None
         if kept.count:
-            with self._disk_wait:
-                number = self._claimed.keep(kept, len(found))
+            number = self._claimed.keep(kept, len(found))
         for connection, columns in found.items():
             connection.claimed(number, columns.ids)
         for connection, columns in found.items():
             with self._or_lost(connection):
-                self._connections.grant(connection)
+                self._connections.limit(connection)
                 self.finish(connection, connection.take_unfinished())
                 if met:
                     connection.dropped.update(met.intersection(keys_of(columns)))
@@ -237,7 +259,7 @@ class Collector:
             extra=SPARK_MESSAGES_LATE,
         )
         self._connections.is_over = True
-        self._connections.grant(connection)
+        self._connections.limit(connection)
         connection.subscription.requeue(ids)
 
     # The end
@@ -282,6 +304,19 @@ class Collector:
                 connection.subscription.close(timeout=1.0)
 
 
+_HEAP = 8 * 1024 * 1024
+
+
+@lru_cache(maxsize=1)
+def _keep_heap() -> None:
+    """Once in a process: have glibc keep what a segment takes for the next one, rather than give it back to the system.
+
+    It keeps twice as much as the largest block that it has given back, and this is one that nobody touches. To take
+    memory anew, page by page, cost as much as all the rest of a segment (nsq-fast bench: spark-read).
+    """
+    bytes(_HEAP)
+
+
 def _subscription(slot: Slot) -> ColumnSubscription:
     """The channel that the slot is to read, not opened yet."""
     assert slot.address is not None
@@ -292,8 +327,9 @@ def _subscription(slot: Slot) -> ColumnSubscription:
 # One connection that fills one segment after another, and knows which of its FINs the server has processed.
 #
 # It never asks for more messages than were granted: RDY is the number of messages
-# here that are unfinished plus those still to come. So nothing is left over at
-# the end, unless another consumer takes messages of the channel.
+# here that are unfinished plus those still to come, and before the FINs of the
+# first it is lowered to the others. So nothing is left over at the end, unless
+# another consumer takes messages of the channel.
 #
 # What the server sends shows which FINs it has processed: it sends the n-th
 # message only when all messages before it but RDY are finished, and it processes
@@ -355,8 +391,13 @@ class JournalConnection:
     def message_timeout(self) -> float:
         return self.subscription.info.msg_timeout
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no messages, and is to get none."""
+        return self.subscription.is_open and not self.outstanding and not self.subscription.in_flight
+
     def grant(self, rows: int) -> None:
-        """Ask for so many more messages. To be called before the FINs that make room for them."""
+        """Ask for so many more messages, and for those that have not come of what was asked for before."""
         self.outstanding += rows
         self._largest_rdy = max(self._largest_rdy, self.outstanding)
         self._grants.append(Grant(self._grants[-1].total + rows, time.monotonic()))
@@ -421,7 +462,7 @@ _LAST_WAIT = 0.05
 
 
 class Connections:
-    """In the order in which they were opened, those that are lost among them; and what they are granted.
+    """In the order in which they were asked for messages, those that are lost among them; and what they are granted.
 
     Args:
         open_one: opens a connection. Raises ConnectFailed, or the server's refusal.
@@ -447,7 +488,7 @@ class Connections:
 
     @property
     def is_last(self) -> bool:
-        """Whether what is outstanding is all that is asked for. It is one segment."""
+        """Whether what is outstanding is all that is asked for."""
         return self.is_over or not self._left
 
     def working(self) -> list[JournalConnection]:
@@ -459,36 +500,46 @@ class Connections:
         until = time.monotonic() + CONNECT_PATIENCE
         while True:
             try:
-                self._add()
+                self._opened.append(self._open_one())
                 return
             except (ConnectFailed, ServerError) as error:
                 if time.monotonic() > until or not is_passing(error):
                     raise
             sleep(_CONNECT_PAUSE)
 
-    def open_more(self, wanted: int) -> None:
-        """So many in all, or fewer: one is enough, and a server that has refused one is not asked again."""
-        wanted = min(wanted, self._most)
+    def next_to_ask(self) -> JournalConnection | None:
+        """One that is idle, or new, while fewer than `_AHEAD` windows are on their way and there are rows left."""
+        if self.is_last or len(self.working()) >= _AHEAD:
+            return None
+        for connection in self._opened:
+            if connection.is_idle:
+                return connection
+        return self._open_another()
+
+    def _open_another(self) -> JournalConnection | None:
+        """One is enough, and a server that has refused one is not asked again."""
+        if len(self._opened) >= self._most:
+            return None
         try:
-            while self._left and not self.is_over and len(self._opened) < wanted:
-                self._add()
+            self._opened.append(self._open_one())
         except (ConnectFailed, ServerError):
             self._most = len(self._opened)
-
-    def _add(self) -> None:
-        connection = self._open_one()
-        self._opened.append(connection)
-        with contextlib.suppress(ConnectionLost):
-            self.grant(connection)
+            return None
+        return self._opened[-1]
 
     def grant(self, connection: JournalConnection) -> None:
-        """Let a connection ask for as many messages as it may hold."""
+        """Let an idle connection ask for as many messages as it may hold."""
+        rows = min(connection.subscription.info.max_rdy_count, MAX_WINDOW, self._left)
+        self._left -= rows
+        self._opened.remove(connection)
+        self._opened.append(connection)
+        connection.grant(rows)
+
+    def limit(self, connection: JournalConnection) -> None:
+        """Let it get no more than it was granted, whatever its FINs make room for; nothing when it is over."""
         if self.is_over:
             connection.give_up()
-        window = min(connection.subscription.info.max_rdy_count, MAX_WINDOW)
-        rows = 0 if self.is_over else min(window - connection.outstanding, self._left)
-        self._left -= rows
-        connection.grant(rows)
+        connection.grant(0)
 
     def patience(self, output_buffer_timeout: int, *, has_some: bool) -> float:
         """Seconds to wait for messages.
@@ -513,28 +564,6 @@ def is_passing(error: BaseException) -> bool:
             return False
         cause = cause.__cause__
     return True
-
-
-LONG = 0.5
-"""From this part on the disk is much slower than the server."""
-
-
-class DiskWait:
-    """How long the disk was waited for, in ``with`` blocks, since it was made."""
-
-    def __init__(self) -> None:
-        self._began = self._since = time.monotonic()
-        self._waited = 0.0
-
-    @property
-    def is_long(self) -> bool:
-        return self._waited > LONG * (time.monotonic() - self._began)
-
-    def __enter__(self) -> None:
-        self._since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._waited += time.monotonic() - self._since
 
 
 # What an attempt has claimed so far, which of it the server may deliver again, and what comes again of this or others.
@@ -579,11 +608,12 @@ class ClaimedSegments:
             if not self._unsure[number]:
                 del self._unsure[number]
 
-    def drop_known(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
-        """The messages that are new, as columns, and the keys of those that the journal holds already.
+    def drop_known(self, parts: list[Columns]) -> tuple[StoredColumns, frozenset[bytes]]:
+        """The messages that are new, as columns to be written, and the keys of those that the journal holds already.
 
         Costs nothing while there are no suspects.
         """
+        columns = unjoined(parts)
         if self._suspects is None:
             return columns, frozenset()
         known = self._known
@@ -596,7 +626,7 @@ class ClaimedSegments:
         met = known.intersection(keys)
         if not met:
             return columns, frozenset()
-        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
+        return take(join_columns(parts), [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
 
     def _unfinished(self) -> list[Stored]:
         """Segments claimed in this batch that may be delivered again.

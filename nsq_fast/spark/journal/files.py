@@ -260,8 +260,28 @@ def _written(folder: str, buffers: Sequence[Any]) -> Iterator[tuple[int, str]]:
             os.unlink(temporary)
 
 
+_AT_ONCE = 256 * 1024
+"""Bytes of one write. Linux takes pages that hold all of it, and larger ones are rarely at hand: they made the write of
+a segment of 2.4 MB up to seven times as dear (nsq-fast bench: spark-read)."""
+
+
 def _write(descriptor: int, buffers: Sequence[Any]) -> None:
-    total = sum(len(buffer) for buffer in buffers)
+    group: list[memoryview] = []
+    room = _AT_ONCE
+    for buffer in buffers:
+        rest = memoryview(buffer)
+        while rest:
+            group.append(rest[:room])
+            rest = rest[room:]
+            room -= len(group[-1])
+            if not room:
+                _write_group(descriptor, group)
+                group, room = [], _AT_ONCE
+    _write_group(descriptor, group)
+
+
+def _write_group(descriptor: int, buffers: list[memoryview]) -> None:
+    total = sum(map(len, buffers))
     written = os.writev(descriptor, buffers) if total else 0
     if written < total:  # a full disk raises; a network file system may take less than all
         rest = memoryview(b"".join(buffers))[written:]

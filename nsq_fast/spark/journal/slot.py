@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
+from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import JournalError, JournalTaken
 from nsq_fast.names import Address
@@ -78,7 +79,10 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """``Columns`` in the bytes of a file: the same names and layouts. None where the rows have no such column."""
+    """``Columns`` in the bytes of a file: the same names and layouts. None where the rows have no such column.
+
+    What is to be written may have its ``body`` in pieces.
+    """
 
     timestamps: Buffer
     attempts: Buffer
@@ -112,6 +116,14 @@ class Stored(NamedTuple):
         return keys_of(self.columns())
 
 
+def unjoined(parts: list[Columns]) -> StoredColumns:
+    """Columns that came one after another, as they are to be written: the bodies, most of it, are not copied."""
+    joined = join_columns(parts, bodies=False)
+    found = {name: getattr(joined, name) for name in (*_COLUMNS, *_REDESIGNED_COLUMNS)}
+    bodies: Any = [part.body for part in parts]
+    return StoredColumns(**found, body=bodies, count=joined.count)
+
+
 def keys_of(columns: Any) -> list[bytes]:
     """What the messages of ``Columns`` are known by."""
     ids, times = bytes(columns.ids), bytes(columns.timestamps)
@@ -122,20 +134,21 @@ def keys_of(columns: Any) -> list[bytes]:
 def encode(head: Head, columns: Any = None) -> list[Any]:
     """The buffers of a file, to be written one after another."""
     parts = _parts(head, columns)
-    sizes = {name: len(part) for name, part in parts}
+    sizes = {name: sum(map(len, pieces)) for name, pieces in parts}
     text = msgspec.json.encode(msgspec.structs.replace(head, sizes=sizes))
     start = _PREFIX.pack(MAGIC, len(text)) + text
     buffers: list[Any] = [start, _padding(len(start))]
-    for _, part in parts:
-        buffers += [part, _padding(len(part))]
+    for name, pieces in parts:
+        buffers += [*pieces, _padding(sizes[name])]
     return [buffer for buffer in buffers if len(buffer)]
 
 
-def _parts(head: Head, columns: Any) -> list[tuple[str, Any]]:
+def _parts(head: Head, columns: Any) -> list[tuple[str, list[Any]]]:
     if columns is None:
         return []
     names = (*_COLUMNS, *(_REDESIGNED_COLUMNS if head.is_redesigned else ()), _BODY)
-    return [(name, getattr(columns, name)) for name in names if getattr(columns, name) is not None]
+    found = [(name, getattr(columns, name)) for name in names]
+    return [(name, part if isinstance(part, list) else [part]) for name, part in found if part is not None]
 
 
 def _padding(size: int) -> bytes:
