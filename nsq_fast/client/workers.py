@@ -547,7 +547,7 @@ class Pools:
     """
 
     def __init__(self, consumer: AnyConsumer) -> None:
-        self.is_iterated = False
+        self.is_iterated: bool = False
         self.shared: WorkerPool | None = None
         self.msg_timeout = inf
         self.orphaned: int = 0
