@@ -343,8 +343,10 @@ class PartitionQueue(Queue):
         self.on_wire = None
         self.is_idle = not self.is_paused
         self.waiting.extendleft(reversed(again))
-        if is_stale and not self.route.has_lookup and len(self.links) > 1 and self._own in self.links:
-            self._own = self.links[(self.links.index(self._own) + 1) % len(self.links)]  # this one does not lead it
+        if is_stale and not self.route.has_lookup and self.links:
+            # It does not lead it. Where it ended the connection to say so, it would be chosen again once it is back.
+            after = self.links.index(self._own) + 1 if self._own in self.links else 0
+            self._own = self.links[after % len(self.links)]
         if delay:
             self.pause(delay)
         elif self.waiting:

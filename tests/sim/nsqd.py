@@ -335,6 +335,7 @@ class Conn:
             self._timers.append(self.loop.call_at(self._replies_free_at, self.send, kind, data))
 
     def fail(self, code: str, detail: str = "", *, is_fatal: bool = True) -> None:
+        self.books.note(f"{self.nsqd}: {code}")
         self._reply(f"{code} {detail}".encode(), ERROR)
         if is_fatal:
             self.loop.call_at(max(self.loop.time(), self._replies_free_at + 1e-6), self.drop, code)
@@ -516,7 +517,6 @@ class Conn:
         many = "MPUB" if has_many else "PUB"
         if not log.is_writable or chance.happens(moods.refuses):
             code = f"E_{many}_FAILED" if log.is_writable else "E_FAILED_ON_NOT_WRITABLE"
-            self.books.note(f"{self.nsqd}: refuses {words} {records[0][0][:24]!r}")
             self.fail(code, is_fatal=not self.is_redesigned)
             return
         stored = [log.store(*record) for record in records]
