@@ -416,21 +416,23 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         super()._build(start)
 
     def check_handler(self, name: str, handler: Any) -> None:
-        if handler is not None and not callable(handler):
+        if handler is None:
+            return
+        if not callable(handler):
             raise ConfigError(f"{name}={handler!r}: must be callable")
-        if handler is not None and deferred_kind(handler) != "an async function":
+        if deferred_kind(handler) != "an async function":
             raise ConfigError(
                 f"{name}={handler!r}: must be a coroutine function, as it runs in the event loop, which it would block:"
                 " write `async def`, and `await asyncio.to_thread(...)` in it for what blocks; or use nsq_fast.threads"
             )
-        if handler is not None:
-            check_fits(name, handler)
+        check_fits(name, handler)
 
     def _check_policy(self, name: str, policy: Any) -> None:
-        if policy is not None and not callable(policy):
+        if policy is None:
+            return
+        if not callable(policy):
             raise ConfigError(f"{name}={policy!r}: must be callable")
-        if policy is not None:
-            check_fits(name, policy)
+        check_fits(name, policy)
 
     def _check_receivers(self) -> None:
         for receiver in receivers(self.on_message, self) if is_heard(self, "on_message") else ():

@@ -49,9 +49,6 @@ _SIGNAL_OF = {
     "handle_finish": "on_finish",
     "handle_requeue": "on_requeue",
 }
-_ATTEMPTS_PAUSE = 0.005
-"""Seconds between two looks whether each nsqd was tried."""
-
 _NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
 
 
@@ -109,6 +106,15 @@ class _Level(BackoffTimer):
         self._backoff.level = value
 
 
+def _until(is_done: Callable[[], bool], deadline: float) -> bool:
+    """Look every 5 ms whether it is; False if it is not by ``deadline`` (monotonic)."""
+    while not is_done():
+        if monotonic() > deadline:
+            return False
+        sleep(0.005)
+    return True
+
+
 class _Ready:
     """What tests of programs wait for: that RDY was shared out for the first time."""
 
@@ -117,11 +123,7 @@ class _Ready:
 
     def wait(self, timeout: float | None = None) -> bool:
         deadline = monotonic() + (inf if timeout is None else timeout)
-        while not any(each.is_connected for each in self._consumer.subscribers):
-            if monotonic() > deadline:
-                return False
-            sleep(_ATTEMPTS_PAUSE)
-        return True
+        return _until(lambda: any(each.is_connected for each in self._consumer.subscribers), deadline)
 
 
 class _ChangingOption(OptionAttribute):
@@ -216,10 +218,10 @@ class Consumer(_Consumer):
             for topic in self.topics:
                 with suppress(LookupFailed, NotRunning):  # the consumer goes on asking, and says why in its log
                     run(lookup.wait_topology(topic, max(0.0, deadline - monotonic())))
-        while self.is_running and monotonic() < deadline:
-            if all(each.is_connected or each.last_failure for each in self.subscribers):
-                return
-            sleep(_ATTEMPTS_PAUSE)
+        _until(
+            lambda: not self.is_running or all(each.is_connected or each.last_failure for each in self.subscribers),
+            deadline,
+        )
 
     def close(self, drain: bool = True, timeout: EndTimeout = UNSET) -> None:
         """Stop taking messages, wait for the handlers, requeue what was not started, and close."""

@@ -195,7 +195,8 @@ class Collector:
                 columns = self._take(connection, self._patience(has_some=True))
                 if columns.count:
                     found[connection] = columns
-        self._connections.is_over = self._connections.is_over or not found
+        if not found:
+            self._connections.is_over = True
         return found
 
     def _gather(self, connection: JournalConnection, room: int, deadline: float, *, has_some: bool) -> Columns:
