@@ -20,7 +20,7 @@ from support.contract import BODIES, FACES, AsyncioFace, Face, Topic
 from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd
 from support.servers import free_address
 from support.waiting import promptly
-from support.wire import OK, frame, message_frame
+from support.wire import OK, error_frame, frame, message_frame
 
 from nsq_fast import HttpConfigSource, Message, NsqdHTTPClient, aio
 from nsq_fast.client.give_up import PublishTo
@@ -302,6 +302,31 @@ async def test_what_a_cancelled_consumer_gives_back_costs_one_attempt(face: Face
 async def within(consumer: aio.Consumer) -> None:
     async with consumer:
         await consumer.join()
+
+
+async def test_a_handler_runs_once_while_a_leader_cannot_record_that_its_message_is_done(
+    face: Face, servers: Any
+) -> None:
+    """It has too few replicas: it refuses the FIN, ends the connection, and sends the message again to the next."""
+    handled: list[int] = []
+    refusal = error_frame(b"E_FAILED_ON_NOT_WRITABLE ")
+
+    def finished(connection: ScriptedConnection, _: Any) -> None:
+        if len(server.connections) < 3:
+            connection.send(refusal)
+            connection.close()
+
+    server = await face.do(lambda: servers({"version": "0.3.7-HA.1.9.9"}, {b"SUB_ORDERED": OK, b"FIN": finished}))
+    handle = holding(face, handled, [True])
+    async with face.consuming("ordered", handle, server.address, **WAYS["ordered"]):
+        for number in range(3):
+            await face.until(lambda number=number: is_ready(server, number + 1))  # type: ignore[misc]
+            connection = server.connections[number]
+            await face.do(lambda connection=connection: connection.send(ordered_frame(1)))  # type: ignore[misc]
+            await face.until(lambda connection=connection: connection.answered(b"FIN"))  # type: ignore[misc]
+        await face.do(lambda: connection.send(ordered_frame(2)))
+        await face.until(lambda: 2 in handled)
+    assert handled == [1, 2]
 
 
 WAYS: dict[str, dict[str, Any]] = {
