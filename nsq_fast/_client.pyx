@@ -474,6 +474,13 @@ cdef class ConnectionPath:
         """Whether bytes could be sent now, and nothing waits to be sent."""
         return not self.is_scheduled and self._unsent is None and self.write_error is None and not self._is_stopped
 
+    def put_first(self, bytes data not None):
+        """Put bytes before all that waits to be sent."""
+        self._parts.insert(0, data)
+        self._size += len(data)
+        if not self.is_scheduled:
+            self.schedule_now()
+
     def put_finished(self, Message message not None):
         """Append a FIN; it leaves after the bytes of this turn."""
         self.finished.append(message)

@@ -517,13 +517,13 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
             return
         self._is_ending = True
         self.pools.stop()
+        self.begin_closing(True, CANCEL_TIMEOUT + END_TIMEOUT)  # nsqd would send again at once what goes back first
         for cursor in list(self._cursors):
             cursor.leave()
         try:
             self._cancel_workers()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT)
-            self.begin_closing(True, END_TIMEOUT)
             self.give_back()
             assert self._has_closed is not None
             await self._has_closed.wait(END_TIMEOUT)
@@ -761,7 +761,11 @@ class TaskWorker(Worker):
         acknowledger, current = self._acknowledger, self.current
         consumer: Any = acknowledger.consumer
         is_cancelled = isinstance(error, asyncio.CancelledError)
-        if isinstance(error, (SystemExit, KeyboardInterrupt)) or (is_cancelled and consumer.is_cut_off):
+        if is_cancelled and consumer.is_cut_off:
+            # What it has goes back behind a CLS, with all that is held: nsqd would send it again, here, at once.
+            self._leave(inbound)
+            raise error
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
             self._requeue_current(inbound)
             self._leave(inbound)
             raise error

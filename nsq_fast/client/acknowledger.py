@@ -435,6 +435,7 @@ class Ordered:
         self._blocked_policy = blocked_policy
         self._locks: dict[str, PartitionLock] = {}
         self._held: dict[Message, Timer] = {}
+        self._unconfirmed: dict[str, tuple[bytes, int]] = {}
         self._log: logging.Logger = consumer.logger
 
     def lock_of(self, target: Target) -> PartitionLock:
@@ -460,8 +461,12 @@ class Ordered:
         """Judge a message that is the first, comes again or goes backwards; whether it shall be handled."""
         seen = message.internal_id, message.offset or 0
         last = self.ledger.check(_key(target), seen)
+        is_done = self._unconfirmed.pop(_key(target), None) == (message.id, message.timestamp)
         if last is None:
-            return True
+            if is_done:
+                with suppress(ConnectionLost):  # it comes once more
+                    message.finish()
+            return not is_done
         error = OrderViolated(target.partition, last, seen)
         self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
         emit(self._consumer, "on_order_violation", message=message, error=error)
@@ -476,6 +481,13 @@ class Ordered:
             # server is right again, or somebody looks into it.
             self._consumer.acknowledger.requeue(message, None, False)
         return False
+
+    def fin_refused(self, target: Target, message: Message) -> None:
+        """The leader cannot record that a message is done, and sends it until it can: no handler sees it once more.
+
+        A leader without its replicas did so for two minutes, each second.
+        """
+        self._unconfirmed[_key(target)] = message.id, message.timestamp
 
     def _stop(self, message: Message, error: NsqError) -> None:
         self._consumer.fail(error)

@@ -454,7 +454,7 @@ class Connection(ConnectionPath):
         self._thread.check("Connection.start_close()")
         self._check_takes_commands()
         if not self.session.is_closing:
-            self.put_bytes(self.session.cls())
+            self.put_first(self.session.cls())  # behind a REQ the same message would come once more, to no end
 
     def _check_open(self) -> None:
         if self.closed_error is not None:

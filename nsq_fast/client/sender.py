@@ -766,6 +766,9 @@ class Sender(SendPath):
         if not publish.done and (publish.attempt is None or self._is_draining):
             interrupted = ConnectionClosed("interrupted")
             self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.may_be_stored))
+            queue = publish.destination
+            if len(queue.waiting) > 2 * len(self.pending.publishes):  # at least half have ended, as in ``_look``
+                queue.remove_ended()
 
     async def drain(self, timeout: float | None) -> None:
         """Wait until nothing is pending that somebody waits for; after ``timeout`` seconds fail what is."""

@@ -419,6 +419,7 @@ async def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
             async with asyncio.timeout(0.05):
                 await producer.publish("t", b"x")
         assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
+        assert producer.stats()["waiting"] == 0
         with pytest.raises(NoNsqd):
             await producer.publish("t", b"x", timeout=0.05)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 import threading
@@ -15,13 +16,13 @@ from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.contract import BODIES, FACES, Face, Topic
+from support.contract import BODIES, FACES, AsyncioFace, Face, Topic
 from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd
 from support.servers import free_address
 from support.waiting import promptly
-from support.wire import OK, frame, message_frame
+from support.wire import OK, error_frame, frame, message_frame
 
-from nsq_fast import HttpConfigSource, Message, NsqdHTTPClient
+from nsq_fast import HttpConfigSource, Message, NsqdHTTPClient, aio
 from nsq_fast.client.give_up import PublishTo
 from nsq_fast.errors import ConfigError, ConnectionLost, NotRunning, RequeueMessage
 
@@ -266,6 +267,66 @@ async def test_the_log_says_that_messages_expire_as_nobody_iterates(face: Face, 
         await face.until(lambda: consumer.stats().totals.expired == 2)
         await face.until(lambda: told("messages_expired"))
     assert "as nobody iterates" in told("messages_expired")[0]
+
+
+async def test_what_a_closing_consumer_gives_back_costs_one_attempt(face: Face, servers: Any) -> None:
+    """CLS goes before the REQ of a loop that was left: nsqd would else send the message once more, to who closes."""
+    if face.name == "threads":
+        pytest.skip("between two calls of a thread its hub may run")
+    server = await face.do(lambda: servers(replies={b"CLS": frame(0, b"CLOSE_WAIT")}))
+    async with face.client("Consumer", "t", "c", str(server.address)) as consumer:
+        await send(face, server, 1)
+        async with aclosing(face.messages(consumer)) as messages:
+            await anext(messages)
+    assert server.connections[0].words()[-2:] == [b"CLS", b"REQ"]
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+@pytest.mark.filterwarnings("ignore:unclosed consumer")
+async def test_what_a_cancelled_consumer_gives_back_costs_one_attempt(face: Face, servers: Any, is_loop: bool) -> None:
+    """Also one that nobody closes before ``asyncio.run`` cancels all tasks: nsqd would hold on to it for a minute."""
+    if not isinstance(face, AsyncioFace):
+        pytest.skip("of asyncio alone")
+    server = await face.do(lambda: servers(replies={b"CLS": frame(0, b"CLOSE_WAIT")}))
+    handled: list[int] = []
+    consumer = aio.Consumer("t", "c", str(server.address), message_handler=holding(face, handled, []))
+    task = asyncio.ensure_future(consumer.start() if is_loop else within(consumer))
+    await send(face, server, 1)
+    await face.until(lambda: handled)
+    for each in asyncio.all_tasks() - {asyncio.current_task()} if is_loop else {task}:
+        each.cancel()
+    await face.until(lambda: len(server.connections[0].words()) > 4)
+    assert server.connections[0].words()[-2:] == [b"CLS", b"REQ"]
+
+
+async def within(consumer: aio.Consumer) -> None:
+    async with consumer:
+        await consumer.join()
+
+
+async def test_a_handler_runs_once_while_a_leader_cannot_record_that_its_message_is_done(
+    face: Face, servers: Any
+) -> None:
+    """It has too few replicas: it refuses the FIN, ends the connection, and sends the message again to the next."""
+    handled: list[int] = []
+    refusal = error_frame(b"E_FAILED_ON_NOT_WRITABLE ")
+
+    def finished(connection: ScriptedConnection, _: Any) -> None:
+        if len(server.connections) < 3:
+            connection.send(refusal)
+            connection.close()
+
+    server = await face.do(lambda: servers({"version": "0.3.7-HA.1.9.9"}, {b"SUB_ORDERED": OK, b"FIN": finished}))
+    handle = holding(face, handled, [True])
+    async with face.consuming("ordered", handle, server.address, **WAYS["ordered"]):
+        for number in range(3):
+            await face.until(lambda number=number: is_ready(server, number + 1))  # type: ignore[misc]
+            connection = server.connections[number]
+            await face.do(lambda connection=connection: connection.send(ordered_frame(1)))  # type: ignore[misc]
+            await face.until(lambda connection=connection: connection.answered(b"FIN"))  # type: ignore[misc]
+        await face.do(lambda: connection.send(ordered_frame(2)))
+        await face.until(lambda: 2 in handled)
+    assert handled == [1, 2]
 
 
 WAYS: dict[str, dict[str, Any]] = {
