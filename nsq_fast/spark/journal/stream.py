@@ -89,7 +89,11 @@ class _ReadsSlots:
         if not self.journal:
             yield from Peek(slot).batches(self.options)
         else:
-            yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
+            try:
+                segments = self.make_collector(slot).run()
+            except JournalTaken:  # Spark reads a batch in two places at once where a stream is joined with itself
+                segments = self.make_collector(slot).run()  # what the other has claimed: there is something now
+            yield from batches(segments, self.options, slot.topic)
 
 
 class JournalStreamReader(_ReadsSlots, StreamReader):
