@@ -144,6 +144,8 @@ class NsqDataSource(DataSource):
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriterBase:
         """The writer of ``df.writeStream``."""
+        if {*map(normal, self.options)} == {"checkpointlocation"}:
+            raise ConfigError("no option is given: Spark passes no stream those of a table; a stream gives them itself")
         writer: StreamWriterBase = _module("sink").stream_writer(self.sink_options(), schema, overwrite)
         return writer
 

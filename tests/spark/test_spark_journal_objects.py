@@ -457,6 +457,22 @@ def test_a_query_killed_between_adoption_and_commit_goes_on(server: Server, tmp_
     account(bodies, query.rows).check()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_sink_has_left_out_is_adopted_once_more(server: Server, tmp_path: Path, restarts: bool) -> None:
+    """As Spark's files do with a batch whose number they have of the checkpoint before."""
+    _, bodies = dead(server, tmp_path / "j")
+    query = Query(tmp_path / "j", server.options)
+    for _ in range(2):
+        assert query.plan()
+        assert query.tasks()
+        query.done([])
+        if restarts:
+            query.start()
+    query.drain(server)
+    account(bodies, query.rows).check()
+    assert not folders(tmp_path / "j")
+
+
 @pytest.mark.parametrize("steps", ["begun", "planned", "read"])
 def test_a_query_killed_before_its_commit_leaves_all_to_the_next_checkpoint(
     server: Server, tmp_path: Path, steps: str

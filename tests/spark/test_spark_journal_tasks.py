@@ -437,6 +437,21 @@ def test_of_two_attempts_one_is_kept_and_the_other_acknowledges_nothing_more(
     account(bodies, query.rows).check()
 
 
+@pytest.mark.parametrize("place", ["before claim 0", "after claim 0", "before seal"])
+def test_a_batch_that_is_read_in_two_places_at_once_is_the_same_in_both(
+    server: Server, tmp_path: Path, place: str
+) -> None:
+    """As of a stream that is joined with itself."""
+    others: list[list[bytes]] = []
+    twice = reading_once(place, lambda collector: others.append(query.run_task(collector.slot)))
+    query = Query(tmp_path / "journal", server.options, twice)
+    bodies = server.publish(ROWS)
+    rows = query.batch()
+    assert others == [rows] != [[]]
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
 # Servers that go away
 
 

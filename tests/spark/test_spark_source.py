@@ -208,7 +208,7 @@ def test_a_table_and_a_view_are_read_by_sql(spark: SparkSession, broker: BrokerP
     assert "it was made to be read" in failure(lambda: spark.sql(f"INSERT INTO {name} SELECT cast('a' AS binary), 1"))
 
 
-def test_rows_are_inserted_into_a_table(spark: SparkSession, broker: BrokerProcess, name: str) -> None:
+def test_rows_are_inserted_into_a_table(spark: SparkSession, broker: BrokerProcess, name: str, tmp_path: Path) -> None:
     servers = f"lookupd_http_addresses '{broker.lookupd.http}'"
     spark.sql(f"CREATE TABLE {name} USING nsq OPTIONS (topic '{name}', {servers})")
     spark.sql(f"INSERT INTO {name} VALUES ('0'), ('1')")
@@ -223,6 +223,9 @@ def test_rows_are_inserted_into_a_table(spark: SparkSession, broker: BrokerProce
     assert "mode" in failure(lambda: spark.sql(f"INSERT OVERWRITE {name} VALUES ('5')"))
     text = failure(lambda: spark.sql(f"SELECT * FROM {name}").collect())
     assert "channel: the table has none, so it is a sink" in text
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
+    stream = rows.writeStream.option("checkpointLocation", str(tmp_path))
+    assert "a stream gives them itself" in failure(lambda: stream.toTable(name).awaitTermination())
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Collector:
     def run(self) -> list[Stored]:
         """The segments of the slot: those of an earlier attempt, or new ones. The slot is sealed when this returns.
 
-        Raises JournalTaken or JournalClosed when another attempt was faster; this one must fail then.
+        Raises JournalTaken or JournalClosed when another attempt was faster; this one acknowledges nothing more then.
         """
         found = self.segment_log.settle(lambda segments: self._claimed.suspect(uncertain(segments)))
         if found is None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
 from .files import Storage
 from .plan import Offset, source_of, topic_of
-from .slot import Head, SegmentLog, Suspects, seals, slots
+from .slot import READ, Head, SegmentLog, Suspects, seals, slots
 
 logger: logging.Logger = get_logger(__name__)
 
@@ -250,6 +250,12 @@ class QueryJournal:
             return msgspec.json.decode(bytes(self.batch(batch).view(_SLOTS)), type=list[str])
         return None
 
+    def was_read(self, batch: int) -> bool:
+        """Whether a task has read of what a batch adopts."""
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self.batch(batch).view(READ))
+        return False
+
     def ask_to_adopt(self, id: str) -> None:
         """Have the query adopt another folder when it starts again."""
         self._storage.replace(_ADOPT, msgspec.json.encode(sorted({*self.asked_to_adopt(), id})))
@@ -398,8 +404,18 @@ class Adoption:
         self._orphans = [] if batch else self._orphans
         if asked := set(journal.asked_to_adopt()):
             done = {id: last for id, (by, last) in journal.adopted().items() if by <= batch}
-            found = [uncommitted(journal.parent, id, about) for id, about in folders(journal.parent) if id in asked]
-            self._orphans += [each for each in found if each.slots and each.last > done.get(each.id, 0)]
+            self._orphans += [each for each in self._left(journal, asked) if each.last > done.get(each.id, 0)]
+
+    def look_back(self, journal: QueryJournal, batch: int) -> None:
+        """A batch is done: what it was to adopt and no task has read is adopted once more.
+
+        A sink leaves a batch out when it knows its number, which may be that of another checkpoint.
+        """
+        if self._adopted is None:
+            self._adopted = journal.adopted()
+        due = {id for id, (by, _) in self._adopted.items() if by == batch}
+        if due and not journal.was_read(batch):
+            self._orphans, self._begins_at = self._left(journal, due), batch
 
     def is_due(self, batch: int) -> bool:
         """Whether the batch behind this one is to be that of `plan`."""
@@ -415,11 +431,15 @@ class Adoption:
         """Commit what was adopted by this batch or one before it, as far as they had got then."""
         if self._adopted is None:
             self._adopted = journal.adopted()
-        due = {id: last for id, (by, last) in self._adopted.items() if by <= batch}
+        due = {id: last for id, (by, last) in self._adopted.items() if by <= batch and journal.was_read(by)}
         for id, last in due.items():
             with contextlib.suppress(FileNotFoundError):  # somebody has deleted the folder
                 journal.beside(id).commit(last)
             del self._adopted[id]
+
+    def _left(self, journal: QueryJournal, ids: Container[str]) -> list[Orphan]:
+        found = [uncommitted(journal.parent, id, about) for id, about in folders(journal.parent) if id in ids]
+        return [each for each in found if each.slots]
 
     def _judged(self, orphans: list[Orphan]) -> list[Orphan]:
         """Those that are to be adopted, as the option ``orphans`` says."""

@@ -353,6 +353,10 @@ class Suspects:
         return [data[at : at + KEY_SIZE] for at in range(0, len(data), KEY_SIZE)]
 
 
+READ = "read"
+"""The file that says so of a batch that adopts."""
+
+
 @dataclass
 class Slot(InputPartition):
     """What a task is to do. Pickled.
@@ -366,6 +370,7 @@ class Slot(InputPartition):
         max_delay: seconds that it waits for a window of messages to be full.
         run: which run of the query this is.
         address: of the nsqd; None when nobody leads the partition now.
+        heir: of a slot that is adopted: the place of the batch that does, where a file says that it was read.
     """
 
     path: str
@@ -382,6 +387,7 @@ class Slot(InputPartition):
     address: Address | None
     partition: int | None = None
     is_redesigned: bool = False
+    heir: str | None = None
 
     def head(self) -> Head:
         """What the heads of its segments have in common."""

@@ -59,7 +59,7 @@ from .query import (
     parse_adopted,
     positions,
 )
-from .slot import Slot, batches
+from .slot import READ, Slot, batches
 
 logger: logging.Logger = get_logger(__name__)
 
@@ -89,7 +89,14 @@ class _ReadsSlots:
         if not self.journal:
             yield from Peek(slot).batches(self.options)
         else:
-            yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
+            try:
+                segments = self.make_collector(slot).run()
+            except JournalTaken:  # Spark reads a batch in two places at once where a stream is joined with itself
+                segments = self.make_collector(slot).run()  # what the other has claimed: there is something now
+            if slot.heir:
+                with contextlib.suppress(JournalTaken):
+                    open_storage(slot.heir, slot.object_store).claim(READ, [b"1"])
+            yield from batches(segments, self.options, slot.topic)
 
 
 class JournalStreamReader(_ReadsSlots, StreamReader):
@@ -166,6 +173,7 @@ class JournalStreamReader(_ReadsSlots, StreamReader):
             if self._checked is None:
                 self._adoption.begin(self._journal(offset), offset.batch)
                 self.backlog.create_channels()
+            self._adoption.look_back(self._journal(offset), offset.batch)
             self._checked = offset
         must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
@@ -399,8 +407,9 @@ def make_slots(
     if adopted := list(filter(None, map(parse_adopted, offset.slots))):  # such a batch has no others
         # They lie in other folders, and ask no server: what their files hold is all of them.
         places = [journal.beside(each.id).open_batch(each.batch) for each in adopted]
+        heir = journal.batch(offset.batch).path
         return [
-            slot(place.path, each.slot, name, 0, each.topic, address=None)
+            slot(place.path, each.slot, name, 0, each.topic, address=None, heir=heir)
             for place, name, each in zip(places, offset.slots, adopted, strict=True)
         ]
     topics = {topic_of(name) or unnamed for name in offset.slots}
