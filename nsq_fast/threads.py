@@ -615,6 +615,9 @@ class HubConsumer(GeventConsumer):
         """Whether ``start`` was called, whatever has become of it since."""
         return self._is_started
 
+    def is_failure(self, error: BaseException) -> bool:
+        return super().is_failure(error) or isinstance(error, (SystemExit, KeyboardInterrupt))  # which end nothing here
+
     def _closed(self) -> None:
         try:
             super()._closed()
