@@ -646,7 +646,7 @@ def test_a_restart_reads_the_configuration_anew_and_keeps_what_runs_if_it_is_wro
     until(lambda: "no process is replaced: " in worker.log(), START, about=worker.log)
     assert "max_in_flight='many'" in worker.log()
     assert worker.children() == before
-    configure("11\nlookupd_http_addresses = ['lookup:99999']")  # only a process that makes the consumer finds that
+    configure("11\nstart_position = 'nowhere'")  # only a process that makes the consumer finds that
     worker.send(signal.SIGHUP)
     until(lambda: "not all processes are replaced" in worker.log(), START, about=worker.log)
     assert worker.children() == before
