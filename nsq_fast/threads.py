@@ -35,7 +35,7 @@ from nsq_fast._publish_path import PlainPath, wake_all
 from nsq_fast.bridge import Batch, HandlerExecutor, HubThread, Place, Reply, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, warn_unclosed
 from nsq_fast.client.gevent_loop import run
-from nsq_fast.client.loop import SLICE, EndTimeout, check_close_timeout, check_end_timeout
+from nsq_fast.client.loop import SLICE, EndTimeout, check_close_timeout, check_end_timeout, refuse_copies
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
     AllStored,
@@ -424,6 +424,7 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
 
     _is_started = False
     _new_promise = _Promise
+    __reduce_ex__ = refuse_copies
 
     @arguments_of(GeventProducer.__init__)
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -613,6 +614,9 @@ class HubConsumer(GeventConsumer):
     def is_started(self) -> bool:
         """Whether ``start`` was called, whatever has become of it since."""
         return self._is_started
+
+    def is_failure(self, error: BaseException) -> bool:
+        return super().is_failure(error) or isinstance(error, (SystemExit, KeyboardInterrupt))  # which end nothing here
 
     def _closed(self) -> None:
         try:

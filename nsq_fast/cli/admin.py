@@ -171,7 +171,7 @@ def _create(
         click.echo(f"{topic}: created")
         return None
     if lookup.is_redesigned:
-        return lookup.tell(lookup.places(topic), "create", topic, channel)
+        return lookup.order("create", topic, channel, None)
     lookup.tell_all("create", topic, channel)
     places = lookup.places_or_none(topic)
     if not places:
@@ -186,10 +186,11 @@ def _delete(topic: str = _TOPIC, channel: str | None = _MAYBE_CHANNEL, lookup: L
         lookup.tell_leader("delete", topic, partition="**")
         click.echo(f"{topic}: deleted")
         return None
+    if lookup.is_redesigned:
+        return lookup.order("delete", topic, channel, None)
     places = lookup.places(topic)
-    if not lookup.is_redesigned:
-        # First, or an nsqd that creates the topic in between would have the channel from there again.
-        lookup.tell_all("delete", topic, channel)
+    # First, or an nsqd that creates the topic in between would have the channel from there again.
+    lookup.tell_all("delete", topic, channel)
     return lookup.tell(places, "delete", topic, channel)
 
 

@@ -138,13 +138,14 @@ def command(
     if sys.stdout is None:
         raise click.UsageError("standard output is closed: there is nowhere to print to")
     servers = servers.found()
-    if not (channel or take_backlog):
+    is_of_others = bool(channel or take_backlog)
+    if not is_of_others:
         refuse_first_channel(names, servers)
     keeps = take_backlog and not channel
     channel = channel or (BACKLOG_CHANNEL if take_backlog else f"tail{secrets.randbelow(10**6):06d}#ephemeral")
     settings: dict[str, Any] = {
         **servers.of_client,
-        "max_in_flight": max(min(total, max_in_flight) or max_in_flight, len(names)),
+        "max_in_flight": max((is_of_others and min(total, max_in_flight)) or max_in_flight, len(names)),
         "max_tries": 0,
         **dict(consumer_opt),
     }

@@ -44,7 +44,7 @@ from .acknowledger import BLOCKED_POLICIES, PAUSE, Acknowledger, BlockedPolicy, 
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import TELL_AFTER, Connection
 from .give_up import AGE_POLICIES, FINISH, AgePolicy, GiveUpPolicy, PublishTo, check_policy
-from .loop import EndTimeout, Event, check_end_timeout
+from .loop import EndTimeout, Event, check_end_timeout, refuse_copies
 from .start_position import StartPositions, parse_start
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Flow, Subscriber, Subscriptions
@@ -143,6 +143,7 @@ class ConsumerOptions:
 
     config: ConsumerConfig
     lookup_config: LookupConfig
+    __reduce_ex__ = refuse_copies
 
     max_tries: OptionAttribute = OptionAttribute("config")
     requeue_delay: OptionAttribute = OptionAttribute("config")

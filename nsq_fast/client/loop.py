@@ -16,12 +16,12 @@ from _socket import SOCK_STREAM, getaddrinfo  # which monkey.patch_all leaves as
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
 from nsq_fast._lazy import get_original
-from nsq_fast.errors import ConfigError, InternalError, NsqError, printable
+from nsq_fast.errors import ConfigError, InternalError, NsqError, TypeInvalid, printable
 from nsq_fast.log_events import INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 
 T = TypeVar("T")
@@ -336,6 +336,13 @@ class Repeated:
             self._supervisor.report(self._name, fault, f"it is looked at again in {pause:.3g} s")
         if pause is not None and self._loop is not None and not self._is_asked:
             self._timer = self._loop.call_later(pause, self._run)
+
+
+def refuse_copies(client: object, protocol: object) -> NoReturn:
+    """As ``__reduce_ex__``, which ``copy`` and ``pickle`` call: what was copied would share the connections."""
+    raise TypeInvalid(
+        f"{client!r} can be neither copied nor pickled: make another one there; a child of a fork has its own"
+    )
 
 
 EndTimeout: TypeAlias = float | UnsetType | None

@@ -23,7 +23,7 @@ from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Addresses, listed, parse_addresses
 from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Encoding
 
-from .loop import Event
+from .loop import Event, refuse_copies
 from .publishes import Composer, Publish, PublishOptions, check_defer, check_timeout, of_a_part
 from .sender import Sender
 from .transport import check_files
@@ -54,6 +54,7 @@ class ProducerCore(ProducerPath):
     config: ProducerConfig
     connection_config: ConnectionConfig
     lookup_config: LookupConfig
+    __reduce_ex__ = refuse_copies
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class Publish(PublishPath):
         self.last_error, self.last_server = error, server
         self.possibly_stored |= decision.possibly_stored
         self.failed_attempts += decision.counts
-        self.misses += decision.counts and is_miss(decision, error, policy, is_again)
+        self.misses += decision.counts and is_miss(decision, error, policy, self.misses, is_again)
         return decision
 
     @property

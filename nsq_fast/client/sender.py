@@ -36,7 +36,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -564,7 +564,7 @@ class Sender(SendPath):
             retry_unknown_outcome=config.retry_unknown_outcome,
             base_delay=config.retry_base_delay,
             max_delay=config.retry_max_delay,
-            awaits_leader=lookup is not None,
+            leader_misses=len(producer.nsqd_addresses) - 1 if lookup is None else inf,
         )
         self._is_unordered_told = False
         self._is_draining = False

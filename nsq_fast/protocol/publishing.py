@@ -347,8 +347,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """How often and how patiently to retry. Delays in seconds.
 
     Attributes:
-        awaits_leader: a leader that moves is waited for as long as there is time: attempts that meet a stale or
-            unready one use up none of ``max_attempts``. Without lookup nobody says where it went: there they do.
+        leader_misses: so many attempts that meet a stale or unready leader use up none of ``max_attempts``: with lookup
+            any number, as time ends them. Without, nobody says who leads: each nsqd but the last is guessed for free.
     """
 
     max_attempts: int
@@ -356,7 +356,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     base_delay: float
     max_delay: float
     jitter: float = 0.2
-    awaits_leader: bool = False
+    leader_misses: float = 0
 
 
 class RetryDecision(msgspec.Struct, frozen=True):
@@ -480,7 +480,7 @@ def decide(
     if not decision.retry or not decision.counts:
         return decision
     allowed = policy.retry_unknown_outcome or not decision.possibly_stored
-    is_left = is_miss(decision, error, policy, is_again) or attempts - misses < policy.max_attempts
+    is_left = is_miss(decision, error, policy, misses, is_again) or attempts - misses < policy.max_attempts
     if not (allowed and is_left):
         return msgspec.structs.replace(decision, retry=False)
     if is_again and is_ended_by_server(error):
@@ -488,7 +488,7 @@ def decide(
     return decision
 
 
-def is_miss(decision: RetryDecision, error: BaseException, policy: RetryPolicy, is_again: bool) -> bool:
+def is_miss(decision: RetryDecision, error: BaseException, policy: RetryPolicy, misses: int, is_again: bool) -> bool:
     """Whether an attempt that failed so uses up none of ``max_attempts``: it says nothing new of the publish itself.
 
     It met a leader that moves, or the server ended the connection for another reason than this publish. Three nsqds
@@ -497,7 +497,7 @@ def is_miss(decision: RetryDecision, error: BaseException, policy: RetryPolicy, 
     connections in turn: one that is told to end does that to all it has, and failed 2 of 250,000 so.
     """
     if decision.leader:
-        return policy.awaits_leader
+        return misses < policy.leader_misses
     return is_ended_by_server(error) and (is_again or not may_have_ended_server(error))
 
 

@@ -309,7 +309,9 @@ def _checked_alone(given: Given, known: frozenset[str]) -> Any:
     if name == "nsqd_tcp_addresses":
         parse_addresses(value, DEFAULT_NSQD_TCP_PORT)
     elif name == "lookupd_http_addresses":
-        listed(value, name)
+        from nsq_fast.client.lookup import parse_lookupds  # commands that start others do without
+
+        parse_lookupds(listed(value, name))
     elif name == "max_age_policy":
         if value not in _NAMED_AGE_POLICIES:
             raise ConfigError(f"max_age_policy={value!r}: must be one of {', '.join(_NAMED_AGE_POLICIES)}")

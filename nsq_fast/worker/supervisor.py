@@ -514,7 +514,7 @@ class Supervisor:
     """
 
     def __init__(self, task: Task, read: Callable[[], Settings], stderr: Stderr) -> None:
-        self._task = task
+        self._task = self._proven = task  # that of the last restart that succeeded
         self._stderr = stderr
         self._read = read
         self._config = task.settings.worker
@@ -627,8 +627,10 @@ class Supervisor:
             return
         self._notifier.tell("READY=1")
         if has_failed:
+            self._task = self._proven  # whose process dies later must not be replaced by one that cannot run
             logger.error("the restart has ended: not all processes are replaced", extra=WORKER_RESTART_ENDED)
         else:
+            self._proven = self._task
             logger.info("the restart has ended: all processes are replaced", extra=WORKER_RESTART_ENDED)
 
     def _reads_anew(self) -> bool:

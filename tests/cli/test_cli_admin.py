@@ -113,6 +113,9 @@ def test_what_a_topic_of_the_original_has_not_is_refused(broker: Servers, topic:
 
 
 def test_redesigned_topics_and_channels_are_created_and_deleted(redesigned: Servers, topic: str) -> None:
+    for action in ("create", "delete"):
+        refused = redesigned.admin(action, topic, "c")
+        assert (refused.exit_code, "lookup names no nsqd" in refused.output) == (1, True)
     created = redesigned.admin("create", topic, "--partitions", "2", "--replicas", "2", "--ordered")
     assert created.exit_code == 0, created.output
     lookup = redesigned.lookup

@@ -191,16 +191,19 @@ def test_tail_refuses_to_take_the_backlog_of_a_topic_without_channels(
 
 
 def test_tail_takes_nothing_from_the_channels_there_are(broker: Servers, topic: str, start: Any) -> None:
-    nsqd = str(broker.nsqd.tcp)
-    admin = NsqdHTTPClient.from_url(broker.nsqd.http)
-    admin.create_topic(topic)
-    admin.create_channel(topic, "workers")
-    command = start("tail", topic, "-n", "1", "--nsqd", nsqd, "--nsqd-http", str(broker.nsqd.http))
-    until(lambda: len(admin.stats(topic=topic)["topics"][0]["channels"]) == 2)
-    pub(topic, b"for all\n", "--nsqd", nsqd)
+    for client in broker.clients:
+        client.create_topic(topic)
+        client.create_channel(topic, "workers")
+    flags = [
+        *each("--nsqd", (nsqd.tcp for nsqd in broker.nsqds)),
+        *each("--nsqd-http", (nsqd.http for nsqd in broker.nsqds)),
+    ]
+    command = start("tail", topic, "-n", "1", *flags)
+    until(lambda: len(broker.channels(topic)) == 4)
+    pub(topic, b"for all\n", "--nsqd", str(broker.nsqd.tcp))
     assert command.line() == "for all\n"
-    assert command.wait() == (0, "")
-    (workers,) = admin.stats(topic=topic, channel="workers")["topics"][0]["channels"]
+    assert command.wait() == (0, "")  # no nsqd had to wait for its turn
+    (workers,) = broker.clients[0].stats(topic=topic, channel="workers")["topics"][0]["channels"]
     assert workers["depth"] == 1
 
 

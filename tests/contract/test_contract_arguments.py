@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import pickle
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -70,6 +72,14 @@ def test_arguments_in_the_wrong_place_are_told_in_names_that_people_know(package
         package.Consumer("t", "c", handler)
     with pytest.raises(TypeError, match=r"^Producer.__init__\(\) .*positional"):
         package.Producer(["127.0.0.1:4150"], [], 5)
+
+
+@pytest.mark.parametrize("package", [nsq_fast, threads, aio])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_client_is_neither_copied_nor_pickled(package: Any, copied: Any) -> None:
+    for client in (package.Producer("127.0.0.1:4150"), package.Consumer("t", "c", "127.0.0.1:4150")):
+        with pytest.raises(TypeInvalid, match=r"make another one"):
+            copied(client)
 
 
 def takes_one(message: object) -> None: ...

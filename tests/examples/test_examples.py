@@ -419,6 +419,7 @@ def test_flask_consumes_on_gevent_and_a_reload_and_the_end_leave_nothing_in_flig
         published = 0
         for number in (signal.SIGHUP, signal.SIGTERM):
             assert asked(f"{url}/orders", b"%d" % published) == 202
+            assert asked(f"{url}/orders", b"") == 400
             with Producer(nsqd_process.address) as producer:
                 producer.multipublish("orders", [b"%d" % (published + each) for each in range(1, 500)])
             published += 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 from typing import Any
 
 import pytest
@@ -154,7 +155,7 @@ def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt()
 
 
 def test_moves_of_the_leader_have_no_limit_but_time() -> None:
-    patient = replace(POLICY, awaits_leader=True)
+    patient = replace(POLICY, leader_misses=inf)
     assert decide(errors.NotLeader(""), 1000, patient, misses=999).retry
     assert decide(errors.PubFailed("exiting"), 1000, patient, misses=999).retry
     assert not decide(errors.NotLeader(""), 3, POLICY).retry  # without lookup nobody says where it went

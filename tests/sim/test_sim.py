@@ -329,20 +329,20 @@ async def test_publishes_behind_one_that_is_refused_do_not_shorten_its_pauses(lo
 
 @pytest.mark.parametrize("refusal", ["E_TOPIC_NOT_EXIST", "E_FAILED_ON_NOT_LEADER"])
 async def test_without_lookup_a_partition_is_tried_at_one_nsqd_after_the_other(loop: SimLoop, refusal: str) -> None:
-    nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "redesigned") for number in (1, 2, 3)]
+    nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "redesigned") for number in range(1, 6)]
     if refusal == "E_FAILED_ON_NOT_LEADER":  # it does not end the connection; the other does
         for nsqd in nsqds:
             nsqd.cluster = nsqds[0].cluster
-    logs = [nsqd.log(topic) for topic, nsqd in zip("abc", nsqds, strict=True)]
-    async with Producer([f"10.1.0.{number}:4150" for number in (1, 2, 3)]) as producer:
+    logs = [nsqd.log(topic) for topic, nsqd in zip("abcde", nsqds, strict=True)]
+    async with Producer([f"10.1.0.{number}:4150" for number in range(1, 6)]) as producer:
         while len(producer.stats()["connected"]) < len(nsqds):
             await asyncio.sleep(0.1)
-        for topic in "abc":  # of which each nsqd leads one
+        for topic in "abcde":  # of which each nsqd leads one
             await producer.publish(topic, b"first", partition=0)
             refused = sum(refusal in line for line in loop.books.trace)
             await producer.publish(topic, b"second", partition=0)
             assert sum(refusal in line for line in loop.books.trace) == refused, "it knows now who leads it"
-    assert [[message.body for message in log.messages] for log in logs] == [[b"first", b"second"]] * 3
+    assert [[message.body for message in log.messages] for log in logs] == [[b"first", b"second"]] * 5
     assert any(refusal in line for line in loop.books.trace)
 
 

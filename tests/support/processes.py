@@ -45,7 +45,10 @@ def run_quietly(program: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-_OF_SLOWNESS = re.compile(r".*: (has not replied for .* s|given up: it does not reply|not connected within .* s).*\n")
+_OF_SLOWNESS = re.compile(
+    r".*(: has not replied for .* s|: given up: it does not reply|: not connected within .* s"
+    r"|: closed after .* without the server's consent|closing waits for CLOSE_WAIT of .*)\n"
+)
 
 
 def complaints(stderr: str) -> str:

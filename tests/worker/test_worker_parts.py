@@ -651,6 +651,7 @@ def test_check_says_why_a_program_cannot_be_run(program: Path, app: str, word: s
     [
         (["--processes", "0"], ["--processes: processes=0: must be a whole number, 1 to 1024"]),
         (["--nsqd", "nowhere:0"], ["--nsqd-tcp-address: invalid address 'nowhere:0'"]),
+        (["--lookupd", "nowhere:0"], ["--lookupd-http-address: invalid address 'nowhere:0'"]),
         (["--consumer-opt", "x=1"], ["--consumer-opt: unknown option 'x'; allowed are ", ", max_in_flight, "]),
         (["--http", "{taken}"], ["http='{taken}': cannot listen there: Address already in use"]),
     ],

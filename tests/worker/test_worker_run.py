@@ -646,6 +646,13 @@ def test_a_restart_reads_the_configuration_anew_and_keeps_what_runs_if_it_is_wro
     until(lambda: "no process is replaced: " in worker.log(), START, about=worker.log)
     assert "max_in_flight='many'" in worker.log()
     assert worker.children() == before
+    configure("11\nstart_position = 'nowhere'")  # only a process that makes the consumer finds that
+    worker.send(signal.SIGHUP)
+    until(lambda: "not all processes are replaced" in worker.log(), START, about=worker.log)
+    assert worker.children() == before
+    os.kill(before[0], signal.SIGKILL)
+    until(lambda: worker.children() not in ({}, before) and worker.is_ready(), START, about=worker.log)
+    assert worker.figure("nsq_fast_consumer_max_in_flight") == 9, "the configuration that was right"
     worker.terminated()
 
 
