@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.commands import Answering, run, serving
+from support.commands import run
+from support.http_server import Question, scripted_http
 
 from nsq_fast._codec import Message
 from nsq_fast.bench import results
@@ -450,21 +452,18 @@ CHANNEL = {
 GREETINGS = "greetings-to-everybody-who-reads-this-name"
 
 
-class Server(Answering):
-    """An nsqd and nsqlookupd whose names are long, or steer terminals."""
+@contextmanager
+def serving(topic: str, channel: str) -> Iterator[str]:
+    """An nsqd and nsqlookupd that has these names."""
+    stats = {**CHANNEL, "topic_name": topic, "channels": [{**CHANNEL, "channel_name": channel}]}
+    nsqd = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": channel}
 
-    names = (GREETINGS, GREETINGS)
+    def answer(question: Question) -> None:
+        asked_stats = question.target.startswith("/stats")
+        question.answer({"topics": [stats]} if asked_stats else {"channels": [channel], "producers": [nsqd]})
 
-    def do_GET(self) -> None:
-        topic, channel = self.names
-        stats = {**CHANNEL, "topic_name": topic, "channels": [{**CHANNEL, "channel_name": channel}]}
-        nsqd = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": channel}
-        found = {"topics": [stats]} if self.path.startswith("/stats") else {"channels": [channel], "producers": [nsqd]}
-        self.answer(200, found)
-
-
-class Steering(Server):
-    names = ("t\x1b[2J[red]opic", "ch\n[bold]annel\x07")
+    with scripted_http(answer) as [server]:
+        yield str(server.address)
 
 
 def run_at(width: int, *arguments: str) -> Result:
@@ -508,9 +507,9 @@ def test_every_help_fits(width: int) -> None:
 
 
 def test_what_stat_lookup_and_bench_compare_show_fits(tmp_path: Path) -> None:
-    with serving(Server) as server:
-        stat = run_at(60, "stat", "--once", "--nsqd", str(server))
-        lookup = run_at(60, "lookup", "orders", "--lookupd", str(server))
+    with serving(GREETINGS, GREETINGS) as server:
+        stat = run_at(60, "stat", "--once", "--nsqd", server)
+        lookup = run_at(60, "lookup", "orders", "--lookupd", server)
     check_fits(stat, 60, GREETINGS, "123,456,789", "clients", "inflt")
     check_fits(lookup, 60, "127.0.0.1:1", "127.0.0.1:2", GREETINGS)
     run_of_docs = results.load(RUN)
@@ -536,9 +535,9 @@ def test_demo_fits() -> None:
 
 
 def test_names_that_servers_send_are_escaped() -> None:
-    with serving(Steering) as server:
-        stat = run_at(80, "stat", "--once", "--nsqd", str(server)).stdout
-        lookup = run_at(80, "lookup", "orders", "--lookupd", str(server)).stdout
+    with serving("t\x1b[2J[red]opic", "ch\n[bold]annel\x07") as server:
+        stat = run_at(80, "stat", "--once", "--nsqd", server).stdout
+        lookup = run_at(80, "lookup", "orders", "--lookupd", server).stdout
     topic, channel = "t\\x1b[2J[red]opic", "ch\\n[bold]annel\\x07"
     for text, names in ((stat, (topic, channel)), (lookup, (channel,))):
         assert "\x1b[2J" not in text
