@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import gevent.event
 import pytest
+from gevent.util import wrap_errors
 
 import nsq_fast
 from nsq_fast import Message, aio, threads
@@ -151,7 +152,10 @@ class AsyncioFace(Face):
 
     def run(self, scenario: Scenario) -> Any:
         self._hub = gevent.get_hub()
-        self._hub.threadpool.apply(run, (scenario, self._new_loop))
+        # Of an error the pool would say that nobody expects it, and the test would fail twice.
+        error = self._hub.threadpool.apply(wrap_errors(BaseException, run), (scenario, self._new_loop))
+        if error is not None:
+            raise error
 
     async def do(self, function: Callable[[], Any]) -> Any:
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
