@@ -313,7 +313,7 @@ class RealCluster(_Servers, Fleet):
         self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
         names = {"ordered": "orderedmulti", "ext": "extend", "multi_part": "multipart"}
-        query = {names[flag]: True for flag, is_set in flags.items() if is_set}
+        query: dict[str, Any] = {names[flag]: True for flag, is_set in flags.items() if is_set}
         query |= {"topic": topic, "partition_num": partitions, "replicator": replicas}
 
         def is_led(access: str) -> bool:

@@ -153,7 +153,7 @@ class AsyncioFace(Face):
     def run(self, scenario: Scenario) -> Any:
         self._hub = gevent.get_hub()
         # Of an error the pool would say that nobody expects it, and the test would fail twice.
-        error = self._hub.threadpool.apply(wrap_errors(BaseException, run), (scenario, self._new_loop))
+        error = self._hub.threadpool.apply(wrap_errors((BaseException,), run), (scenario, self._new_loop))
         if error is not None:
             raise error
 

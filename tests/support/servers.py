@@ -78,16 +78,19 @@ class Daemon:
 
     Args:
         log: where what it writes goes, for those that do not read it.
+        how: of ``subprocess.Popen``.
     """
 
-    def __init__(self, command: Sequence[str], log: Path = Path(os.devnull)) -> None:
+    def __init__(self, command: Sequence[str], log: Path = Path(os.devnull), **how: Any) -> None:
         self.command = [*command]
-        self._log = log
+        self._log, self._how = log, how
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True, text=True)
+            self._process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, start_new_session=True, text=True, **self._how
+            )
 
     def check(self) -> None:
         """Raise RuntimeError, with what it said last, when it has ended by itself."""

@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from zipfile import ZipFile
 
 from . import processes, spark_python
+from .servers import Daemon
 from .spark_marks import LIMIT, Marks, poll
 from .spark_program import GIVEN, SAID
 from .spark_python import FORKING
@@ -337,121 +339,68 @@ START_TIMEOUT = 120.0
 _DEPLOY = "org.apache.spark.deploy"
 
 
-class Daemon:
-    """One JVM, ready when its log matches ``ready``; whose first group is kept in ``said``."""
+class _Jvm(Daemon):
+    """One JVM, whose children end with it."""
 
-    def __init__(self, command: list[str], ready: str, folder: Path, name: str, memory: str = "256m") -> None:
-        self._command = [str(home() / "bin" / "spark-class"), *command]
-        self._ready = re.compile(ready)
-        self._folder = folder
-        self._name = name
-        self._memory = memory
-        self._process: subprocess.Popen[str] | None = None
-        self.lines: list[str] = []
-        self.said = ""
-
-    def start(self) -> None:
-        self.lines.clear()
-        self.said = ""
-        environment = {**spark_environment(), "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": self._memory}
+    def __init__(self, command: list[str], log: Path, memory: str) -> None:
+        environment = {**spark_environment(), "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": memory}
         environment["SPARK_DAEMON_JAVA_OPTS"] = java_options("info")
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=self._folder,
-            start_new_session=True,
-        )
-        threading.Thread(target=self._follow, args=(self._process,), daemon=True).start()
-        try:
-            poll(self._is_ready, START_TIMEOUT, f"{self._name} ready")
-        except BaseException:
-            self.kill()
-            raise
+        super().__init__([str(home() / "bin" / "spark-class"), *command], log, env=environment, cwd=log.parent)
 
     def kill(self) -> None:
-        if self._process is not None:
-            processes.kill_session(self._process.pid)
-            self._process.wait()
-            self._process = None
-
-    def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"{self._name} ended\n" + "\n".join(self.lines[-40:])
-        return bool(self.said)
-
-    def _follow(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        with process.stderr:
-            for line in process.stderr:
-                self.lines.append(line.rstrip())
-                if found := self._ready.search(line):
-                    self.said = found[1]
+        processes.kill_session(self.pid)
+        super().kill()
 
 
-class _Daemons:
-    def __init__(self) -> None:
-        self._daemons: list[Daemon] = []
+@contextmanager
+def _jvms(folder: Path) -> Iterator[Callable[..., str]]:
+    """What starts JVMs; it returns when the log of one matches ``ready``, with the first group of that."""
+    with ExitStack() as stack:
 
-    def _run(self, daemon: Daemon) -> Daemon:
-        self._daemons.append(daemon)
-        daemon.start()
-        return daemon
+        def run(command: list[str], ready: str, name: str, memory: str = "256m") -> str:
+            log = folder / f"{name}.log"
+            jvm = _Jvm(command, log, memory)
+            jvm.start()
+            stack.callback(jvm.kill)
+            found = poll(lambda: jvm.check() or re.search(ready, log.read_text()), START_TIMEOUT, f"{name} ready")
+            assert found is not None
+            return found[1]
 
-    def stop(self) -> None:
-        for daemon in reversed(self._daemons):
-            daemon.kill()
+        yield run
 
 
-class StandaloneCluster(_Daemons):
+@contextmanager
+def standalone_cluster(folder: Path, workers: int = 2) -> Iterator[str]:
     """A master and its workers, one core each, each on a host of its own: Spark speculates on another host only.
 
-    Attributes:
-        url: of the master, for ``spark.master``.
+    Gives the URL of the master, for ``spark.master``.
     """
-
-    def __init__(self, folder: Path, workers: int = 2) -> None:
-        super().__init__()
+    with _jvms(folder) as run:
         command = [f"{_DEPLOY}.master.Master", *_listen(LOOPBACK)]
-        try:
-            self.url = self._run(Daemon(command, r"Starting Spark master at (spark://\S+)", folder, "the master")).said
-            for number in range(workers):
-                self._run_worker(folder, number)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _run_worker(self, folder: Path, number: int) -> None:
-        size = ["--cores", "1", "--memory", "640m", "--work-dir", str(folder / f"work{number}")]
-        command = [f"{_DEPLOY}.worker.Worker", *_listen(f"127.0.0.{1 + number}"), *size, self.url]
-        self._run(Daemon(command, r"(Successfully registered with master)", folder, f"worker {number}"))
+        url = run(command, r"Starting Spark master at (spark://\S+)", "master")
+        for number in range(workers):
+            size = ["--cores", "1", "--memory", "640m", "--work-dir", str(folder / f"work{number}")]
+            command = [f"{_DEPLOY}.worker.Worker", *_listen(f"127.0.0.{1 + number}"), *size, url]
+            run(command, r"(Successfully registered with master)", f"worker{number}")
+        yield url
 
 
 def _listen(host: str) -> list[str]:
     return ["--host", host, "--port", "0", "--webui-port", "0"]
 
 
-class ConnectServer(_Daemons):
-    """A Spark Connect server.
-
-    Attributes:
-        url: for ``SparkSession.builder.remote``.
-    """
-
-    def __init__(self, folder: Path, master: str) -> None:
-        super().__init__()
-        settings = {**spark_settings(master, folder), "spark.connect.grpc.binding.address": LOOPBACK}
-        settings |= {"spark.connect.grpc.binding.port": "0", "spark.driver.extraJavaOptions": java_options("info")}
-        settings["spark.pyspark.python"] = str(forked_python())
-        flags = [flag for name, value in settings.items() for flag in ("--conf", f"{name}={value}")]
-        server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+@contextmanager
+def connect_server(folder: Path, master: str) -> Iterator[str]:
+    """A Spark Connect server. Gives its URL, for ``SparkSession.builder.remote``."""
+    settings = {**spark_settings(master, folder), "spark.connect.grpc.binding.address": LOOPBACK}
+    settings |= {"spark.connect.grpc.binding.port": "0", "spark.driver.extraJavaOptions": java_options("info")}
+    settings["spark.pyspark.python"] = str(forked_python())
+    flags = [flag for name, value in settings.items() for flag in ("--conf", f"{name}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with _jvms(folder) as run:
         command = [f"{_DEPLOY}.SparkSubmit", *flags, "--class", server, "spark-internal"]
-        ready = r"Spark Connect server started at: .*:(\d+)"
-        server_port = self._run(Daemon(command, ready, folder, "the Connect server", "1g")).said
-        self.url = f"sc://{LOOPBACK}:{server_port}"
+        port = run(command, r"Spark Connect server started at: .*:(\d+)", "connect", "1g")
+        yield f"sc://{LOOPBACK}:{port}"
 
 
 # A Spark of the tests starts quickly: a home with compiled modules, an archive of classes, names looked up once.
