@@ -30,32 +30,27 @@ from nsq_fast.broker import BrokerProcess
 from nsq_fast.cli import COMMANDS, main, options, servers
 from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.demo import Ledger
-from nsq_fast.cli.pub import Splitter
+from nsq_fast.cli.pub import split
 from nsq_fast.cli.stat import ChannelStats, Stalls, add_up
 from nsq_fast.cli.tail import json_line
 from nsq_fast.errors import BodyInvalid, PublishFailed
 from nsq_fast.names import Address
 
 
-def split_all(chunks: list[bytes], delimiter: bytes) -> list[bytes]:
-    splitter = Splitter(delimiter, limit=1000)
-    return [message for chunk in chunks for message in splitter.feed(chunk)] + splitter.end()
-
-
 @given(st.lists(st.binary(max_size=20), max_size=20), st.sampled_from([b"\n", b"\0", b"--", b"aab"]), st.data())
-def test_splitter_gives_the_same_messages_however_the_stream_is_cut(
+def test_split_gives_the_same_messages_however_the_stream_is_cut(
     lines: list[bytes], delimiter: bytes, data: st.DataObject
 ) -> None:
     stream = delimiter.join(lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert split_all(chunks, delimiter) == [line for line in stream.split(delimiter) if line]
+    found = [message for messages in split(chunks, delimiter, limit=1000) for message in messages]
+    assert found == [line for line in stream.split(delimiter) if line]
 
 
-def test_splitter_does_not_hold_a_stream_without_delimiters() -> None:
-    splitter = Splitter(b"\n", limit=100)
+def test_split_does_not_hold_a_stream_without_delimiters() -> None:
     with pytest.raises(BodyInvalid, match="more than 100 bytes"):
-        splitter.feed(b"x" * 102)
+        next(split([b"x" * 102], b"\n", limit=100))
 
 
 def refuse() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gevent import get_hub
 
@@ -31,8 +31,6 @@ from .http import ask
 from .servers import Daemon, RealNsqd, accepts, find_server, free_address
 from .waiting import until
 from .wire import WireClient
-
-T = TypeVar("T")
 
 # A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
 READY_TIMEOUT = 900.0
@@ -266,7 +264,7 @@ class RealCluster(_Servers, Fleet):
             return Address(found["NodeIP"], int(found["HttpPort"])) if found.get("HttpPort") else None
         return None
 
-    def _asked(self, ask: Callable[[LookupdHTTPClient], T], otherwise: T) -> T:
+    def _asked(self, ask: Callable[[LookupdHTTPClient], Any], otherwise: Any) -> Any:
         """What the leading nsqlookupd answers, if it does."""
         leader = self.leader() or self.lookupd_addresses[0]
         with suppress(NsqError), LookupdHTTPClient(*leader, timeout=PATIENCE) as lookupd:
