@@ -85,7 +85,7 @@ def test_two_attempts_at_one_task_of_the_replayable_reader(
         "spark.speculation.minTaskRuntime": "50ms",
     }
     query = Replayable(topic, tmp_path / "query", {"reading": "hold"})
-    driver = spark_driver(BESIDE, standalone, speculative, programs=[query.program.given])
+    driver = spark_driver(BESIDE, standalone, speculative, programs=[query.given])
     driver.start()
     driver.wait_mark("reading", marks=query.marks)
     batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow

@@ -20,8 +20,9 @@ from zipfile import ZipFile
 
 from . import processes, spark_python
 from .servers import Daemon
+from .spark_ledger import Delivered
 from .spark_marks import LIMIT, Marks, poll
-from .spark_program import GIVEN, SAID
+from .spark_program import GIVEN
 from .spark_python import FORKING
 
 # Settings of the small Sparks that tests run: little memory, loopback only, no UI, quiet, files below one folder.
@@ -186,14 +187,20 @@ beside(arguments()["programs"])
 
 
 class Program:
-    """One of several programs in one driver; ``marks`` are its own, in a folder of its own."""
+    """One of several programs in one driver; its files go below ``folder``.
+
+    Attributes:
+        marks: its own.
+        delivered: what it has in ``out``, one of its arguments; ``checkpoint`` is another.
+    """
 
     def __init__(self, text: str, folder: Path, **arguments: Any) -> None:
-        self.marks = Marks(folder / "marks")
-        self.given = {"program": text, "arguments": arguments, "marks": str(folder / "marks")}
+        self.marks, self.delivered = Marks(folder / "marks"), Delivered(folder / "out")
+        paths = {name: str(folder / name) for name in ("out", "checkpoint")}
+        self.given = {"program": text, "arguments": {**paths, **arguments}, "marks": str(folder / "marks")}
 
 
-class Driver:
+class Driver(Daemon):
     """One program, any number of times. ``arguments`` are what it is given; paths and addresses as strings.
 
     Attributes:
@@ -205,17 +212,16 @@ class Driver:
     ) -> None:
         self._folder = folder / "driver"
         self.marks = Marks(self._folder / "marks")
-        self._script = self._folder / "program.py"
-        self._script.write_text(program)
+        script = self._folder / "program.py"
+        script.write_text(program)
         given = {
             "settings": {**spark_settings(master, self._folder), **(settings or {})},
             "arguments": arguments,
             "marks": str(self._folder / "marks"),
         }
-        self._environment = {**spark_environment(), GIVEN: json.dumps(given)}
-        self._process: subprocess.Popen[bytes] | None = None
+        environment = {**spark_environment(), GIVEN: json.dumps(given)}
+        super().__init__([sys.executable, str(script)], env=environment, cwd=self._folder, stdin=subprocess.DEVNULL)
         self._sessions: list[int] = []
-        self._runs = 0
 
     def __enter__(self) -> Driver:
         self.start()
@@ -227,18 +233,9 @@ class Driver:
     def start(self) -> None:
         if self.is_running:
             return
-        self._runs += 1
-        with self._path("out").open("wb") as out, self._path("log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(self._script)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
-                env=self._environment,
-                cwd=self._folder,
-                start_new_session=True,
-            )
-        self._sessions.append(self._process.pid)
+        self._log = self._folder / f"log-{len(self._sessions)}.txt"
+        super().start()
+        self._sessions.append(self.pid)
 
     @property
     def is_running(self) -> bool:
@@ -277,9 +274,9 @@ class Driver:
 
     def said(self, what: str) -> list[dict[str, Any]]:
         """What this run of the program said of ``what`` so far."""
-        lines = self._path("out").read_text().split("\n")[:-1]
-        facts = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
-        return [fact for fact in facts if fact["what"] == what]
+        mark = f"said {what}"
+        told = zip(self.marks.pids(mark), self.marks.details(mark), strict=False)  # more may come in between
+        return [json.loads(facts) for pid, facts in told if pid == self.pid]
 
     def kill(self) -> None:
         for session in self._sessions:
@@ -306,8 +303,8 @@ class Driver:
         return daemons + [pid for pid, parent in forked.items() if forked.get(parent) in forked]
 
     def log(self, lines: int | None = 60) -> str:
-        """What this run wrote to stderr, or the end of it, then without the calls in the JVM that led to an error."""
-        text = self._path("log").read_text(errors="replace").splitlines()
+        """What this run wrote, or the end of it, then without the calls in the JVM that led to an error."""
+        text = self._log.read_text(errors="replace").splitlines()
         if lines is not None:
             text = [line for line in text if not line.startswith("\tat ")][-lines:]
         return "\n".join(text)
@@ -324,9 +321,6 @@ class Driver:
     def _reap(self) -> None:
         if self._process is not None:
             self._process.wait()
-
-    def _path(self, kind: str) -> Path:
-        return self._folder / f"{kind}-{self._runs}{os.extsep}txt"
 
 
 # Daemons of Spark as child processes: a standalone master with its workers, and a Spark Connect server.
