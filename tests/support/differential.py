@@ -20,7 +20,7 @@ from nsq_fast.broker import Broker, LookupdServer, NsqdServer
 from nsq_fast.names import Address
 
 from . import transcripts
-from .http import Answer, ask, shape
+from .http import Answer, ask, shape, without
 from .servers import RealLookupd, RealNsqd, ServerProcess
 from .transcripts import ERROR, MESSAGE, Connection, Place, Step, masked
 from .waiting import until
@@ -184,7 +184,8 @@ def _body(path: str, body: bytes, run: str) -> Any:
     if path.startswith("/config"):
         return type(value).__name__ if isinstance(value, (bool, int, str, list)) else value
     if path.startswith(_SHAPES):
-        return _meta(value) or _without_names(shape(value))
+        # Without what has names of topics or errors for keys, and without the epoch that only we show.
+        return _meta(value) or without(shape(value), _NAMED.__contains__)
     return _counts(value) if path.startswith("/stats") else masked(value, _NUMBERED)
 
 
@@ -253,13 +254,6 @@ def _is_of_another(row: Any) -> bool:
     return isinstance(row, dict) and "{" not in row.get("channel_name", "{") and row["channel_name"] != REGISTERED
 
 
-def _without_names(value: Any) -> Any:
-    """A shape without what has names of topics or errors for keys, and without the epoch that only we show."""
-    if isinstance(value, dict):
-        return {key: _without_names(item) for key, item in value.items() if key not in _NAMED}
-    return [_without_names(item) for item in value] if isinstance(value, list) else value
-
-
 def _meta(value: Any) -> Any:
     """A lookup: which partitions, and the meta data."""
     found = value.get("data", value) if isinstance(value, dict) else None
@@ -275,6 +269,8 @@ OUTPUT_BUFFER_TIMEOUT = 0.005
 """Seconds that the nsqds of the stages may keep messages back: less than the silence that ends a step."""
 
 _OF_THE_RUN = {"tcp_port", "http_port", "remote_address", "start_time", "id", "last_update", "hostname", "connect_ts"}
+_NOT_OURS = {"memory", "global_msg_count"}
+"""Figures of Go, and counts of messages by zone, which are missing in ours on purpose."""
 _TEXT = re.compile(
     r"(?m)^ *(?:memory:|heap|gc_|next_gc|total_gc).*\n?"
     r"|built w/.*|127\.0\.0\.1:\d+|(?:start_time|uptime|connected:|up) .*|\d+[hms.µn]\S*"
@@ -314,10 +310,7 @@ class OriginalStage(transcripts.Stage):
             return [headers, _TEXT.sub("...", text) if path.startswith("/stats") else text]
         if path.startswith("/config") and answer.status == 200:
             return [headers, type(value).__name__]
-        if isinstance(value, dict):
-            value.pop("memory", None)
-            _leave_out_zones(value)
-        return [headers, _without_order(masked(value, _OF_THE_RUN))]
+        return [headers, _without_order(masked(without(value, _NOT_OURS.__contains__), _OF_THE_RUN))]
 
     def settle(self, role: str, path: str, answer: Answer) -> None:
         """An ephemeral topic whose last channel is deleted goes by itself, and takes requests until it has gone."""
@@ -411,13 +404,6 @@ class _LookupdConnection(Connection):
             answer = masked(json.loads(text), _OF_THE_RUN) if text.startswith("{") else text
             self.answers.append(["error" if text.startswith("E_") else "response", answer])
         return data
-
-
-def _leave_out_zones(value: dict[str, Any]) -> None:
-    """Counts of messages by zone are missing in ours on purpose."""
-    for topic in value.get("topics") or ():
-        for channel in topic["channels"] if isinstance(topic, dict) else ():
-            channel.pop("global_msg_count", None)
 
 
 def _without_order(value: Any) -> Any:

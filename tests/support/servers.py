@@ -26,6 +26,7 @@ from typing import Any
 from nsq_fast import NsqdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
+from support.http import without
 from support.waiting import WAIT, block_until, until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
@@ -259,13 +260,7 @@ def _users(client: NsqdHTTPClient) -> list[Any]:
 
 def of_release(expected: Any, found: Any) -> Any:
     """What is expected, without zones where none are found: nsqd 1.3.0 knows of none, nsqd since its release does."""
-    return expected if "topology_" in str(found) else _without_zones(expected)
-
-
-def _without_zones(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_zones(item) for key, item in value.items() if not key.startswith("topology_")}
-    return [_without_zones(item) for item in value] if isinstance(value, list) else value
+    return expected if "topology_" in str(found) else without(expected, lambda key: key.startswith("topology_"))
 
 
 def _state(thread: Path) -> str:
