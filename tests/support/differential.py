@@ -11,10 +11,10 @@ import json
 import re
 import struct
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from nsq_fast.broker import Broker, LookupdServer, NsqdServer
 from nsq_fast.names import Address
@@ -43,7 +43,6 @@ TOPICS = {
 }
 """How the topics of the sequences are created."""
 
-_ID_AT = {"message": 2, "traced": 1}
 _TRACED = struct.Struct(">2sQQQI")
 _WHY_NO_JSON = re.compile("(?<=fail to parse json header:).*", re.DOTALL)
 _BYTES = re.compile(r"\[(?:\d+ ){15}\d+\]")
@@ -63,6 +62,8 @@ class Stage(transcripts.Stage):
         lookupds: HTTP addresses: of the nsqlookupd that leads, and of another one.
         nodes: the two nodes.
     """
+
+    id_at: ClassVar[dict[str, int]] = {"message": 2, "traced": 1}
 
     def __init__(self, slot: str, lookupds: tuple[Address, Address], nodes: tuple[Place, Place]) -> None:
         self.slot = slot
@@ -122,12 +123,9 @@ class Stage(transcripts.Stage):
                     query = f"?topic={topic}&partition={number}&channel={channel}"
                     self._post(f"leader:{topic}:{number}", "/channel/delete" + query, run)
 
-    def finish(self, connections: Iterable[Connection]) -> None:
-        """Ids become the order in which a topic has given them."""
-        of_topic: dict[str, list[list[Any]]] = {}
-        for connection in connections:
-            of_topic.setdefault(connection.topic, []).extend(connection.answers)
-        _labelled(of_topic)
+    def label(self, number: int, id: Any) -> str:
+        """Its partition, too."""
+        return f"message {number} of partition {id >> 50}"
 
     def may_differ(self, pair: list[str]) -> bool:
         """The real cluster is stable, and a replica knows a new channel, a little later."""
@@ -227,16 +225,6 @@ class _Connection(Connection):
         return ["message", attempts, id, trace, *shown, rest.decode("latin-1")]
 
 
-def _labelled(topics: dict[str, list[list[Any]]]) -> None:
-    """Put numbers in the place of ids, in the order in which a topic has given them."""
-    for answers in topics.values():
-        identified = [answer for answer in answers if answer[0] in _ID_AT]
-        ids = sorted({answer[_ID_AT[answer[0]]] for answer in identified})
-        for answer in identified:
-            id = answer[_ID_AT[answer[0]]]
-            answer[_ID_AT[answer[0]]] = f"message {ids.index(id)} of partition {id >> 50}"
-
-
 def _counts(value: Any) -> Any:
     """The shape of a row of figures, with those that do not depend on what was before."""
     if isinstance(value, dict):
@@ -334,17 +322,6 @@ class OriginalStage(transcripts.Stage):
         until(lambda: self._get("lookupd", f"/lookup?topic=last{run}").get("producers"))
         ask(self.http("nsqd"), "POST", f"/topic/delete?topic=last{run}")
         until(lambda: not self._get("lookupd", f"/lookup?topic=last{run}")["producers"])
-
-    def finish(self, connections: Iterable[Connection]) -> None:
-        """Ids become the order in which a topic has given them."""
-        answers: dict[str, list[list[Any]]] = {}
-        for connection in connections:
-            messages = [answer for answer in connection.answers if answer[0] == "message"]
-            answers.setdefault(connection.topic, []).extend(messages)
-        for messages in answers.values():
-            ids = sorted({message[2] for message in messages})
-            for message in messages:
-                message[2] = f"message {ids.index(message[2])}"
 
     def may_differ(self, pair: list[str]) -> bool:
         """nsqd 1.3.0 as it was released knows of no zones; nsqd since then does, and ours."""
