@@ -16,9 +16,8 @@ import pytest
 import trustme
 from support import compiled, kinds, spark_needs
 from support.browser import Browser
-from support.cluster import RedesignedCluster as RealCluster
-from support.cluster import Standalone, missing_for_cluster
-from support.fleet import EmbeddedFleet, Fleet, RealFleet
+from support.cluster import RealCluster, Standalone, missing_for_cluster
+from support.fleet import EmbeddedFleet, Fleet
 from support.processes import run
 from support.scripted_nsqd import ScriptedNsqd
 from support.servers import EMBEDDED_NSQD, SERVERS, RealLookupd, RealNsqd, find_server
@@ -346,6 +345,6 @@ def wants_real(request: pytest.FixtureRequest) -> None:
 def real_fleet(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     cluster = RealCluster(tmp_path_factory.mktemp("cluster"))
     try:
-        yield RealFleet(cluster)
+        yield cluster
     finally:
         cluster.stop()

@@ -30,7 +30,7 @@ from .results import (
     value_of,
 )
 from .runner import explained
-from .suite import figure_in, floor_of, judge, titles
+from .suite import Judged, figure_in, floor_of, judge, titles
 
 _CLOSED = (
     "rate", "rate/floor", "spread", "megabytes", "cpu", "cpu/floor", INSTRUCTIONS, f"{INSTRUCTIONS}/floor",
@@ -52,14 +52,6 @@ def table(scenario: Scenario, cores: int) -> Iterator[list[str]]:
             yield [result.client, *(_cell(scenario, result, column, cores) for column in columns)]
         else:
             yield [result.client, f"failed: {reason_of(result)}", *([""] * (len(columns) - 1))]
-
-
-GOALS_HEAD = ["what", "target", "actual", "verdict"]
-
-
-def goals(run: Run) -> list[list[str]]:
-    """A row for each goal."""
-    return [[each.what, each.target, each.actual, each.verdict] for each in judge(run)]
 
 
 def reason_of(result: ClientResult) -> str:
@@ -210,15 +202,15 @@ def html(run: Run) -> str:
     except ImportError as error:
         raise ConfigError("the report is made by Jinja2: pip install 'nsq-fast[report]'") from error
     template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.jinja")
-    measured = [row for row in goals(run) if row[-1] != "not measured"]
+    measured = [row for row in judge(run) if row.verdict != "not measured"]
     said = list(conclusion(run))
     if measured:
-        said.append(f"{sum(row[-1] == 'met' for row in measured)} of {len(measured)} goals are met.")
+        said.append(f"{sum(row.verdict == 'met' for row in measured)} of {len(measured)} goals are met.")
     page: str = template.render(
         style=STYLE,
         about=run.about,
         conclusion=said,
-        goals_head=GOALS_HEAD,
+        goals_head=Judged._fields,
         goals=measured,
         scenarios=[
             {
@@ -289,7 +281,7 @@ def docs(run: Run) -> str:
         "## Method",
         METHOD,
         "## Goals",
-        markdown(GOALS_HEAD, *goals(run)),
+        markdown(Judged._fields, *judge(run)),
     ]
     for scenario in run.scenarios:
         parts += [f"## {title_of(scenario)}", f"{_made_on(scenario)}.", markdown(*table(scenario, run.about.cores))]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gevent import sleep
 
@@ -32,14 +32,13 @@ _LISTENING = re.compile(r"(TCP|HTTP): listening on \S+?:(\d+)$", re.MULTILINE)
 _FLAGS = ("-mem-queue-size=10000000", "-max-rdy-count=100000", "-https-address=127.0.0.1:0")
 
 
-class Started:
-    """A running server: process id, ports, and what it calls itself."""
+class Started(NamedTuple):
+    """A running server, and what it calls itself."""
 
-    def __init__(self, pid: int, ports: dict[str, int], version: str) -> None:
-        self.pid = pid
-        self.version = version
-        self.tcp: Address = Address("127.0.0.1", ports["TCP"])
-        self.http: Address = Address("127.0.0.1", ports["HTTP"])
+    pid: int
+    version: str
+    tcp: Address
+    http: Address
 
 
 @contextmanager
@@ -56,7 +55,9 @@ def _run(binary: Path, host: str, *flags: str) -> Iterator[Started]:
         with log.open("wb") as stderr:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
         try:
-            yield Started(process.pid, _wait_for_ports(process, binary.name, log), _version(binary))
+            ports = _wait_for_ports(process, binary.name, log)
+            tcp, http = (Address("127.0.0.1", ports[face]) for face in ("TCP", "HTTP"))
+            yield Started(process.pid, _version(binary), tcp, http)
         finally:
             process.kill()
             process.wait()

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -322,7 +322,7 @@ def floor_of(scenario: str) -> str:
     return next((client for client in named if client.startswith("floor: ")), CORE_FLOOR)
 
 
-class Judged(msgspec.Struct, frozen=True):
+class Judged(NamedTuple):
     """A goal and whether a run meets it: ``verdict`` is ``met``, ``missed`` or ``not measured``; ``actual`` says what
     the run lacks then."""
 

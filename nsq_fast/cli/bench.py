@@ -16,7 +16,7 @@ from nsq_fast.bench import report, results, runner
 from nsq_fast.bench.clients import OURS, Client, available, chosen, names, needed_by
 from nsq_fast.bench.servers import Source, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.servers import embedded as embedded_source
-from nsq_fast.bench.suite import Plan, in_turns, plans
+from nsq_fast.bench.suite import Judged, Plan, in_turns, judge, plans
 from nsq_fast.errors import ConfigError, NsqError, counted
 
 from . import console, options
@@ -254,7 +254,7 @@ def _suite(
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
     todo = measurement.as_the_servers(todo)
     run = measurement.run(todo, patience)
-    console.show(report.GOALS_HEAD, [row for row in report.goals(run) if row[-1] != "not measured"], title="Goals")
+    console.show(Judged._fields, [row for row in judge(run) if row.verdict != "not measured"], title="Goals")
     if failed := [plan for plan in todo if run.scenario(plan.name) is None]:
         raise NsqError(f"not measured, for the reasons given above: {_names(failed)}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -24,30 +24,21 @@ from .options import argument, flag, number, option, say, several, warnings_show
 from .servers import INTERRUPTED, NSQD_TCP, Servers, named_servers, stop_signals
 
 
-class Splitter:
-    """Cuts a stream at a delimiter, whatever chunks it comes in: feed chunks, take messages. Empty ones are left out.
+def split(chunks: Iterable[bytes], delimiter: bytes, limit: int) -> Iterator[list[bytes]]:
+    """The messages of a stream: those that each chunk completes, and at last what is left. Empty ones are left out.
 
     Args:
         delimiter: one byte or more.
         limit: longest message, in bytes; more without a delimiter raises BodyInvalid.
     """
-
-    def __init__(self, delimiter: bytes, limit: int) -> None:
-        self._delimiter = delimiter
-        self._limit = limit
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The messages that this chunk completes."""
-        *messages, self._rest = (self._rest + chunk).split(self._delimiter)
-        if len(self._rest) > self._limit + len(self._delimiter):
-            raise BodyInvalid(f"more than {self._limit} bytes without the delimiter {self._delimiter!r}")
-        return [message for message in messages if message]
-
-    def end(self) -> list[bytes]:
-        """What is left when the stream ends; the splitter can be used again."""
-        rest, self._rest = self._rest, b""
-        return [rest] if rest else []
+    rest = b""
+    for chunk in chunks:
+        *messages, rest = (rest + chunk).split(delimiter)
+        if len(rest) > limit + len(delimiter):
+            raise BodyInvalid(f"more than {limit} bytes without the delimiter {delimiter!r}")
+        yield [message for message in messages if message]
+    if rest:
+        yield [rest]
 
 
 _READ_SIZE = 64 * 1024
@@ -92,12 +83,12 @@ def command(
     producers = [Producer(**{**some.of_client, **dict(producer_opt)}) for some in each]
     for producer in producers:
         producer.start()
-    splitter = Splitter(end, config.max_msg_size)
     with warnings_shown(quiet), stop_signals() as stop, _progress(files, quiet) as progress:
         send = _sender(topic, defer, key=key, partition=partition)
-        job = _Job(send, producers, 1 if rate else batch, rate, stop, progress)
+        job = _Job(send, producers, end, config.max_msg_size, 1 if rate else batch, rate, stop, progress)
         try:
-            job.run(files or ["-"], splitter)
+            for name in files or ["-"]:
+                job.publish_file(name)
         except (NsqError, OSError) as error:
             raise click.ClickException(f"after {counted(job.published, 'message')}: {error}") from error
         finally:
@@ -133,6 +124,8 @@ class _Job:
 
     send: Send
     producers: Sequence[Producer]
+    delimiter: bytes
+    limit: int
     batch: int
     rate: float
     stop: Event
@@ -140,16 +133,13 @@ class _Job:
     published: int = 0
     started: float = dataclasses.field(default_factory=perf_counter)
 
-    def run(self, files: Sequence[str], splitter: Splitter) -> None:
-        for name in files:
-            task = self.progress.add_task(name, total=None if name == "-" else os.path.getsize(name))
-            for chunk in self._chunks(name):
-                self._publish(splitter.feed(chunk))
-                self.progress.update(task, advance=len(chunk))
-            self._publish(splitter.end())
+    def publish_file(self, name: str) -> None:
+        for messages in split(self._chunks(name), self.delimiter, self.limit):
+            self._publish(messages)
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Read in a thread, so that a quiet standard input does not keep heartbeats and signals waiting."""
+        task = self.progress.add_task(name, total=None if name == "-" else os.path.getsize(name))
         descriptor = sys.stdin.fileno() if name == "-" else os.open(name, os.O_RDONLY)
         pool = get_hub().threadpool
         try:
@@ -159,6 +149,7 @@ class _Job:
                 if not reading.ready() or not (chunk := reading.get()):
                     return
                 yield chunk
+                self.progress.update(task, advance=len(chunk))
         finally:
             if name != "-":
                 os.close(descriptor)

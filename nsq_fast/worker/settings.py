@@ -16,7 +16,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -285,16 +284,11 @@ class SettingsReader:
         """The options that are right, each checked alone; of one that is there twice the last."""
         right = {}
         for given in found:
-            with self._noting(given.source):
+            try:
                 right[given.name] = _checked_alone(given, known)
+            except (ConfigError, NameInvalid, TypeError) as error:  # noqa: PERF203  # each fault is said
+                self.faults.append(f"{given.source}: {error}")
         return right
-
-    @contextmanager
-    def _noting(self, source: str) -> Iterator[None]:
-        try:
-            yield
-        except (ConfigError, NameInvalid, TypeError) as error:
-            self.faults.append(f"{source}: {error}")
 
 
 def _checked_alone(given: Given, known: frozenset[str]) -> Any:

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trustme
-from support.commands import Answering, Servers, run, serving
+from support.commands import Servers, run
+from support.http_server import Question, scripted_http
 from support.servers import SERVERS, RealNsqd, find_server
 from support.waiting import until
 
@@ -215,21 +216,17 @@ COMMANDS = ("pub", "tail", "lookup", "stat", "demo")
 OPTIONS = ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "auth_secret_file")
 
 
-class AuthServer(Answering):
-    """Lets in who knows the secret."""
-
-    def do_GET(self) -> None:
-        secret = parse_qs(urlsplit(self.path).query).get("secret")
-        grant = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
-        answer = {"ttl": 60, "identity": "me", "identity_url": "", "authorizations": [grant]}
-        self.answer(200, answer) if secret == [SECRET] else self.answer(403, {})
+def authorize(question: Question) -> None:
+    """Let in who knows the secret."""
+    secret = parse_qs(urlsplit(question.target).query).get("secret")
+    grant = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+    answer = {"ttl": 60, "identity": "me", "identity_url": "", "authorizations": [grant]}
+    question.answer(answer) if secret == [SECRET] else question.answer({}, "403 Forbidden")
 
 
-class LookupServer(Answering):
-    """Knows a channel of every topic."""
-
-    def do_GET(self) -> None:
-        self.answer(200, {"channels": ["readers"], "producers": []})
+def look_up(question: Question) -> None:
+    """It knows a channel of every topic."""
+    question.answer({"channels": ["readers"], "producers": []})
 
 
 class Guarded:
@@ -261,16 +258,16 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "tls_client_auth_policy": "require-verify",
         "tls_required": "true",
     }
-    with serving(AuthServer) as auth:
+    with scripted_http(authorize) as [auth]:
         if request.param == "embedded":
-            flags = {**server, "auth_http_addresses": (str(auth),), "https_address": "127.0.0.1:0"}
+            flags = {**server, "auth_http_addresses": (str(auth.address),), "https_address": "127.0.0.1:0"}
             with BrokerProcess(lookupd=False, **flags) as broker:
                 yield Guarded(broker.nsqd.tcp, broker.nsqd.https, trust, options)
             return
         if find_server("nsqd") is None:
             pytest.skip(f"no real nsqd below {SERVERS}")
         texts = [f"-{name.replace('_', '-')}={value}" for name, value in server.items()]
-        nsqd = RealNsqd(folder, *texts, f"-auth-http-address={auth}", https=True)
+        nsqd = RealNsqd(folder, *texts, f"-auth-http-address={auth.address}", https=True)
         try:
             yield Guarded(nsqd.tcp_address, nsqd.https_address, trust, options)
         finally:
@@ -377,8 +374,8 @@ def test_bench_measures_there_and_does_not_show_the_secret(
 )
 def test_bench_says_what_it_cannot_secure(tmp_path: Path, arguments: list[str], says: str) -> None:
     (tmp_path / "secret").write_text(SECRET)
-    with serving(LookupServer) as address:
-        places = {"secret": tmp_path / "secret", "nsqd": address}
+    with scripted_http(look_up) as [server]:
+        places = {"secret": tmp_path / "secret", "nsqd": server.address}
         result = run("bench", *(argument.format(**places) for argument in arguments))
     assert result.exit_code == 2
     assert says in " ".join(result.output.split())
@@ -415,8 +412,8 @@ def test_lookup_asks_over_https(tmp_path: Path, topic: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     trust = ("--tls-ca", str(tmp_path / "ca"), "--tls-server-name", "localhost")
-    with serving(LookupServer, context) as address:
-        found = run("lookup", topic, "--json", "--lookupd", f"https://{address}", *trust)
+    with scripted_http(look_up, ssl_context=context) as [lookupd]:
+        found = run("lookup", topic, "--json", "--lookupd", f"https://{lookupd.address}", *trust)
     assert json.loads(found.stdout)["channels"] == ["readers"]
 
 

@@ -23,8 +23,9 @@ from click.testing import Result
 from gevent import subprocess as gevent_subprocess
 from prometheus_client import generate_latest
 from support.cluster import Standalone
-from support.commands import Answering, Servers, run, serving
+from support.commands import Servers, run
 from support.http import ask
+from support.http_server import Question, scripted_http
 from support.servers import SERVERS, RealLookupd, RealNsqd, accepts, find_server, free_address
 from support.waiting import PROCESS, WAIT, promptly, until
 from support.wire import WireClient
@@ -218,16 +219,10 @@ def test_tail_refuses_when_it_cannot_see_whether_there_is_a_channel(
         assert part in line
 
 
-class Faceless(Answering):
-    """An nsqlookupd that knows an nsqd without HTTP."""
-
-    def do_GET(self) -> None:
-        self.answer(200, {"channels": [], "producers": [{"broadcast_address": "127.0.0.1", "tcp_port": 1}]})
-
-
 def test_tail_refuses_where_lookup_does_not_say_how_to_ask(topic: str) -> None:
-    with serving(Faceless) as address:
-        refused = run("tail", topic, "--lookupd", str(address))
+    faceless = {"channels": [], "producers": [{"broadcast_address": "127.0.0.1", "tcp_port": 1}]}
+    with scripted_http(lambda question: question.answer(faceless)) as [lookupd]:
+        refused = run("tail", topic, "--lookupd", str(lookupd.address))
     assert refused.exit_code == 1
     assert "nsqlookupd gives no HTTP address of nsqd 127.0.0.1:1" in refused.output
 
@@ -383,26 +378,23 @@ def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
     assert shown.output.count("no client") == 2
 
 
-class LateNsqd(Answering):
-    """Each time it is asked it has got a thousand messages more, and it answers late."""
+LATE = 0.5
 
-    asked = 0
-    late = 0.5
 
-    def do_GET(self) -> None:
-        time.sleep(self.late)  # sleep: the server is slow
-        LateNsqd.asked += 1
-        counts = {"depth": 0, "backend_depth": 0, "message_count": 1000 * self.asked}
-        self.answer(200, {"topics": [{"topic_name": "orders", "channels": [], **counts}]})
+def answer_late(question: Question) -> None:
+    """Each time it is asked the nsqd has got a thousand messages more."""
+    time.sleep(LATE)  # sleep: the server is slow
+    counts = {"depth": 0, "backend_depth": 0, "message_count": 1000 * len(question.server.targets)}
+    question.answer({"topics": [{"topic_name": "orders", "channels": [], **counts}]})
 
 
 def test_stat_reckons_its_rate_over_the_time_that_has_passed(start: Any) -> None:
-    with serving(LateNsqd) as address:
-        command = start("stat", "--count", "2", "--interval", "10ms", "--nsqd", str(address))
+    with scripted_http(answer_late) as [nsqd]:
+        command = start("stat", "--count", "2", "--interval", "10ms", "--nsqd", str(nsqd.address))
         tables = command.stdout.read().decode()
     *_, row = (line.split() for line in tables.splitlines() if "orders" in line)
     rate = int(row[-2].replace(",", ""))
-    assert 0 < rate <= 1000 / LateNsqd.late
+    assert 0 < rate <= 1000 / LATE
 
 
 def test_stat_of_a_topic_that_no_nsqd_has_says_so_and_fails(broker: Servers, topic: str) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.commands import Answering, run, serving
+from support.commands import run
+from support.http_server import Question, scripted_http
 
 from nsq_fast._codec import Message
 from nsq_fast.bench import results
@@ -28,32 +30,27 @@ from nsq_fast.broker import BrokerProcess
 from nsq_fast.cli import COMMANDS, main, options, servers
 from nsq_fast.cli.console import grid, notes
 from nsq_fast.cli.demo import Ledger
-from nsq_fast.cli.pub import Splitter
+from nsq_fast.cli.pub import split
 from nsq_fast.cli.stat import ChannelStats, Stalls, add_up
 from nsq_fast.cli.tail import json_line
 from nsq_fast.errors import BodyInvalid, PublishFailed
 from nsq_fast.names import Address
 
 
-def split_all(chunks: list[bytes], delimiter: bytes) -> list[bytes]:
-    splitter = Splitter(delimiter, limit=1000)
-    return [message for chunk in chunks for message in splitter.feed(chunk)] + splitter.end()
-
-
 @given(st.lists(st.binary(max_size=20), max_size=20), st.sampled_from([b"\n", b"\0", b"--", b"aab"]), st.data())
-def test_splitter_gives_the_same_messages_however_the_stream_is_cut(
+def test_split_gives_the_same_messages_however_the_stream_is_cut(
     lines: list[bytes], delimiter: bytes, data: st.DataObject
 ) -> None:
     stream = delimiter.join(lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert split_all(chunks, delimiter) == [line for line in stream.split(delimiter) if line]
+    found = [message for messages in split(chunks, delimiter, limit=1000) for message in messages]
+    assert found == [line for line in stream.split(delimiter) if line]
 
 
-def test_splitter_does_not_hold_a_stream_without_delimiters() -> None:
-    splitter = Splitter(b"\n", limit=100)
+def test_split_does_not_hold_a_stream_without_delimiters() -> None:
     with pytest.raises(BodyInvalid, match="more than 100 bytes"):
-        splitter.feed(b"x" * 102)
+        next(split([b"x" * 102], b"\n", limit=100))
 
 
 def refuse() -> None:
@@ -450,21 +447,18 @@ CHANNEL = {
 GREETINGS = "greetings-to-everybody-who-reads-this-name"
 
 
-class Server(Answering):
-    """An nsqd and nsqlookupd whose names are long, or steer terminals."""
+@contextmanager
+def serving(topic: str, channel: str) -> Iterator[str]:
+    """An nsqd and nsqlookupd that has these names."""
+    stats = {**CHANNEL, "topic_name": topic, "channels": [{**CHANNEL, "channel_name": channel}]}
+    nsqd = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": channel}
 
-    names = (GREETINGS, GREETINGS)
+    def answer(question: Question) -> None:
+        asked_stats = question.target.startswith("/stats")
+        question.answer({"topics": [stats]} if asked_stats else {"channels": [channel], "producers": [nsqd]})
 
-    def do_GET(self) -> None:
-        topic, channel = self.names
-        stats = {**CHANNEL, "topic_name": topic, "channels": [{**CHANNEL, "channel_name": channel}]}
-        nsqd = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": channel}
-        found = {"topics": [stats]} if self.path.startswith("/stats") else {"channels": [channel], "producers": [nsqd]}
-        self.answer(200, found)
-
-
-class Steering(Server):
-    names = ("t\x1b[2J[red]opic", "ch\n[bold]annel\x07")
+    with scripted_http(answer) as [server]:
+        yield str(server.address)
 
 
 def run_at(width: int, *arguments: str) -> Result:
@@ -508,9 +502,9 @@ def test_every_help_fits(width: int) -> None:
 
 
 def test_what_stat_lookup_and_bench_compare_show_fits(tmp_path: Path) -> None:
-    with serving(Server) as server:
-        stat = run_at(60, "stat", "--once", "--nsqd", str(server))
-        lookup = run_at(60, "lookup", "orders", "--lookupd", str(server))
+    with serving(GREETINGS, GREETINGS) as server:
+        stat = run_at(60, "stat", "--once", "--nsqd", server)
+        lookup = run_at(60, "lookup", "orders", "--lookupd", server)
     check_fits(stat, 60, GREETINGS, "123,456,789", "clients", "inflt")
     check_fits(lookup, 60, "127.0.0.1:1", "127.0.0.1:2", GREETINGS)
     run_of_docs = results.load(RUN)
@@ -536,9 +530,9 @@ def test_demo_fits() -> None:
 
 
 def test_names_that_servers_send_are_escaped() -> None:
-    with serving(Steering) as server:
-        stat = run_at(80, "stat", "--once", "--nsqd", str(server)).stdout
-        lookup = run_at(80, "lookup", "orders", "--lookupd", str(server)).stdout
+    with serving("t\x1b[2J[red]opic", "ch\n[bold]annel\x07") as server:
+        stat = run_at(80, "stat", "--once", "--nsqd", server).stdout
+        lookup = run_at(80, "lookup", "orders", "--lookupd", server).stdout
     topic, channel = "t\\x1b[2J[red]opic", "ch\\n[bold]annel\\x07"
     for text, names in ((stat, (topic, channel)), (lookup, (channel,))):
         assert "\x1b[2J" not in text

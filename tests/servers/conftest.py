@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.cluster import Network, RedesignedCluster, missing_for_cluster, missing_for_namespaces
-from support.fleet import Fleet, RealFleet
+from support.cluster import Network, RealCluster, missing_for_cluster, missing_for_namespaces
+from support.fleet import Fleet
 from support.scenarios import Scale
 
 OPTION = "--run-real-cluster"
@@ -47,16 +47,16 @@ def printed() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def real_cluster(wants_real: None, tmp_path: Path) -> Iterator[RealFleet]:
+def real_cluster(wants_real: None, tmp_path: Path) -> Iterator[RealCluster]:
     """A real cluster for one test, whose nsqds are on hosts of their own where the machine has such."""
     with ExitStack() as stack:
         missing = missing_for_namespaces()
         network = None if missing else stack.enter_context(closing(Network(3)))
         folder = tmp_path / "cluster"
         folder.mkdir()
-        cluster = RedesignedCluster(folder, network=network)
+        cluster = RealCluster(folder, network=network, no_network=missing or "")
         stack.callback(cluster.stop)
-        yield RealFleet(cluster, network, missing or "")
+        yield cluster
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.timeout(REAL_TIMEOUT))])

@@ -21,7 +21,8 @@ import pytest
 from bad_days.faults import LEADERS, NAMES, ROUND, Fault, kill_a_leader, move_leaders
 from bad_days.run import MEANINGS, PROMISED, Event, Findings, Plan, gone, prove
 from bad_days.watch import READ, WRITE, Change, Watch, Window, Windows, measure, percentile
-from support.fleet import Fleet, RealFleet
+from support.cluster import RealCluster
+from support.fleet import Fleet
 from support.ledger import (
     AGAIN,
     PROBE_KEY,
@@ -54,7 +55,7 @@ def rounds(messages: int) -> Sequence[Fault]:
 
 @pytest.mark.timeout(7200)
 def test_a_real_cluster(
-    real_cluster: RealFleet, request: pytest.FixtureRequest, tmp_path: Path, printed: list[str]
+    real_cluster: RealCluster, request: pytest.FixtureRequest, tmp_path: Path, printed: list[str]
 ) -> None:
     messages: int = request.config.getoption("--bad-days-messages")
     plan = Plan(messages, rounds(messages), rate=1200.0 if messages >= FULL else 500.0)

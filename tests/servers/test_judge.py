@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.cluster import RedesignedCluster as RealRedesignedCluster
+from support.cluster import RealCluster
 from support.differential import Stage, embedded_stage, open_stage, real_stage
 from support.sequences import kinds, sequence
 from support.servers import RealLookupd, RealNsqd
@@ -51,7 +51,7 @@ def stage_of(cluster: Any, leader: Any, other: Any) -> Stage:
 
 @pytest.fixture(scope="module")
 def theirs(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    cluster = RealRedesignedCluster(tmp_path_factory.mktemp("judged"), 2, 2)
+    cluster = RealCluster(tmp_path_factory.mktemp("judged"), 2, 2)
     try:
         leader = cluster.leader()
         assert leader is not None

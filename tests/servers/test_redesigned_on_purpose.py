@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import cluster
-from support.cluster import RedesignedCluster as RealRedesignedCluster
+from support.cluster import RealCluster
 from support.differential import ACCEPT
 from support.http import ask
 from support.transcripts import ERROR
@@ -41,7 +40,7 @@ class Site:
             self.lookupd = self.cluster.lookupds[0].http_address
         else:
             path.mkdir()
-            self.cluster = cluster.RedesignedCluster(path, nodes, 1, **options)
+            self.cluster = RealCluster(path, nodes, 1, **options)
             self.lookupd = self.cluster.lookupd_addresses[0]
 
     @property
@@ -470,7 +469,7 @@ def lookupds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[A
     """The nsqlookupd that leads, and another one, of a cluster of two nodes with the topic ``a``."""
     if request.param == "real":
         request.getfixturevalue("wants_real")
-        cluster = RealRedesignedCluster(tmp_path, 2, 2)
+        cluster = RealCluster(tmp_path, 2, 2)
         try:
             cluster.create_topic("a")
             leader = cluster.leader()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support import spark_needs
-from support.cluster import RedesignedCluster
+from support.cluster import RealCluster
 from support.spark_replay import Topic
 from support.waiting import until
 
@@ -36,16 +36,16 @@ SIZE = 1_000
 
 
 @pytest.fixture
-def cluster(wants_real: None, tmp_path: Path) -> Iterator[RedesignedCluster]:
-    made = RedesignedCluster(tmp_path, nsqds=1, lookupds=1, nsqd_flags=KEEPS_LITTLE)
+def cluster(wants_real: None, tmp_path: Path) -> Iterator[RealCluster]:
+    made = RealCluster(tmp_path, 1, lookupds=1, nsqd_flags=KEEPS_LITTLE)
     yield made
     made.stop()
 
 
 @pytest.fixture
-def topic(cluster: RedesignedCluster) -> Topic:
+def topic(cluster: RealCluster) -> Topic:
     cluster.create_topic("kept", channels=("spark",))
-    return Topic("kept", str(cluster.lookupd_addresses[0]))
+    return Topic("kept", cluster.lookupds[0])
 
 
 def test_what_the_retention_of_nsqd_has_taken_is_told(topic: Topic) -> None:

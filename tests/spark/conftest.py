@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.journal import Server
     from support.s3_server import S3Server
-    from support.spark import ConnectServer, Driver, StandaloneCluster
+    from support.spark import Driver
 
 TOPIC_NUMBERS = count()
 TIMEOUT = 900  # ends what hangs; a JVM's first minute on a busy machine can be ten
@@ -176,23 +176,21 @@ def spark_driver(java: None, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
 
 @pytest.fixture(scope="session")
-def standalone(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A standalone cluster of a master and two workers: give ``standalone.url`` to a driver program as its master."""
-    from support.spark import StandaloneCluster
+def standalone(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A standalone cluster of a master and two workers: the URL that a driver program takes as its master."""
+    from support.spark import standalone_cluster
 
-    cluster = StandaloneCluster(tmp_path_factory.mktemp("standalone"))
-    yield cluster
-    cluster.stop()
+    with standalone_cluster(tmp_path_factory.mktemp("standalone")) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def connect_server(standalone: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+def connect_url(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Spark Connect server with the executors of the cluster, which nobody else gets from then on.
 
     Its clients live in processes of their own: a process is either classic or remote.
     """
-    from support.spark import ConnectServer
+    from support.spark import connect_server
 
-    server = ConnectServer(tmp_path_factory.mktemp("connect"), standalone.url)
-    yield server
-    server.stop()
+    with connect_server(tmp_path_factory.mktemp("connect"), standalone) as url:
+        yield url

@@ -133,7 +133,7 @@ def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     slots = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
     failing = Journalled(last, tmp_path / "failing", last.publish(40_000), FAULTS, while_it_may(), **slots)
     failing.marks.reach("begin")
-    programs = [each.program.given for each in (*journalled, replayable, zombie, failing)]
+    programs = [each.given for each in (*journalled, replayable, zombie, failing)]
     driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=programs)
     driver.start()
 

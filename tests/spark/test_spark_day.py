@@ -22,7 +22,7 @@ import pytest
 from support import processes
 from support.servers import EMBEDDED_NSQD, RealLookupd, RealNsqd, find_server
 from support.spark import BESIDE, Driver, Program
-from support.spark_ledger import Account, Delivered, account
+from support.spark_ledger import Account, account
 from support.spark_marks import LIMIT, poll
 from support.spark_publisher import Publisher
 from support.spark_replay_program import check_order
@@ -48,19 +48,11 @@ SEED = int(os.environ.get("NSQ_FAST_DAY_SEED", "1"))
 Happening = Callable[[random.Random], object]
 
 
-class Query:
-    """One query of a day, those who publish for it, and what it has delivered.
-
-    Attributes:
-        program: for the driver; its options are those of the source, its files go below ``folder``.
-        delivered: its rows.
-    """
+class Query(Program):
+    """One query of a day, those who publish for it, and what it has delivered; ``options`` are those of the source."""
 
     def __init__(self, folder: Path, publishers: list[Publisher], **options: Any) -> None:
-        paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-        given = {name: str(value) for name, value in options.items()}
-        self.program = Program(PROGRAM, folder, options=given, **paths)
-        self.delivered = Delivered(folder / "out")
+        super().__init__(PROGRAM, folder, options={name: str(value) for name, value in options.items()})
         self._out = folder / "out"
         self._publishers = publishers
 
@@ -105,7 +97,7 @@ class Day:
         happenings: Mapping[str, Happening],
         seed: int = SEED,
     ) -> None:
-        self._driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=[query.program.given for query in queries])
+        self._driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=[query.given for query in queries])
         self._queries = queries
         self._random = random.Random(seed)
         self._happenings = {
@@ -133,7 +125,7 @@ class Day:
             self._deliver_all(query)
         self._driver.marks.reach("end")
         for query in self._queries:
-            query.program.marks.reach("end")
+            query.marks.reach("end")
         self._keep_running()
         self._driver.wait()
 

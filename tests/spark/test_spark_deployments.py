@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import processes, spark
-from support.spark import BESIDE, ROOT, ConnectServer, Driver, spark_environment
+from support.spark import BESIDE, ROOT, Driver, spark_environment
 from support.spark_ledger import account, read_sink
 from support.spark_marks import LIMIT
 from support.spark_replay import Topic
@@ -73,7 +73,7 @@ def publish(lookupd: str) -> None:
 @pytest.mark.slow
 @pytest.mark.kill
 def test_two_attempts_at_one_task_of_the_replayable_reader(
-    standalone: Any, spark_driver: Drivers, topic: Topic, tmp_path: Path
+    standalone: str, spark_driver: Drivers, topic: Topic, tmp_path: Path
 ) -> None:
     """On two hosts, and before the server of Spark Connect has all their cores."""
     bodies = topic.fill(COUNT)
@@ -85,7 +85,7 @@ def test_two_attempts_at_one_task_of_the_replayable_reader(
         "spark.speculation.minTaskRuntime": "50ms",
     }
     query = Replayable(topic, tmp_path / "query", {"reading": "hold"})
-    driver = spark_driver(BESIDE, standalone.url, speculative, programs=[query.program.given])
+    driver = spark_driver(BESIDE, standalone, speculative, programs=[query.given])
     driver.start()
     driver.wait_mark("reading", marks=query.marks)
     batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow
@@ -98,13 +98,13 @@ def test_two_attempts_at_one_task_of_the_replayable_reader(
 
 
 def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
-    both: dict[str, Servers], connect_server: ConnectServer, spark_driver: Drivers, tmp_path: Path
+    both: dict[str, Servers], connect_url: str, spark_driver: Drivers, tmp_path: Path
 ) -> None:
     """With each reader, one after the other: executors are started once."""
     for servers in both.values():
         publish(servers.lookupd)
     jobs = [job(servers, tmp_path / reader) for reader, servers in both.items()]
-    driver = spark_driver(READ_AND_WRITE, remote=connect_server.url, jobs=jobs, count=len(BODIES))
+    driver = spark_driver(READ_AND_WRITE, remote=connect_url, jobs=jobs, count=len(BODIES))
     driver.start()
     driver.wait()
     assert len(driver.said("written")) == len(jobs)
@@ -125,7 +125,7 @@ def job(servers: Servers, folder: Path) -> dict[str, Any]:
     return {"options": source, "sink": sink, "out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
 
 
-def test_the_program_of_the_page_reads_through_spark_connect(connect_server: ConnectServer, tmp_path: Path) -> None:
+def test_the_program_of_the_page_reads_through_spark_connect(connect_url: str, tmp_path: Path) -> None:
     from pyarrow import parquet
 
     page = (ROOT / "docs" / "spark-examples.md").read_text().partition("## Spark Connect")[2]
@@ -136,7 +136,7 @@ def test_the_program_of_the_page_reads_through_spark_connect(connect_server: Con
         publish(lookupd)
         assert "sc://127.0.0.1:15002" in program
         assert "127.0.0.1:4161" in program
-        program = program.replace("sc://127.0.0.1:15002", connect_server.url).replace("127.0.0.1:4161", lookupd)
+        program = program.replace("sc://127.0.0.1:15002", connect_url).replace("127.0.0.1:4161", lookupd)
         done = subprocess.run(
             [sys.executable, "-c", program], env=spark_environment(), capture_output=True, text=True, timeout=LIMIT
         )

@@ -69,7 +69,7 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     sinks = KilledStreams(tmp_path / "sinks", broker, cluster)
     adoption = Adoption(for_adoption, tmp_path / "adoption")
     bills = Bills(tmp_path / "bills", broker, cluster)
-    programs = [each.program for each in (*journalled, *replayable, sinks)] + adoption.programs + bills.programs
+    programs = [*journalled, *replayable, sinks.program, *adoption.programs, *bills.programs]
     driver = spark_driver(BESIDE, MASTER, programs=[each.given for each in programs])
     driver.start()
     for kill in range(2):
@@ -127,7 +127,7 @@ class Adoption:
             Journalled(server, folder / name, bodies, {place: "hold"}, while_it_may(), journal=str(folder / "journal"))
             for name, place in (("old", "before seal"), ("new", "in the sink"))
         )
-        self.programs = [old.program, self._query.program]
+        self.programs = [old, self._query]
         self._old, self._new = old.marks, self._query.marks
         self._old.reach("begin")
 

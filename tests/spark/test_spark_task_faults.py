@@ -118,7 +118,7 @@ def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
     journalled = Journalled(server, tmp_path / "journalled", server.publish(40_000), PLACES, **slots)
     replayable = Replayable(topic, tmp_path / "replayable", {}, limit=1000, forever=True)
     sink = Retried(tmp_path / "sink", broker, cluster)
-    programs = [each.program.given for each in (journalled, replayable, sink)]
+    programs = [each.given for each in (journalled, replayable, sink.program)]
     driver = spark_driver(BESIDE, LOCAL, programs=programs)
     driver.start()
     driver.wait_said("written")

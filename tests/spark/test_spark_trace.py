@@ -12,6 +12,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -77,15 +78,14 @@ class Run:
         log: dict[Any, list[TraceRecord]] = {}
         self.planted: list[Planted] = []
         for number in range(PARTS):
-            part = trace_logs.good_log(130, seed=number)
-            planted = trace_logs.plant(part)
+            part = trace_logs.good_log(130, number, number)
+            planted = trace_logs.plant(part, number)
             if number < PARTS - 1:
                 for place in {(place[0], place[1], "", place[3]) for place in planted.pending}:
                     del part[place]
                 planted = planted._replace(pending=set())
-            self.planted.append(trace_logs.moved_faults(planted, number))
-            for place, found in part.items():
-                log[(*place, number)] = [trace_logs.moved(record, number) for record in found]
+            self.planted.append(planted)
+            log |= part
         self.records: list[TraceRecord] = trace_logs.records_of(log)
         self.folder = folder / "tables"
         self.spark = spark
@@ -179,8 +179,8 @@ def test_what_was_planted_is_found_and_nothing_else(run: Run) -> None:
 
 def test_the_slowest_message_comes_first_with_its_life(run: Run) -> None:
     slowest = max(run.rows("slowest"), key=lambda row: row.latency_ns)
-    found = [life for life in trace_logs.lives_of(run.records, SETTINGS.grace_ns) if life.state == "finished"]
-    assert slowest.latency_ns == max(life.finish.time - life.finish.timestamp for life in found)
+    finishes = chain.from_iterable(trace_logs.finishes_of(run.records).values())
+    assert slowest.latency_ns == max(map(trace_logs.latency, finishes))
     assert tuple(slowest[name] for name in PLACE) in {each.slowest for each in run.planted}
     assert [(event.event, event.outcome) for event in slowest.events] == [("publish", None), ("consume", "FIN")]
     publish, consume = slowest.events
@@ -198,11 +198,10 @@ def test_the_life_of_a_redelivered_message_has_all_its_deliveries(run: Run) -> N
 
 def test_percentiles_of_a_window_are_exact(run: Run) -> None:
     latencies: dict[Any, list[int]] = {}
-    for life in trace_logs.lives_of(run.records, SETTINGS.grace_ns):
-        if life.state == "finished":
-            finish = life.finish
+    for lane, finishes in trace_logs.finishes_of(run.records).items():
+        for finish in finishes:
             window = finish.timestamp // SETTINGS.window_ns * SETTINGS.window_ns
-            latencies.setdefault((*life.group, window), []).append(finish.time - finish.timestamp)
+            latencies.setdefault((*lane, window), []).append(trace_logs.latency(finish))
     expected = {
         key: tuple(trace_logs.nearest_rank(sorted(found), percent) for percent in (50, 95, 99, 100))
         for key, found in latencies.items()

@@ -108,7 +108,7 @@ def page(report: Report, browser: Browser) -> Page:
 
 
 def expected_of(report: Report) -> dict[str, Figures]:
-    found = trace_logs.figures_of(report.records)
+    found = trace_logs.figures_of(report.records, report.planted)
     return {
         f"{topic}|{'' if partition is None else partition}|{channel}": figures
         for (topic, partition, channel), figures in found.items()

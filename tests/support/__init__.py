@@ -8,7 +8,7 @@ Servers:
     scripted_nsqd   an nsqd that does what a test says, and what signals tell; partitions: of the redesigned NSQ;
                     publishing: for producers
     held_publishes  the same for producers in threads of their own
-    http_server     a server of HTTP that answers as a test says
+    http_server     a server of HTTP that answers as a test says, and servers in threads of their own
 Talking to servers:
     wire, redesigned, http      commands, frames and requests by hand
     transcripts                 the same steps on two servers: differential says how answers are compared, sequences

@@ -10,26 +10,33 @@ and root.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from gevent import get_hub
+
+from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
+from nsq_fast.client.admin import ClusterAdmin
+from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 
-from .servers import Daemon, accepts, find_server, free_address
+from .fleet import Fleet, of_nodes, taken
+from .http import ask
+from .servers import Daemon, RealNsqd, accepts, find_server, free_address
+from .waiting import until
 from .wire import WireClient
 
 # A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
 READY_TIMEOUT = 900.0
 POLL = 0.1
+PATIENCE = 30.0
+"""Seconds for the answer to a request."""
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "eth0"
@@ -135,201 +142,258 @@ def _ip(*arguments: str, check: bool = True) -> None:
         raise CannotBuild(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
-class Nsqd(Daemon):
-    """One nsqd of the cluster."""
+class _Server(Daemon):
+    """An nsqd or an nsqlookupd, with all that it keeps in ``folder``.
 
-    def __init__(self, command: list[str], log: Path, tcp_address: Address, http_address: Address) -> None:
-        super().__init__(command, log)
-        self.tcp_address = tcp_address
-        self.http_address = http_address
-
-
-class RedesignedCluster:
-    """``nsqds`` nsqds under ``lookupds`` nsqlookupds; every topic is made by ``create_topic``.
-
-    With a ``network`` each nsqd is on a host of its own there; all others are on this side of it.
-    ``nsqd_flags`` and ``lookupd_flags`` are added to the command lines.
+    Args:
+        host: where it listens, at ``interface``.
+        wrap: what a command line becomes, to run on another host.
     """
 
     def __init__(
         self,
-        path: Path,
-        nsqds: int = 3,
-        lookupds: int = 2,
-        network: Network | None = None,
-        nsqd_flags: tuple[str, ...] = (),
-        lookupd_flags: tuple[str, ...] = (),
+        name: str,
+        folder: Path,
+        *flags: str,
+        host: str = LOOPBACK,
+        interface: str = "lo",
+        wrap: Callable[[list[str]], list[str]] = list,
     ) -> None:
-        self._path = path
-        self._nsqd_flags, self._lookupd_flags = nsqd_flags, lookupd_flags
-        self._network = network
-        self._host = network.address if network else LOOPBACK
-        etcd_port, peer_port = _free_ports(2)
-        self.cluster_id = f"test-{etcd_port}"
-        self.etcd_address = Address(self._host, etcd_port)
-        self._flags = [
-            f"-cluster-leadership-addresses=http://{self.etcd_address}",
-            f"-cluster-id={self.cluster_id}",
+        self.tcp_address, self.http_address, metric = (Address(host, free_address().port) for _ in range(3))
+        folder.mkdir()
+        command = [
+            str(find_server(name, "redesigned")),
+            f"-tcp-address={self.tcp_address}",
+            f"-http-address={self.http_address}",
+            f"-metric-address={metric}",
+            f"-log-dir={folder}",
+            f"-broadcast-interface={interface}",
+            f"-broadcast-address={host}",
+            *flags,
         ]
-        self.lookupd_addresses: list[Address] = []
-        self.lookupd_tcp_addresses: list[Address] = []
-        self.lookupds: list[Daemon] = []
-        self.nsqds: list[Nsqd] = []
-        self.etcd = Daemon(etcd_command(path / "etcd", etcd_port, peer_port, self._host), path / "etcd.log")
+        if name == "nsqd":
+            command += [f"-data-path={folder}", "-https-address="]
+        super().__init__(wrap(command), folder / "out.log")
+
+
+class _Servers:
+    """Child processes that end with this."""
+
+    def __init__(self) -> None:
         self._daemons: list[Daemon] = []
-        try:
-            self._run(self.etcd)
-            _wait_for(lambda: _get(f"http://{self.etcd_address}/v2/keys") is not None, "etcd")
-            for number in range(lookupds):
-                self._start_lookupd(number)
-            _wait_for(lambda: self.leader() is not None, "a lookupd leader")
-            for number in range(nsqds):
-                self._start_nsqd(number)
-            _wait_for(lambda: len(self._lookup("/nodes").get("producers") or []) == nsqds, "every nsqd registered")
-        except BaseException:
-            self.stop()
-            raise
+
+    def _run(self, daemon: Daemon, address: Address, path: str = "/info") -> None:
+        """Start it; return when it answers there."""
+        self._daemons.append(daemon)
+        daemon.start()
+        _wait_for(lambda: (daemon.check(), _answers(address, path))[1], daemon.command[0])
+
+    def _start(self, name: str, folder: Path, *flags: str, **where: Any) -> _Server:
+        server = _Server(name, folder, *flags, **where)
+        self._run(server, server.http_address)
+        return server
 
     def stop(self) -> None:
         for daemon in reversed(self._daemons):
             daemon.kill()
 
-    @property
-    def is_stable(self) -> bool:
-        """Whether the cluster would move a leader."""
-        return bool(self._lookup("/cluster/stats").get("stable"))
 
-    def wait_stable(self) -> None:
-        _wait_for(lambda: self.is_stable, "the cluster to be stable")
+class RealCluster(_Servers, Fleet):
+    """A real cluster: ``count`` nsqds under ``lookupds`` nsqlookupds, with an etcd.
+
+    With a ``network`` each nsqd is on a host of its own there; all others are on this side of it. ``no_network`` says
+    why there is none; ``nsqd_flags`` are added to the command lines.
+    """
+
+    name = "real cluster"
+    is_real = True
+    takeover, quiet, outage = 60.0, 75.0, 20.0
+
+    def __init__(
+        self,
+        path: Path,
+        count: int = 3,
+        lookupds: int = 2,
+        network: Network | None = None,
+        no_network: str = "no network of its own",
+        nsqd_flags: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self._network = network
+        self.cannot = {} if network else {"cut_off": no_network}
+        host, interface = (network.address, network.bridge) if network else (LOOPBACK, "lo")
+        self.etcd_address, peer = (Address(host, free_address().port) for _ in range(2))
+        self.etcd = Daemon(etcd_command(path / "etcd", self.etcd_address, peer), path / "etcd.log")
+        flags = (f"-cluster-leadership-addresses=http://{self.etcd_address}", f"-cluster-id=test-{peer.port}")
+        self.nsqds: list[_Server] = []
+        try:
+            self._run(self.etcd, self.etcd_address, "/v2/keys")
+            self._lookupds = [
+                self._member("nsqlookupd", path / f"nsqlookupd{number}", *flags, host=host, interface=interface)
+                for number in range(lookupds)
+            ]
+            self.lookupd_addresses = [each.http_address for each in self._lookupds]
+            self.lookupds = [str(address) for address in self.lookupd_addresses]
+            _wait_for(self.leader, "a lookupd leader")
+            for number in range(count):
+                own = (f"-worker-id={number + 1}", *flags, *nsqd_flags)
+                self.nsqds.append(self._member("nsqd", path / f"nsqd{number}", *own, **self._place(number)))
+            self.nodes = [nsqd.tcp_address for nsqd in self.nsqds]
+            _wait_for(
+                lambda: len(self._asked(LookupdHTTPClient.nodes, {}).get("producers") or ()) == count, "all nsqds"
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def _member(self, name: str, folder: Path, *flags: str, **where: Any) -> _Server:
+        return self._start(name, folder, f"-rpc-port={free_address().port}", *flags, **where)
+
+    def _place(self, node: int) -> dict[str, Any]:
+        if self._network is None:
+            return {}
+        wrap = partial(self._network.command, node)
+        return {"host": self._network.addresses[node], "interface": INTERFACE, "wrap": wrap}
+
+    # What it is asked
 
     def leader(self) -> Address | None:
         """HTTP address of the lookupd that takes admin calls."""
-        listed = _get(f"http://{self.lookupd_addresses[0]}/listlookup")
-        leader = (listed or {}).get("lookupdleader") or {}
-        return Address(leader["NodeIP"], int(leader["HttpPort"])) if leader.get("HttpPort") else None
+        with suppress(NsqError), LookupdHTTPClient(*self.lookupd_addresses[0]) as lookupd:
+            found = lookupd.list_lookupds().get("lookupdleader") or {}
+            return Address(found["NodeIP"], int(found["HttpPort"])) if found.get("HttpPort") else None
+        return None
+
+    def _asked(self, ask: Callable[[LookupdHTTPClient], Any], otherwise: Any) -> Any:
+        """What the leading nsqlookupd answers, if it does."""
+        leader = self.leader() or self.lookupd_addresses[0]
+        with suppress(NsqError), LookupdHTTPClient(*leader, timeout=PATIENCE) as lookupd:
+            return ask(lookupd)
+        return otherwise
+
+    def partitions(self, topic: str, access: str = "w") -> dict[int, dict[str, Any]]:
+        """Partition -> its leader, as lookup shows it now."""
+        found = self._asked(lambda lookupd: lookupd.lookup(topic, access=access, metainfo=True), {})
+        return {int(number): node for number, node in (found.get("partitions") or {}).items()}
+
+    def leaders(self, topic: str) -> dict[int, Address]:
+        return of_nodes(self.partitions(topic))
+
+    @property
+    def _admin(self) -> ClusterAdmin:
+        return ClusterAdmin(self.lookupds, timeout=PATIENCE)
+
+    def wait_stable(self) -> None:
+        def is_stable() -> bool:
+            with suppress(NsqError):
+                return self._admin.stats().is_stable
+            return False
+
+        _wait_for(is_stable, "the cluster to be stable")
+
+    def is_whole(self, topic: str, partitions: int) -> bool:
+        return all(len(self._in_sync(topic, number)) == len(self.nodes) for number in range(partitions))
+
+    def _in_sync(self, topic: str, partition: int) -> set[str]:
+        """The ids of the nodes that have all of a partition, as its leader says; none where none leads."""
+        node = self.partitions(topic).get(partition)
+        if node is None:
+            return set()
+        with suppress(NsqError), NsqdHTTPClient(node["broadcast_address"], node["http_port"]) as nsqd:
+            found = nsqd.call_json("GET", "/coordinator/stats", topic=topic, partition=partition) or {}
+            rows = [row for stats in found.get("topic_coord_stats") or () for row in stats.get("isr_stats") or ()]
+            return {str(row["node_id"]) for row in rows if row.get("node_id") is not None}
+        return set()
+
+    # What it is told
 
     def create_topic(
         self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
-        """Create a topic (flags: ordered, ext, multi_part) with its channels; wait until all of it can be written."""
-        query = f"topic={topic}&partition_num={partitions}&replicator={replicas}"
-        query += "&orderedmulti=true" if flags.get("ordered") else ""
-        query += "&extend=true" if flags.get("ext") else ""
-        query += "&multipart=true" if flags.get("multi_part") else ""
-        _wait_for(lambda: self._admin(f"/topic/create?{query}"), f"topic {topic}")
-        _wait_for(lambda: len(self.partitions(topic, "r")) == partitions, f"leaders of {topic}")
-        for partition, node in self.partitions(topic, "r").items():
-            for channel in channels:
-                url = f"http://{node['broadcast_address']}:{node['http_port']}/channel/create"
-                query = f"?topic={topic}&partition={partition}&channel={channel}"
-                _wait_for(partial(_post, url + query), f"channel {channel} of {topic}-{partition}")
-        _wait_for(lambda: len(self.partitions(topic, "w")) == partitions, f"{topic} to be writable")
+        names = {"ordered": "orderedmulti", "ext": "extend", "multi_part": "multipart"}
+        query: dict[str, Any] = {names[flag]: True for flag, is_set in flags.items() if is_set}
+        query |= {"topic": topic, "partition_num": partitions, "replicator": replicas}
 
-    def partitions(self, topic: str, access: str = "w") -> dict[int, dict[str, Any]]:
-        """Partition -> its leader, as lookup shows it now."""
-        found = self._lookup(f"/lookup?topic={topic}&access={access}&metainfo=true")
-        return {int(key): node for key, node in ((found or {}).get("partitions") or {}).items()}
+        def is_led(access: str) -> bool:
+            return len(self.partitions(topic, access)) == partitions
+
+        _wait_for(
+            lambda: self._asked(lambda lookupd: lookupd.call("POST", "/topic/create", **query), None) is not None,
+            f"topic {topic}",
+        )
+        _wait_for(lambda: is_led("r"), f"leaders of {topic}")
+        for number, node in self.partitions(topic, "r").items():
+            with NsqdHTTPClient(node["broadcast_address"], node["http_port"], timeout=PATIENCE) as nsqd:
+                for channel in channels:
+                    create = partial(nsqd.create_channel, topic, channel, partition=number)
+                    _wait_for(partial(taken, create), f"channel {channel} of {topic}-{number}")
+        _wait_for(lambda: is_led("w"), f"{topic} to be writable")
 
     def move_leader(self, topic: str, partition: int) -> bool:
-        """Ask for another leader; False while the cluster refuses (unstable, or no other replica)."""
-        node = self.partitions(topic)[partition]
-        target = self._replica_other_than(topic, partition, node["distributed_id"])
-        query = f"topic={topic}&partition={partition}&move_leader=true"
-        query += f"&move_from={node['distributed_id']}&move_to={target}"
-        return target is not None and self._admin(f"/topic/partition/move?{query}")
-
-    def leader_of(self, topic: str, partition: int) -> Nsqd:
-        node = self.partitions(topic)[partition]
-        address = Address(node["broadcast_address"], node["tcp_port"])
-        return next(nsqd for nsqd in self.nsqds if nsqd.tcp_address == address)
-
-    def in_sync(self, topic: str, partition: int) -> set[str]:
-        """The ids of the nodes that have all of a partition, as its leader says; none where none leads."""
-        node = self.partitions(topic).get(partition)
-        return _replicas(node, topic, partition) if node else set()
-
-    def _replica_other_than(self, topic: str, partition: int, leader: str) -> str | None:
-        for node in self._lookup("/nodes")["producers"]:
-            others = _replicas(node, topic, partition) - {leader}
+        with suppress(NsqError):
+            others = self._in_sync(topic, partition) - {self._admin.leader_id(topic, partition)}
             if others:
-                return min(others)
-        return None
+                self._admin.move_leader(topic, partition, min(others))
+                return True
+        return False
 
-    def _admin(self, route: str) -> bool:
-        leader = self.leader()
-        return leader is not None and _post(f"http://{leader}{route}")
+    def kill(self, node: int) -> None:
+        self.nsqds[node].kill()
 
-    def _lookup(self, route: str) -> Any:
-        return _get(f"http://{self.leader() or self.lookupd_addresses[0]}{route}") or {}
+    def terminate(self, node: int) -> None:
+        _aside(self.nsqds[node].stop)
 
-    def _start_lookupd(self, number: int) -> None:
-        interface = self._network.bridge if self._network else "lo"
-        command, log, tcp, http = self._command("nsqlookupd", number, self._host, interface)
-        lookupd = Daemon([*command, *self._lookupd_flags], log)
-        self._run(lookupd)
-        self.lookupds.append(lookupd)
-        self.lookupd_addresses.append(http)
-        self.lookupd_tcp_addresses.append(tcp)
-        _wait_for(lambda: _get(f"http://{http}/info") is not None, f"nsqlookupd {number}")
+    def restart(self, node: int) -> None:
+        self.nsqds[node].start()
 
-    def _start_nsqd(self, number: int) -> None:
-        host, interface = (self._network.addresses[number], INTERFACE) if self._network else (LOOPBACK, "lo")
-        data = self._path / f"data{number}"
-        data.mkdir()
-        command, log, tcp, http = self._command("nsqd", number, host, interface)
-        command += [f"-data-path={data}", f"-worker-id={number + 1}", "-https-address=", *self._nsqd_flags]
-        nsqd = Nsqd(self._network.command(number, command) if self._network else command, log, tcp, http)
-        self._run(nsqd)
-        self.nsqds.append(nsqd)
-        _wait_for(lambda: _get(f"http://{http}/info") is not None, f"nsqd {number}")
+    def freeze(self, node: int) -> None:
+        self.nsqds[node].freeze()
 
-    def _command(self, name: str, number: int, host: str, interface: str) -> tuple[list[str], Path, Address, Address]:
-        """The command line of a server, its log, and its TCP and HTTP address."""
-        tcp, http, rpc, metric = _free_ports(4)
-        log = self._path / f"{name}{number}"
-        log.mkdir()
-        command = [
-            str(find_server(name, "redesigned")),
-            f"-tcp-address={host}:{tcp}",
-            f"-http-address={host}:{http}",
-            f"-metric-address={host}:{metric}",
-            f"-rpc-port={rpc}",
-            f"-log-dir={log}",
-            f"-broadcast-interface={interface}",
-            f"-broadcast-address={host}",
-            *self._flags,
-        ]
-        return command, log / "out.log", Address(host, tcp), Address(host, http)
+    def thaw(self, node: int) -> None:
+        self.nsqds[node].thaw()
 
-    def _run(self, daemon: Daemon) -> None:
-        self._daemons.append(daemon)
-        daemon.start()
+    def cut_off(self, node: int) -> None:
+        assert self._network is not None
+        self._network.cut_off(node)
+
+    def reconnect(self, node: int) -> None:
+        assert self._network is not None
+        self._network.reconnect(node)
+
+    def stop_etcd(self) -> None:
+        _aside(self.etcd.stop)
+
+    def start_etcd(self) -> None:
+        self.etcd.start()
+
+    def restart_lookupd(self, number: int) -> None:
+        _aside(self._lookupds[number].stop)
+        self._lookupds[number].start()
+
+    @contextmanager
+    def original_nsqd(self, path: Path) -> Iterator[RealNsqd]:
+        server = RealNsqd(path, *(f"-lookupd-tcp-address={each.tcp_address}" for each in self._lookupds))
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
-class Standalone:
+class Standalone(_Servers):
     """A real redesigned nsqd registered at an nsqlookupd, without a cluster: INTERNAL_CREATE_TOPIC makes topics."""
 
     def __init__(self, path: Path) -> None:
-        lookupd_tcp, lookupd_http, lookupd_metric, tcp, http, metric = (
-            Address(LOOPBACK, port) for port in _free_ports(6)
-        )
-        self.tcp_address, self.http_address, self.lookupd_address = tcp, http, lookupd_http
-        common = ["-broadcast-interface=lo", f"-broadcast-address={LOOPBACK}", f"-log-dir={path}"]
-        lookupd = [f"-tcp-address={lookupd_tcp}", f"-http-address={lookupd_http}", f"-metric-address={lookupd_metric}"]
-        nsqd = [f"-tcp-address={tcp}", f"-http-address={http}", f"-metric-address={metric}", f"-data-path={path}"]
-        nsqd += [f"-lookupd-tcp-address={lookupd_tcp}", "-worker-id=1", "-https-address="]
-        self._daemons: list[Daemon] = []
+        super().__init__()
         try:
-            for name, flags, face in (("nsqlookupd", lookupd, lookupd_http), ("nsqd", nsqd, http)):
-                command = [str(find_server(name, "redesigned")), *common, *flags]
-                daemon = Daemon(command, path / f"{name}.out")
-                self._daemons.append(daemon)
-                daemon.start()
-                _wait_for(partial(_answer, daemon, f"http://{face}/info"), name)
-            _wait_for(partial(accepts, tcp), "the TCP port of nsqd, which may open after that of HTTP")
+            lookupd = self._start("nsqlookupd", path / "nsqlookupd")
+            flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-worker-id=1")
+            nsqd = self._start("nsqd", path / "nsqd", *flags)
+            _wait_for(partial(accepts, nsqd.tcp_address), "the TCP port of nsqd, which may open after that of HTTP")
         except BaseException:
             self.stop()
             raise
+        self.tcp_address, self.http_address = nsqd.tcp_address, nsqd.http_address
+        self.lookupd_address = lookupd.http_address
 
     def create_topic(self, topic: str, channel: str = "c") -> None:
         """Create a topic of one partition, 0, with a channel; wait until lookup names its nsqd to everybody.
@@ -339,73 +403,42 @@ class Standalone:
         client = WireClient(self.tcp_address)
         assert client.command(b"INTERNAL_CREATE_TOPIC %s 0\n" % topic.encode()) == b"OK"
         client.close()
-        _post(f"http://{self.http_address}/channel/create?topic={topic}&partition=0&channel={channel}")
-        for access in "rw":
-            lookup = f"http://{self.lookupd_address}/lookup?topic={topic}&access={access}"
-            _wait_for(partial(_named, lookup), f"lookup to name an nsqd of {topic}, access={access}")
+        with NsqdHTTPClient(*self.http_address) as nsqd, LookupdHTTPClient(*self.lookupd_address) as lookupd:
+            nsqd.create_channel(topic, channel, partition=0)
 
-    def stop(self) -> None:
-        for daemon in self._daemons:
-            daemon.kill()
+            def is_named(access: str) -> bool:
+                with suppress(NsqError):
+                    found = lookupd.lookup(topic, access=access)
+                    return bool(found.get("producers") or found.get("partitions"))
+                return False
+
+            _wait_for(lambda: is_named("r") and is_named("w"), f"lookup to name an nsqd of {topic}")
 
 
-def etcd_command(data: Path, port: int, peer_port: int, host: str = LOOPBACK) -> list[str]:
+def etcd_command(data: Path, client: Address, peer: Address) -> list[str]:
     """The command line of an etcd of one member, with the v2 API."""
-    client, peer = f"http://{host}:{port}", f"http://{host}:{peer_port}"
     return [
         "etcd",
         "--enable-v2=true",
         f"--data-dir={data}",
-        f"--listen-client-urls={client}",
-        f"--advertise-client-urls={client}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=default={peer}",
+        f"--listen-client-urls=http://{client}",
+        f"--advertise-client-urls=http://{client}",
+        f"--listen-peer-urls=http://{peer}",
+        f"--initial-advertise-peer-urls=http://{peer}",
+        f"--initial-cluster=default=http://{peer}",
     ]
 
 
-def _replicas(node: dict[str, Any], topic: str, partition: int) -> set[str]:
-    """The ids of the replicas in sync, as a node says; none unless it leads the partition."""
-    query = f"topic={topic}&partition={partition}"
-    found = _get(f"http://{node['broadcast_address']}:{node['http_port']}/coordinator/stats?{query}") or {}
-    replicas = [each for stats in found.get("topic_coord_stats") or [] for each in stats.get("isr_stats") or []]
-    return {str(replica["node_id"]) for replica in replicas if replica.get("node_id") is not None}
+def _answers(address: Address, path: str) -> bool:
+    with suppress(OSError, ValueError, IndexError):
+        return ask(address, "GET", path).status == 200
+    return False
 
 
-def _free_ports(count: int) -> list[int]:
-    return [free_address().port for _ in range(count)]
+def _aside(work: Callable[[], object]) -> None:
+    """In a thread, so that greenlets go on."""
+    get_hub().threadpool.apply(work)
 
 
-def _get(url: str) -> Any:
-    request = urllib.request.Request(url, headers={"Accept": "application/vnd.nsq; version=1.0"})
-    try:
-        with urllib.request.urlopen(request, timeout=5) as reply:
-            return json.loads(reply.read() or b"{}")
-    except (OSError, ValueError):
-        return None
-
-
-def _named(url: str) -> Any:
-    answer = _get(url) or {}
-    return answer.get("producers") or answer.get("partitions")
-
-
-def _answer(daemon: Daemon, url: str) -> Any:
-    daemon.check()
-    return _get(url)
-
-
-def _post(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as reply:
-            return bool(reply.status == 200)
-    except (OSError, urllib.error.HTTPError):
-        return False
-
-
-def _wait_for(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {READY_TIMEOUT:.0f} s for {what}")
-        time.sleep(POLL)  # sleep: looks again and again
+def _wait_for(condition: Callable[[], object], what: str) -> None:
+    until(condition, READY_TIMEOUT, POLL, about=lambda: what)

@@ -3,12 +3,8 @@ cluster."""
 
 from __future__ import annotations
 
-import json
-import ssl
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,7 +14,6 @@ from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.broker.process import ServerAddresses
 from nsq_fast.cli import main
-from nsq_fast.names import Address
 
 from .servers import SERVERS, RealLookupd, RealNsqd, find_server
 from .waiting import until
@@ -89,31 +84,3 @@ def started(kind: str, stack: ExitStack, folders: pytest.TempPathFactory) -> Ser
     servers = Servers(addresses[1:], addresses[0])
     until(lambda: len(servers.lookup.nodes()["producers"]) == len(nsqds))
     return servers
-
-
-class Answering(BaseHTTPRequestHandler):
-    """A server that answers in JSON."""
-
-    def answer(self, status: int, body: object) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        return None
-
-
-@contextmanager
-def serving(handler: type[Answering], context: ssl.SSLContext | None = None) -> Iterator[Address]:
-    """A server in threads of its own, beside the command that runs here."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Address(*server.server_address[:2])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

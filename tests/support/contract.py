@@ -13,13 +13,13 @@ import inspect
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, NamedTuple
 
 import gevent.event
 import pytest
+from gevent.util import wrap_errors
 
 import nsq_fast
 from nsq_fast import Message, aio, threads
@@ -151,31 +151,11 @@ class AsyncioFace(Face):
         self._new_loop = new_loop
 
     def run(self, scenario: Scenario) -> Any:
-        raised: list[BaseException] = []
-        self._asked: deque[Callable[[], None]] = deque()
-        self._wake = gevent.get_hub().loop.async_()
-        self._is_asked = gevent.event.Event()
-        self._wake.start(self._is_asked.set)
-
-        def work() -> None:
-            try:
-                run(scenario, self._new_loop)
-            except BaseException as error:
-                raised.append(error)
-            is_over.append(True)
-            self._wake.send()
-
-        is_over: list[bool] = []
-        thread = _start_thread(work)
-        while not is_over:
-            self._is_asked.wait()
-            self._is_asked.clear()
-            while self._asked:
-                self._asked.popleft()()
-        thread.join()
-        self._wake.close()
-        if raised:
-            raise raised[0]
+        self._hub = gevent.get_hub()
+        # Of an error the pool would say that nobody expects it, and the test would fail twice.
+        error = self._hub.threadpool.apply(wrap_errors((BaseException,), run), (scenario, self._new_loop))
+        if error is not None:
+            raise error
 
     async def do(self, function: Callable[[], Any]) -> Any:
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -188,8 +168,7 @@ class AsyncioFace(Face):
             except BaseException as error:
                 answer.set_exception(error)
 
-        self._asked.append(call)
-        self._wake.send()
+        self._hub.loop.run_callback_threadsafe(gevent.spawn, call)
         return await asyncio.wrap_future(answer)
 
     def taken(self, options: dict[str, Any]) -> dict[str, Any]:

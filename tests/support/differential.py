@@ -11,16 +11,16 @@ import json
 import re
 import struct
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from nsq_fast.broker import Broker, LookupdServer, NsqdServer
 from nsq_fast.names import Address
 
 from . import transcripts
-from .http import Answer, ask, shape
+from .http import Answer, ask, shape, without
 from .servers import RealLookupd, RealNsqd, ServerProcess
 from .transcripts import ERROR, MESSAGE, Connection, Place, Step, masked
 from .waiting import until
@@ -43,7 +43,6 @@ TOPICS = {
 }
 """How the topics of the sequences are created."""
 
-_ID_AT = {"message": 2, "traced": 1}
 _TRACED = struct.Struct(">2sQQQI")
 _WHY_NO_JSON = re.compile("(?<=fail to parse json header:).*", re.DOTALL)
 _BYTES = re.compile(r"\[(?:\d+ ){15}\d+\]")
@@ -63,6 +62,8 @@ class Stage(transcripts.Stage):
         lookupds: HTTP addresses: of the nsqlookupd that leads, and of another one.
         nodes: the two nodes.
     """
+
+    id_at: ClassVar[dict[str, int]] = {"message": 2, "traced": 1}
 
     def __init__(self, slot: str, lookupds: tuple[Address, Address], nodes: tuple[Place, Place]) -> None:
         self.slot = slot
@@ -122,12 +123,9 @@ class Stage(transcripts.Stage):
                     query = f"?topic={topic}&partition={number}&channel={channel}"
                     self._post(f"leader:{topic}:{number}", "/channel/delete" + query, run)
 
-    def finish(self, connections: Iterable[Connection]) -> None:
-        """Ids become the order in which a topic has given them."""
-        of_topic: dict[str, list[list[Any]]] = {}
-        for connection in connections:
-            of_topic.setdefault(connection.topic, []).extend(connection.answers)
-        _labelled(of_topic)
+    def label(self, number: int, id: Any) -> str:
+        """Its partition, too."""
+        return f"message {number} of partition {id >> 50}"
 
     def may_differ(self, pair: list[str]) -> bool:
         """The real cluster is stable, and a replica knows a new channel, a little later."""
@@ -184,7 +182,8 @@ def _body(path: str, body: bytes, run: str) -> Any:
     if path.startswith("/config"):
         return type(value).__name__ if isinstance(value, (bool, int, str, list)) else value
     if path.startswith(_SHAPES):
-        return _meta(value) or _without_names(shape(value))
+        # Without what has names of topics or errors for keys, and without the epoch that only we show.
+        return _meta(value) or without(shape(value), _NAMED.__contains__)
     return _counts(value) if path.startswith("/stats") else masked(value, _NUMBERED)
 
 
@@ -226,16 +225,6 @@ class _Connection(Connection):
         return ["message", attempts, id, trace, *shown, rest.decode("latin-1")]
 
 
-def _labelled(topics: dict[str, list[list[Any]]]) -> None:
-    """Put numbers in the place of ids, in the order in which a topic has given them."""
-    for answers in topics.values():
-        identified = [answer for answer in answers if answer[0] in _ID_AT]
-        ids = sorted({answer[_ID_AT[answer[0]]] for answer in identified})
-        for answer in identified:
-            id = answer[_ID_AT[answer[0]]]
-            answer[_ID_AT[answer[0]]] = f"message {ids.index(id)} of partition {id >> 50}"
-
-
 def _counts(value: Any) -> Any:
     """The shape of a row of figures, with those that do not depend on what was before."""
     if isinstance(value, dict):
@@ -253,13 +242,6 @@ def _is_of_another(row: Any) -> bool:
     return isinstance(row, dict) and "{" not in row.get("channel_name", "{") and row["channel_name"] != REGISTERED
 
 
-def _without_names(value: Any) -> Any:
-    """A shape without what has names of topics or errors for keys, and without the epoch that only we show."""
-    if isinstance(value, dict):
-        return {key: _without_names(item) for key, item in value.items() if key not in _NAMED}
-    return [_without_names(item) for item in value] if isinstance(value, list) else value
-
-
 def _meta(value: Any) -> Any:
     """A lookup: which partitions, and the meta data."""
     found = value.get("data", value) if isinstance(value, dict) else None
@@ -275,6 +257,8 @@ OUTPUT_BUFFER_TIMEOUT = 0.005
 """Seconds that the nsqds of the stages may keep messages back: less than the silence that ends a step."""
 
 _OF_THE_RUN = {"tcp_port", "http_port", "remote_address", "start_time", "id", "last_update", "hostname", "connect_ts"}
+_NOT_OURS = {"memory", "global_msg_count"}
+"""Figures of Go, and counts of messages by zone, which are missing in ours on purpose."""
 _TEXT = re.compile(
     r"(?m)^ *(?:memory:|heap|gc_|next_gc|total_gc).*\n?"
     r"|built w/.*|127\.0\.0\.1:\d+|(?:start_time|uptime|connected:|up) .*|\d+[hms.µn]\S*"
@@ -314,10 +298,7 @@ class OriginalStage(transcripts.Stage):
             return [headers, _TEXT.sub("...", text) if path.startswith("/stats") else text]
         if path.startswith("/config") and answer.status == 200:
             return [headers, type(value).__name__]
-        if isinstance(value, dict):
-            value.pop("memory", None)
-            _leave_out_zones(value)
-        return [headers, _without_order(masked(value, _OF_THE_RUN))]
+        return [headers, _without_order(masked(without(value, _NOT_OURS.__contains__), _OF_THE_RUN))]
 
     def settle(self, role: str, path: str, answer: Answer) -> None:
         """An ephemeral topic whose last channel is deleted goes by itself, and takes requests until it has gone."""
@@ -341,17 +322,6 @@ class OriginalStage(transcripts.Stage):
         until(lambda: self._get("lookupd", f"/lookup?topic=last{run}").get("producers"))
         ask(self.http("nsqd"), "POST", f"/topic/delete?topic=last{run}")
         until(lambda: not self._get("lookupd", f"/lookup?topic=last{run}")["producers"])
-
-    def finish(self, connections: Iterable[Connection]) -> None:
-        """Ids become the order in which a topic has given them."""
-        answers: dict[str, list[list[Any]]] = {}
-        for connection in connections:
-            messages = [answer for answer in connection.answers if answer[0] == "message"]
-            answers.setdefault(connection.topic, []).extend(messages)
-        for messages in answers.values():
-            ids = sorted({message[2] for message in messages})
-            for message in messages:
-                message[2] = f"message {ids.index(message[2])}"
 
     def may_differ(self, pair: list[str]) -> bool:
         """nsqd 1.3.0 as it was released knows of no zones; nsqd since then does, and ours."""
@@ -411,13 +381,6 @@ class _LookupdConnection(Connection):
             answer = masked(json.loads(text), _OF_THE_RUN) if text.startswith("{") else text
             self.answers.append(["error" if text.startswith("E_") else "response", answer])
         return data
-
-
-def _leave_out_zones(value: dict[str, Any]) -> None:
-    """Counts of messages by zone are missing in ours on purpose."""
-    for topic in value.get("topics") or ():
-        for channel in topic["channels"] if isinstance(topic, dict) else ():
-            channel.pop("global_msg_count", None)
 
 
 def _without_order(value: Any) -> Any:

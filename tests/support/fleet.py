@@ -1,28 +1,16 @@
-"""One face over the embedded redesigned cluster and the real one, so that a scenario runs on both.
-
-What blocks runs in a thread where servers are real, so that clients go on meanwhile.
-"""
+"""One face over the embedded redesigned cluster and the real one (``cluster``), so that a scenario runs on both."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-from gevent import get_hub
+from typing import Any
 
 from nsq_fast.broker import ClusterProcess, NsqdOptions, NsqdServer
 from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-
-from .cluster import Network, RedesignedCluster
-from .servers import RealNsqd
-from .waiting import until
-
-T = TypeVar("T")
 
 
 class Fleet:
@@ -105,11 +93,11 @@ class EmbeddedFleet(Fleet):
 
     def is_whole(self, topic: str, partitions: int) -> bool:
         """Whether every replica of a topic with one on each nsqd is in sync."""
-        return _taken(self._cluster.wait_stable)
+        return taken(self._cluster.wait_stable)
 
     def move_leader(self, topic: str, partition: int) -> bool:
         """Let another replica lead; False while the cluster refuses."""
-        return _taken(lambda: self._cluster.move_leader(topic, partition))
+        return taken(lambda: self._cluster.move_leader(topic, partition))
 
     def kill(self, node: int) -> None:
         self._cluster.kill_node(node)
@@ -136,83 +124,9 @@ class EmbeddedFleet(Fleet):
             yield server
 
 
-class RealFleet(Fleet):
-    """The real cluster, on hosts of its own where it has a network; ``no_network`` says why it has none."""
-
-    name = "real cluster"
-    is_real = True
-    takeover, quiet, outage = 60.0, 75.0, 20.0
-
-    def __init__(self, cluster: RedesignedCluster, network: Network | None = None, no_network: str = "") -> None:
-        self._cluster, self._network = cluster, network
-        self.lookupds = [str(address) for address in cluster.lookupd_addresses]
-        self.nodes = [nsqd.tcp_address for nsqd in cluster.nsqds]
-        self.cannot = {} if network else {"cut_off": no_network or "no network of its own"}
-
-    def create_topic(
-        self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
-    ) -> None:
-        _aside(lambda: self._cluster.create_topic(topic, partitions, replicas, channels=channels, **flags))
-
-    def wait_stable(self) -> None:
-        _aside(self._cluster.wait_stable)
-
-    def is_whole(self, topic: str, partitions: int) -> bool:
-        return _aside(
-            lambda: all(len(self._cluster.in_sync(topic, each)) == len(self.nodes) for each in range(partitions))
-        )
-
-    def move_leader(self, topic: str, partition: int) -> bool:
-        return _aside(lambda: self._cluster.move_leader(topic, partition))
-
-    def kill(self, node: int) -> None:
-        self._cluster.nsqds[node].kill()
-
-    def terminate(self, node: int) -> None:
-        _aside(self._cluster.nsqds[node].stop)
-
-    def restart(self, node: int) -> None:
-        self._cluster.nsqds[node].start()
-
-    def freeze(self, node: int) -> None:
-        self._cluster.nsqds[node].freeze()
-
-    def thaw(self, node: int) -> None:
-        self._cluster.nsqds[node].thaw()
-
-    def cut_off(self, node: int) -> None:
-        assert self._network is not None
-        self._network.cut_off(node)
-
-    def reconnect(self, node: int) -> None:
-        assert self._network is not None
-        self._network.reconnect(node)
-
-    def stop_etcd(self) -> None:
-        _aside(self._cluster.etcd.stop)
-
-    def start_etcd(self) -> None:
-        self._cluster.etcd.start()
-
-    def restart_lookupd(self, number: int) -> None:
-        _aside(self._cluster.lookupds[number].stop)
-        self._cluster.lookupds[number].start()
-
-    def leaders(self, topic: str) -> dict[int, Address]:
-        return _of_nodes(_aside(lambda: self._cluster.partitions(topic)))
-
-    @contextmanager
-    def original_nsqd(self, path: Path) -> Iterator[RealNsqd]:
-        server = RealNsqd(path, *(f"-lookupd-tcp-address={each}" for each in self._cluster.lookupd_tcp_addresses))
-        try:
-            yield server
-        finally:
-            server.kill()
-
-
 def leaders(lookupd: str, topic: str, access: str = "w") -> dict[int, Address]:
     """Partition -> leader, as an nsqlookupd shows it for an access: "w", to publish, or "r", to consume."""
-    return _of_nodes(_partitions(lookupd, topic, access=access))
+    return of_nodes(_partitions(lookupd, topic, access=access))
 
 
 def channels(lookupd: str, topic: str, channel: str) -> dict[int, dict[str, Any]]:
@@ -234,31 +148,19 @@ def unanswered(lookupd: str, topic: str, channel: str) -> int:
     return sum(int(each[name]) for each in channels(lookupd, topic, channel).values() for name in held)
 
 
-def until_moved(fleet: Fleet, topic: str, partition: int, timeout: float) -> float:
-    """Move a leader, as soon as the cluster lets us; the seconds that it took."""
-    began = time.monotonic()
-    until(lambda: fleet.move_leader(topic, partition), timeout, every=0.5 if fleet.is_real else 0.02)
-    return time.monotonic() - began
-
-
 def _partitions(lookupd: str, topic: str, **query: str) -> dict[str, Any]:
     with LookupdHTTPClient.from_url(lookupd) as client:
         found: dict[str, Any] = client.lookup(topic, metainfo=True, **query).get("partitions") or {}
     return found
 
 
-def _of_nodes(partitions: dict[Any, dict[str, Any]]) -> dict[int, Address]:
+def of_nodes(partitions: dict[Any, dict[str, Any]]) -> dict[int, Address]:
     return {int(number): Address(node["broadcast_address"], node["tcp_port"]) for number, node in partitions.items()}
 
 
-def _taken(order: Callable[[], object]) -> bool:
+def taken(order: Callable[[], object]) -> bool:
     """Whether the cluster does it now."""
     with suppress(NsqError):
         order()
         return True
     return False
-
-
-def _aside(work: Callable[[], T]) -> T:
-    result: T = get_hub().threadpool.apply(work)
-    return result

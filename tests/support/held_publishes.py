@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
 
+from .http_server import ThreadedServer
 from .wire import OK, error_frame, split
 
 
-class PublishNsqd:
-    """It takes connections from when it is made until ``stop``, also that at the end of its ``with``.
+class PublishNsqd(ThreadedServer):
+    """It keeps what is published to it.
 
     Attributes:
         commands: the socket and the bodies of each PUB and MPUB, in order.
@@ -25,17 +25,8 @@ class PublishNsqd:
         self.commands: list[tuple[socket.socket, list[bytes]]] = []
         self.react = react
         self.over = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        self._sockets: list[socket.socket] = []
         self._ended: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> PublishNsqd:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().__init__()
 
     @property
     def bodies(self) -> list[list[bytes]]:
@@ -53,25 +44,14 @@ class PublishNsqd:
         with suppress(OSError):  # the client has closed at once, and then so has the thread that serves it
             sock.shutdown(socket.SHUT_WR)
 
-    def stop(self) -> None:
-        self._listener.close()
-        for sock in self._sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                self._sockets.append(sock)
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with suppress(OSError, struct.error), sock, sock.makefile("rb") as stream:
-            stream.read(4)
-            while line := stream.readline():
-                self._command(sock, line.split()[0], stream)
-        self.over += 1
+    def serve(self, sock: socket.socket) -> None:
+        with suppress(struct.error), sock.makefile("rb") as stream:
+            try:
+                stream.read(4)
+                while line := stream.readline():
+                    self._command(sock, line.split()[0], stream)
+            finally:
+                self.over += 1
 
     def _command(self, sock: socket.socket, name: bytes, stream: BinaryIO) -> None:
         if name == b"IDENTIFY":

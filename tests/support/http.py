@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gevent import Timeout, socket
@@ -79,6 +79,13 @@ def channel_figures(server: Any, topic: str = "t", channel: str = "c") -> dict[s
     query = f"/stats?format=json&topic={topic}&channel={channel.replace('#', '%23')}"
     found = ask(server.http_address, "GET", query).json["topics"] or [{"channels": [{}]}]
     return dict(found[0]["channels"][0])
+
+
+def without(value: Any, is_left_out: Callable[[str], bool]) -> Any:
+    """A JSON value without some keys, wherever they are."""
+    if isinstance(value, dict):
+        return {key: without(item, is_left_out) for key, item in value.items() if not is_left_out(key)}
+    return [without(item, is_left_out) for item in value] if isinstance(value, list) else value
 
 
 def shape(value: Any) -> Any:

@@ -28,7 +28,7 @@ HEAD = struct.Struct(">IQ")
 NO_NODE = 255
 AGAIN = "the same stored message again: its FIN was not in time, or not on all replicas"
 STORED_TWICE = "stored twice: a publish that was tried again"
-_ROW = struct.Struct("<BBhIqqqQq")
+_ROW = struct.Struct("<BIqBhqqQq")
 
 
 def body(key: int, number: int, size: int = 100) -> bytes:
@@ -84,15 +84,13 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def add(self, row: Row) -> None:
-        kind, key, number, node, partition, *rest = row
-        os.write(self._file, _ROW.pack(kind, node, partition, key, number, *rest))
+        os.write(self._file, _ROW.pack(*row))
 
 
 def read(path: Path) -> Iterator[Row]:
     """The rows of a file, in their order; a row that was cut off by the end of a process does not count."""
     data = path.read_bytes()
-    for kind, node, partition, key, number, *rest in _ROW.iter_unpack(data[: len(data) - len(data) % ROW_SIZE]):
-        yield Row(kind, key, number, node, partition, *rest)
+    return map(Row._make, _ROW.iter_unpack(data[: len(data) - len(data) % ROW_SIZE]))
 
 
 def merged(logs: Iterable[Iterable[Row]]) -> Iterator[Row]:

@@ -12,8 +12,7 @@ import gevent
 
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
-from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, wait_for
-from support.waiting import WAIT
+from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd
 from support.wire import OK, frame
 
 VERSION = "0.3.7-HA.1.13.0"
@@ -41,10 +40,8 @@ class PartitionNsqd(ScriptedNsqd):
 
     def subscriber(self, partition: int | None) -> ScriptedConnection:
         """The one connection of a partition, once it is ready."""
-        return wait_for(lambda: self.live(partition), self.changed, WAIT, lambda: str(self.commands()))[0]
-
-    def commands(self) -> list[list[tuple[bytes, ...]]]:
-        return [each.commands for each in self.connections]
+        found: ScriptedConnection = self.wait_for(lambda: self.live(partition))[0]
+        return found
 
 
 def subscription(connection: ScriptedConnection) -> tuple[bytes, ...] | None:

@@ -103,7 +103,6 @@ class PublishNsqd(ScriptedNsqd):
     def published(self, connection: ScriptedConnection, command: tuple[bytes, ...], body: bytes) -> None:
         name, topic, *params = (word.decode() for word in command)
         self.commands.append(Command(name, topic, tuple(params), body))
-        self.changed.set()
         self.answer(connection, self.commands[-1])
 
     def bodies_of(self, partition: int | None) -> list[bytes]:

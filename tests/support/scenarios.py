@@ -17,7 +17,7 @@ from gevent import Greenlet, joinall, sleep, spawn
 from nsq_fast import Address, Consumer, Message, Producer
 from nsq_fast.client.trace import TraceLog
 
-from .fleet import Fleet, until_moved
+from .fleet import Fleet
 from .ledger import HEAD, Ledger, body
 from .waiting import until
 
@@ -112,7 +112,7 @@ def following(fleet: Fleet, scale: Scale) -> float:
     before = fleet.leaders(topic)[0]
     with consuming(fleet, topic, Ledger().handle, lookupd_poll_interval=60.0) as consumer:
         until(lambda: is_at(before), scale.patience)
-        until_moved(fleet, topic, 0, scale.patience)
+        until(lambda: fleet.move_leader(topic, 0), scale.patience, every=0.5 if fleet.is_real else 0.02)
         until(lambda: fleet.leaders(topic).get(0, before) != before, scale.patience)
         began, leader = time.monotonic(), fleet.leaders(topic)[0]
         until(lambda: is_at(leader), scale.patience)

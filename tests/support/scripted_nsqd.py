@@ -9,34 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from gevent import socket
-from gevent.event import Event
 
 from nsq_fast.protocol.dialect import PUBLISHES
 from support.peers import Peer, PeerServer
-from support.waiting import WAIT
+from support.waiting import WAIT, until
 from support.wire import OK, frame, message_frame
 
 ID_LENGTH = 16
+EVERY = 0.001
+"""Seconds between two looks at what has come."""
 PUBLISHED = {name.encode() for name in PUBLISHES}
 WITH_BODY = {b"IDENTIFY", b"AUTH", *PUBLISHED}
 
 
 class EndOfPeer(Exception):
     """Raised by what answers: close the connection now."""
-
-
-def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what: Callable[[], str]) -> Any:
-    """Ask ``condition`` after each change, and now and then, until it is true; return what it gave."""
-    end = monotonic() + timeout
-    while not (result := condition()):
-        changed.clear()
-        changed.wait(0.01)
-        assert monotonic() < end, f"waited in vain; {what()}"
-    return result
 
 
 def heard(client: Any, signal: str = "on_error", value: str = "error") -> list[Any]:
@@ -71,7 +61,6 @@ class ScriptedConnection(Peer):
         self.commands: list[tuple[bytes, ...]] = []
         self.identify: dict[str, Any] = {}
         self.is_open = True
-        self._changed = Event()
 
     def push(self, *ids: int | bytes, body: bytes = b"body", attempts: int = 1, timestamp: int = 1) -> None:
         self.send(b"".join(message_frame(each, body, attempts, timestamp) for each in ids))
@@ -83,7 +72,7 @@ class ScriptedConnection(Peer):
 
     def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:
         """Wait until ``condition()`` is true."""
-        return wait_for(condition, self._changed, timeout, lambda: f"commands: {self.commands}")
+        return until(condition, timeout, EVERY, lambda: self.commands)
 
     def wait_rdy(self, count: int) -> None:
         """Wait until the RDY in force is ``count``."""
@@ -119,12 +108,10 @@ class ScriptedConnection(Peer):
                     self.secret = body
                 self.commands.append(command)
                 self.server.reply(self, command)
-                self._tell()
         except EndOfPeer:
             pass
         finally:
             self.is_open = False
-            self._tell()
 
     def _read_command(self) -> tuple[bytes, ...]:
         """The words of the next command. A binary id may hold what ends a word or a line elsewhere."""
@@ -135,10 +122,6 @@ class ScriptedConnection(Peer):
         while len(rest) < ID_LENGTH:
             rest += b"\n" + self.read_line()
         return (word, rest[:ID_LENGTH], *rest[ID_LENGTH:].split())
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self.server.changed.set()
 
 
 class ScriptedNsqd(PeerServer):
@@ -157,13 +140,11 @@ class ScriptedNsqd(PeerServer):
         )
         self.replies = replies or {}
         self.connections: list[ScriptedConnection] = []
-        self.changed = Event()
         self.is_refusing = False
         super().__init__(self._accept)
 
     def make_peer(self, sock: socket.socket) -> ScriptedConnection:
         self.connections.append(ScriptedConnection(self, sock))
-        self.changed.set()
         return self.connections[-1]
 
     def _accept(self, connection: ScriptedConnection) -> None:
@@ -194,7 +175,7 @@ class ScriptedNsqd(PeerServer):
 
     def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:
         """Wait until ``condition()`` is true."""
-        return wait_for(condition, self.changed, timeout, lambda: f"commands: {[c.commands for c in self.connections]}")
+        return until(condition, timeout, EVERY, lambda: [each.commands for each in self.connections])
 
     def connection(self, number: int = 0) -> ScriptedConnection:
         """The ``number``-th accepted connection, once it has subscribed and sent its first RDY."""

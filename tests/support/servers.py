@@ -26,6 +26,7 @@ from typing import Any
 from nsq_fast import NsqdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
+from support.http import without
 from support.waiting import WAIT, block_until, until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
@@ -78,16 +79,19 @@ class Daemon:
 
     Args:
         log: where what it writes goes, for those that do not read it.
+        how: of ``subprocess.Popen``.
     """
 
-    def __init__(self, command: Sequence[str], log: Path = Path(os.devnull)) -> None:
+    def __init__(self, command: Sequence[str], log: Path = Path(os.devnull), **how: Any) -> None:
         self.command = [*command]
-        self._log = log
+        self._log, self._how = log, how
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True, text=True)
+            self._process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, start_new_session=True, text=True, **self._how
+            )
 
     def check(self) -> None:
         """Raise RuntimeError, with what it said last, when it has ended by itself."""
@@ -256,13 +260,7 @@ def _users(client: NsqdHTTPClient) -> list[Any]:
 
 def of_release(expected: Any, found: Any) -> Any:
     """What is expected, without zones where none are found: nsqd 1.3.0 knows of none, nsqd since its release does."""
-    return expected if "topology_" in str(found) else _without_zones(expected)
-
-
-def _without_zones(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_zones(item) for key, item in value.items() if not key.startswith("topology_")}
-    return [_without_zones(item) for item in value] if isinstance(value, list) else value
+    return expected if "topology_" in str(found) else without(expected, lambda key: key.startswith("topology_"))
 
 
 def _state(thread: Path) -> str:

@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import Any
 from zipfile import ZipFile
 
 from . import processes, spark_python
+from .servers import Daemon
+from .spark_ledger import Delivered
 from .spark_marks import LIMIT, Marks, poll
-from .spark_program import GIVEN, SAID
+from .spark_program import GIVEN
 from .spark_python import FORKING
 
 # Settings of the small Sparks that tests run: little memory, loopback only, no UI, quiet, files below one folder.
@@ -184,14 +187,20 @@ beside(arguments()["programs"])
 
 
 class Program:
-    """One of several programs in one driver; ``marks`` are its own, in a folder of its own."""
+    """One of several programs in one driver; its files go below ``folder``.
+
+    Attributes:
+        marks: its own.
+        delivered: what it has in ``out``, one of its arguments; ``checkpoint`` is another.
+    """
 
     def __init__(self, text: str, folder: Path, **arguments: Any) -> None:
-        self.marks = Marks(folder / "marks")
-        self.given = {"program": text, "arguments": arguments, "marks": str(folder / "marks")}
+        self.marks, self.delivered = Marks(folder / "marks"), Delivered(folder / "out")
+        paths = {name: str(folder / name) for name in ("out", "checkpoint")}
+        self.given = {"program": text, "arguments": {**paths, **arguments}, "marks": str(folder / "marks")}
 
 
-class Driver:
+class Driver(Daemon):
     """One program, any number of times. ``arguments`` are what it is given; paths and addresses as strings.
 
     Attributes:
@@ -203,17 +212,16 @@ class Driver:
     ) -> None:
         self._folder = folder / "driver"
         self.marks = Marks(self._folder / "marks")
-        self._script = self._folder / "program.py"
-        self._script.write_text(program)
+        script = self._folder / "program.py"
+        script.write_text(program)
         given = {
             "settings": {**spark_settings(master, self._folder), **(settings or {})},
             "arguments": arguments,
             "marks": str(self._folder / "marks"),
         }
-        self._environment = {**spark_environment(), GIVEN: json.dumps(given)}
-        self._process: subprocess.Popen[bytes] | None = None
+        environment = {**spark_environment(), GIVEN: json.dumps(given)}
+        super().__init__([sys.executable, str(script)], env=environment, cwd=self._folder, stdin=subprocess.DEVNULL)
         self._sessions: list[int] = []
-        self._runs = 0
 
     def __enter__(self) -> Driver:
         self.start()
@@ -225,18 +233,9 @@ class Driver:
     def start(self) -> None:
         if self.is_running:
             return
-        self._runs += 1
-        with self._path("out").open("wb") as out, self._path("log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(self._script)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
-                env=self._environment,
-                cwd=self._folder,
-                start_new_session=True,
-            )
-        self._sessions.append(self._process.pid)
+        self._log = self._folder / f"log-{len(self._sessions)}.txt"
+        super().start()
+        self._sessions.append(self.pid)
 
     @property
     def is_running(self) -> bool:
@@ -275,9 +274,9 @@ class Driver:
 
     def said(self, what: str) -> list[dict[str, Any]]:
         """What this run of the program said of ``what`` so far."""
-        lines = self._path("out").read_text().split("\n")[:-1]
-        facts = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
-        return [fact for fact in facts if fact["what"] == what]
+        mark = f"said {what}"
+        told = zip(self.marks.pids(mark), self.marks.details(mark), strict=False)  # more may come in between
+        return [json.loads(facts) for pid, facts in told if pid == self.pid]
 
     def kill(self) -> None:
         for session in self._sessions:
@@ -304,8 +303,8 @@ class Driver:
         return daemons + [pid for pid, parent in forked.items() if forked.get(parent) in forked]
 
     def log(self, lines: int | None = 60) -> str:
-        """What this run wrote to stderr, or the end of it, then without the calls in the JVM that led to an error."""
-        text = self._path("log").read_text(errors="replace").splitlines()
+        """What this run wrote, or the end of it, then without the calls in the JVM that led to an error."""
+        text = self._log.read_text(errors="replace").splitlines()
         if lines is not None:
             text = [line for line in text if not line.startswith("\tat ")][-lines:]
         return "\n".join(text)
@@ -323,9 +322,6 @@ class Driver:
         if self._process is not None:
             self._process.wait()
 
-    def _path(self, kind: str) -> Path:
-        return self._folder / f"{kind}-{self._runs}{os.extsep}txt"
-
 
 # Daemons of Spark as child processes: a standalone master with its workers, and a Spark Connect server.
 #
@@ -337,121 +333,68 @@ START_TIMEOUT = 120.0
 _DEPLOY = "org.apache.spark.deploy"
 
 
-class Daemon:
-    """One JVM, ready when its log matches ``ready``; whose first group is kept in ``said``."""
+class _Jvm(Daemon):
+    """One JVM, whose children end with it."""
 
-    def __init__(self, command: list[str], ready: str, folder: Path, name: str, memory: str = "256m") -> None:
-        self._command = [str(home() / "bin" / "spark-class"), *command]
-        self._ready = re.compile(ready)
-        self._folder = folder
-        self._name = name
-        self._memory = memory
-        self._process: subprocess.Popen[str] | None = None
-        self.lines: list[str] = []
-        self.said = ""
-
-    def start(self) -> None:
-        self.lines.clear()
-        self.said = ""
-        environment = {**spark_environment(), "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": self._memory}
+    def __init__(self, command: list[str], log: Path, memory: str) -> None:
+        environment = {**spark_environment(), "SPARK_NO_DAEMONIZE": "1", "SPARK_DAEMON_MEMORY": memory}
         environment["SPARK_DAEMON_JAVA_OPTS"] = java_options("info")
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=self._folder,
-            start_new_session=True,
-        )
-        threading.Thread(target=self._follow, args=(self._process,), daemon=True).start()
-        try:
-            poll(self._is_ready, START_TIMEOUT, f"{self._name} ready")
-        except BaseException:
-            self.kill()
-            raise
+        super().__init__([str(home() / "bin" / "spark-class"), *command], log, env=environment, cwd=log.parent)
 
     def kill(self) -> None:
-        if self._process is not None:
-            processes.kill_session(self._process.pid)
-            self._process.wait()
-            self._process = None
-
-    def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"{self._name} ended\n" + "\n".join(self.lines[-40:])
-        return bool(self.said)
-
-    def _follow(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        with process.stderr:
-            for line in process.stderr:
-                self.lines.append(line.rstrip())
-                if found := self._ready.search(line):
-                    self.said = found[1]
+        processes.kill_session(self.pid)
+        super().kill()
 
 
-class _Daemons:
-    def __init__(self) -> None:
-        self._daemons: list[Daemon] = []
+@contextmanager
+def _jvms(folder: Path) -> Iterator[Callable[..., str]]:
+    """What starts JVMs; it returns when the log of one matches ``ready``, with the first group of that."""
+    with ExitStack() as stack:
 
-    def _run(self, daemon: Daemon) -> Daemon:
-        self._daemons.append(daemon)
-        daemon.start()
-        return daemon
+        def run(command: list[str], ready: str, name: str, memory: str = "256m") -> str:
+            log = folder / f"{name}.log"
+            jvm = _Jvm(command, log, memory)
+            jvm.start()
+            stack.callback(jvm.kill)
+            found = poll(lambda: jvm.check() or re.search(ready, log.read_text()), START_TIMEOUT, f"{name} ready")
+            assert found is not None
+            return found[1]
 
-    def stop(self) -> None:
-        for daemon in reversed(self._daemons):
-            daemon.kill()
+        yield run
 
 
-class StandaloneCluster(_Daemons):
+@contextmanager
+def standalone_cluster(folder: Path, workers: int = 2) -> Iterator[str]:
     """A master and its workers, one core each, each on a host of its own: Spark speculates on another host only.
 
-    Attributes:
-        url: of the master, for ``spark.master``.
+    Gives the URL of the master, for ``spark.master``.
     """
-
-    def __init__(self, folder: Path, workers: int = 2) -> None:
-        super().__init__()
+    with _jvms(folder) as run:
         command = [f"{_DEPLOY}.master.Master", *_listen(LOOPBACK)]
-        try:
-            self.url = self._run(Daemon(command, r"Starting Spark master at (spark://\S+)", folder, "the master")).said
-            for number in range(workers):
-                self._run_worker(folder, number)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _run_worker(self, folder: Path, number: int) -> None:
-        size = ["--cores", "1", "--memory", "640m", "--work-dir", str(folder / f"work{number}")]
-        command = [f"{_DEPLOY}.worker.Worker", *_listen(f"127.0.0.{1 + number}"), *size, self.url]
-        self._run(Daemon(command, r"(Successfully registered with master)", folder, f"worker {number}"))
+        url = run(command, r"Starting Spark master at (spark://\S+)", "master")
+        for number in range(workers):
+            size = ["--cores", "1", "--memory", "640m", "--work-dir", str(folder / f"work{number}")]
+            command = [f"{_DEPLOY}.worker.Worker", *_listen(f"127.0.0.{1 + number}"), *size, url]
+            run(command, r"(Successfully registered with master)", f"worker{number}")
+        yield url
 
 
 def _listen(host: str) -> list[str]:
     return ["--host", host, "--port", "0", "--webui-port", "0"]
 
 
-class ConnectServer(_Daemons):
-    """A Spark Connect server.
-
-    Attributes:
-        url: for ``SparkSession.builder.remote``.
-    """
-
-    def __init__(self, folder: Path, master: str) -> None:
-        super().__init__()
-        settings = {**spark_settings(master, folder), "spark.connect.grpc.binding.address": LOOPBACK}
-        settings |= {"spark.connect.grpc.binding.port": "0", "spark.driver.extraJavaOptions": java_options("info")}
-        settings["spark.pyspark.python"] = str(forked_python())
-        flags = [flag for name, value in settings.items() for flag in ("--conf", f"{name}={value}")]
-        server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+@contextmanager
+def connect_server(folder: Path, master: str) -> Iterator[str]:
+    """A Spark Connect server. Gives its URL, for ``SparkSession.builder.remote``."""
+    settings = {**spark_settings(master, folder), "spark.connect.grpc.binding.address": LOOPBACK}
+    settings |= {"spark.connect.grpc.binding.port": "0", "spark.driver.extraJavaOptions": java_options("info")}
+    settings["spark.pyspark.python"] = str(forked_python())
+    flags = [flag for name, value in settings.items() for flag in ("--conf", f"{name}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with _jvms(folder) as run:
         command = [f"{_DEPLOY}.SparkSubmit", *flags, "--class", server, "spark-internal"]
-        ready = r"Spark Connect server started at: .*:(\d+)"
-        server_port = self._run(Daemon(command, ready, folder, "the Connect server", "1g")).said
-        self.url = f"sc://{LOOPBACK}:{server_port}"
+        port = run(command, r"Spark Connect server started at: .*:(\d+)", "connect", "1g")
+        yield f"sc://{LOOPBACK}:{port}"
 
 
 # A Spark of the tests starts quickly: a home with compiled modules, an archive of classes, names looked up once.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .journal import CHANNEL, TOPIC, Server
 from .spark import Program
-from .spark_ledger import Delivered, account
+from .spark_ledger import account
 
 PROGRAM = """
 import time
@@ -78,16 +78,13 @@ if not marks().count("over"):
 """
 
 
-class Journalled:
-    """One for a driver; its files go below ``folder``.
+class Journalled(Program):
+    """One for a driver.
 
     Args:
         bodies: what the test has published.
         places: see ``Places``.
         text: the program.
-
-    Attributes:
-        program: for the driver.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class Journalled:
         text: str = PROGRAM,
         **options: str,
     ) -> None:
-        self._server, self._bodies, self._folder = server, bodies, folder
+        self._server, self._bodies = server, bodies
         given = {
             "topic": TOPIC,
             "channel": CHANNEL,
@@ -109,10 +106,7 @@ class Journalled:
             **server.options,
             **options,
         }
-        paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-        self.program = Program(text, folder, options=given, places=places, http=str(server.http), **paths)
-        self.marks = self.program.marks
-        self.delivered = Delivered(folder / "out")
+        super().__init__(text, folder, options=given, places=places, http=str(server.http))
 
     def check(self, replays: int = 0) -> None:
         """Nothing was lost, nothing is there twice, and so many batches were run again, with the same rows."""

@@ -81,7 +81,7 @@ class Marks:
 
     def _lines(self, name: str) -> list[str]:
         try:
-            return Path(self._path(name)).read_text().splitlines()
+            return Path(self._path(name)).read_text().split("\n")[:-1]
         except FileNotFoundError:
             return []
 

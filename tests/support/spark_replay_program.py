@@ -73,16 +73,13 @@ say("progress", attempts=here.count("attempt"))
 """
 
 
-class Replayable:
-    """One for a driver; its files go below ``folder``.
+class Replayable(Program):
+    """One for a driver.
 
     Args:
         places: see ``Places``.
         forever: until the mark ``end``.
         before: what the program does first.
-
-    Attributes:
-        program: for the driver.
     """
 
     def __init__(
@@ -96,10 +93,7 @@ class Replayable:
         before: str = "",
     ) -> None:
         options = {"startingOffsets": "earliest", "columns": "*", **topic.options, "maxOffsetsPerTrigger": str(limit)}
-        paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-        self.program = Program(before + PROGRAM, folder, options=options, places=places, forever=forever, **paths)
-        self.marks = self.program.marks
-        self.delivered = Delivered(folder / "out")
+        super().__init__(before + PROGRAM, folder, options=options, places=places, forever=forever)
 
     def check(self, bodies: list[bytes], unknown: Iterable[bytes] = ()) -> None:
         check(self.delivered, bodies, unknown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -55,17 +55,25 @@ def taken(address: Address, topic: str, count: int, **how: Any) -> list[bytes]:
 
 def all_of(topic: str, channel: str, lookupd: str, count: int) -> list[bytes]:
     """What a client that is not Spark gets until there are so many bodies."""
+    return _consumed(topic, channel, lookupd, lambda found: len(set(found)) >= count)[0]
+
+
+def _consumed(
+    topic: str, channel: str, lookupds: str, is_done: Callable[[list[bytes]], object], **options: Any
+) -> tuple[list[bytes], int]:
+    """What a handler gets until it is done, and how many copies its consumer finished."""
     found: list[bytes] = []
     consumer = Consumer(
         topic,
         channel,
-        lookupd_http_addresses=lookupd,
+        lookupd_http_addresses=lookupds,
         message_handler=lambda _, message: found.append(message.body),
-        max_in_flight=500,
+        max_in_flight=1000,
+        **options,
     )
     with consumer:
-        until(lambda: len(set(found)) >= count)
-    return found
+        until(lambda: is_done(found))
+    return found, consumer.stats().totals.suppressed
 
 
 def lookupds(cluster: ClusterProcess) -> str:
@@ -80,21 +88,11 @@ def with_keys(cluster: ClusterProcess, topic: str) -> dict[str, str]:
 
 def consumed(cluster: ClusterProcess, topic: str, channel: str, suppress_retried: int = 0) -> tuple[list[bytes], int]:
     """What a handler gets of all that a channel has, and how many copies its consumer finished."""
-    found: list[bytes] = []
-    consumer = Consumer(
-        topic,
-        channel,
-        lookupd_http_addresses=lookupds(cluster),
-        message_handler=lambda _, message: found.append(message.body),
-        max_in_flight=1000,
-        suppress_retried=suppress_retried,
-    )
-    consumer.start(block=False)
-    try:
-        until(lambda: found and unanswered(str(cluster.lookupds[0].http), topic, channel) == 0)
-    finally:
-        consumer.close()
-    return found, consumer.stats().totals.suppressed
+
+    def is_done(found: list[bytes]) -> bool:
+        return bool(found) and unanswered(str(cluster.lookupds[0].http), topic, channel) == 0
+
+    return _consumed(topic, channel, lookupds(cluster), is_done, suppress_retried=suppress_retried)
 
 
 def check_keys(cluster: ClusterProcess, topic: str, expected: list[bytes]) -> int:

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,6 @@ SECOND = 1000 * MS
 BAD_LINES = ("no record at all", '{"event":"publish","time":1', '{"event":"consume","topic":7}', "[1, 2]")
 
 Lane = tuple[str, int | None, str]
-
-Message = tuple[str, int | None, int, int]  # topic, partition, internal id, trace id
 
 Place = tuple[str, int | None, str, int]  # topic, partition, channel, internal id
 
@@ -59,6 +57,10 @@ ORDERS = Topic("orders", (0, 1, 2), (Channel("billing", "10.0.0.5", True), Chann
 CLICKS = Topic("clicks", (None,), (Channel("web", "10.0.0.7", False),), 2**64 - 5000)
 
 
+APART = 600 * SECOND
+"""From one run of several in a log to the next; their ids and offsets go on."""
+
+
 class Planted(NamedTuple):
     """What is wrong with a log: each set has what a correct reader finds, and all it finds."""
 
@@ -72,7 +74,7 @@ class Planted(NamedTuple):
     unpublished: set[Place]
 
 
-def good_log(messages: int = 200, seed: int = 1) -> dict[Place, list[TraceRecord]]:
+def good_log(messages: int = 200, seed: int = 1, run: int = 0) -> dict[Place, list[TraceRecord]]:
     """Records of a run without a fault, by message and channel; publishes have the channel ``""``."""
     chance = random.Random(seed)
     found: dict[Place, list[TraceRecord]] = {}
@@ -80,7 +82,7 @@ def good_log(messages: int = 200, seed: int = 1) -> dict[Place, list[TraceRecord
         for partition in topic.partitions:
             free = dict.fromkeys(topic.channels, 0)
             for number in range(messages):
-                record, timestamp = _publish(topic, partition, number, chance)
+                record, timestamp = _publish(topic, partition, run, number, chance)
                 found[topic.name, partition, "", record.internal_id] = [record]
                 for channel in topic.channels:
                     took = chance.randrange(1, 4000) * 1000
@@ -93,8 +95,11 @@ def good_log(messages: int = 200, seed: int = 1) -> dict[Place, list[TraceRecord
     return found
 
 
-def _publish(topic: Topic, partition: int | None, number: int, chance: random.Random) -> tuple[PublishRecord, int]:
-    timestamp = START + number * 20 * MS + chance.randrange(1000) * 1000 + (partition or 0)
+def _publish(
+    topic: Topic, partition: int | None, run: int, number: int, chance: random.Random
+) -> tuple[PublishRecord, int]:
+    timestamp = START + run * APART + number * 20 * MS + chance.randrange(1000) * 1000 + (partition or 0)
+    number += run * 1000
     record = PublishRecord(
         time=timestamp + chance.randrange(50, 900) * 1000,
         topic=topic.name,
@@ -133,72 +138,42 @@ def changed(record: TraceRecord, **changes: Any) -> Any:
     return type(record)(**{**{name: getattr(record, name) for name in record.__struct_fields__}, **changes})
 
 
-APART = 600 * SECOND
-"""From one run of several in a log to the next: see ``moved``."""
-
-
-def moved(record: Any, number: int) -> TraceRecord:
-    """The record of a run as that of a later one, whose ids and offsets go on."""
-    changes: dict[str, Any] = {
-        "time": record.time + number * APART,
-        "internal_id": record.internal_id + number * 1000,
-        "trace_id": record.trace_id + number * 1_000_000,
-    }
-    if record.offset is not None:
-        changes["offset"] = record.offset + number * 10**8
-    if hasattr(record, "timestamp"):
-        changes["timestamp"] = record.timestamp + number * APART
-    return changed(record, **changes)
-
-
-def moved_faults(planted: Planted, number: int) -> Planted:
-    """Those of such a run."""
-
-    def there(place: Place) -> Place:
-        return (*place[:3], place[3] + number * 1000)
-
-    kinds = ("lost", "pending", "duplicates", "violations", "unpublished")
-    changes: dict[str, Any] = {kind: set(map(there, getattr(planted, kind))) for kind in kinds}
-    causes = {there(place): found for place, found in planted.redelivered.items()}
-    return planted._replace(**changes, redelivered=causes, slowest=there(planted.slowest))
-
-
-def plant(log: dict[Place, list[TraceRecord]]) -> Planted:
+def plant(log: dict[Place, list[TraceRecord]], run: int = 0) -> Planted:
     """Put every kind of fault into a log without one, each once or twice."""
+
+    def at(names: tuple[str, str], partition: int | None, number: int) -> Place:
+        first = ORDERS.first_id if names[0] == ORDERS.name else CLICKS.first_id
+        return (names[0], partition, names[1], first + run * 1000 + number)
+
     billing, audit, web = (ORDERS.name, "billing"), (ORDERS.name, "audit"), (CLICKS.name, "web")
     planted = Planted(set(), set(), set(), set(), {}, ("", None, "", 0), {}, set())
     for names, partition, number in ((audit, 0, 50), (web, None, 20)):
-        planted.lost.add(_lose(log, _place(names, partition, number)))
-    given_up = _place(web, None, 21)
+        planted.lost.add(_lose(log, at(names, partition, number)))
+    given_up = at(web, None, 21)
     log[given_up] = [changed(log[given_up][0], outcome="REQ")]
     planted.lost.add(given_up)
-    planted.duplicates.add(_repeat(log, _place(billing, 1, 60), 2))
-    planted.duplicates.add(_repeat(log, _place(web, None, 61), 1))
+    planted.duplicates.add(_repeat(log, at(billing, 1, 60), 2))
+    planted.duplicates.add(_repeat(log, at(web, None, 61), 1))
     for place in planted.duplicates:
         planted.redelivered[place] = (0, 0, 1)
-    planted.violations.add(_swap(log, _place(billing, 2, 70), _place(billing, 2, 71)))
+    planted.violations.add(_swap(log, at(billing, 2, 70), at(billing, 2, 71)))
     for place, outcomes in {
-        _place(billing, 0, 80): ["REQ", "FIN"],
-        _place(billing, 0, 81): ["TIMEOUT", "FIN"],
-        _place(billing, 0, 82): [None, "FIN"],
-        _place(audit, 1, 83): ["REQ", "REQ", None, "TIMEOUT", "FIN"],
-        _place(web, None, 84): [None, None, "REQ", "FIN"],
+        at(billing, 0, 80): ["REQ", "FIN"],
+        at(billing, 0, 81): ["TIMEOUT", "FIN"],
+        at(billing, 0, 82): [None, "FIN"],
+        at(audit, 1, 83): ["REQ", "REQ", None, "TIMEOUT", "FIN"],
+        at(web, None, 84): [None, None, "REQ", "FIN"],
     }.items():
         planted.redelivered[place] = _redeliver(log, place, outcomes)
-    slow = _place(web, None, 90)
+    slow = at(web, None, 90)
     record: Any = log[slow][0]
     log[slow] = [changed(record, time=record.time + 20 * SECOND, handling_time=20.0)]
-    _skew(log, planted)
-    unpublished = _place(billing, 2, 95)
+    _skew(log, planted, at)
+    unpublished = at(billing, 2, 95)
     del log[unpublished[0], unpublished[1], "", unpublished[3]]
-    planted.unpublished.update({unpublished, _place(audit, 2, 95)})
+    planted.unpublished.update({unpublished, at(audit, 2, 95)})
     _end_later(log, planted)
     return planted._replace(slowest=slow)
-
-
-def _place(names: tuple[str, str], partition: int | None, number: int) -> Place:
-    first = ORDERS.first_id if names[0] == ORDERS.name else CLICKS.first_id
-    return (names[0], partition, names[1], first + number)
 
 
 def _lose(log: dict[Place, list[TraceRecord]], place: Place) -> Place:
@@ -230,17 +205,17 @@ def _redeliver(log: dict[Place, list[TraceRecord]], place: Place, outcomes: list
     return (outcomes.count("REQ"), outcomes.count("TIMEOUT"), outcomes.count(None))
 
 
-def _skew(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
+def _skew(log: dict[Place, list[TraceRecord]], planted: Planted, at: Callable[..., Place]) -> None:
     """The clock of a consumer's host, and that of a producer, are behind that of their nsqd."""
     early = []
     for number in range(100, 110):
-        place = _place((CLICKS.name, "web"), None, number)
+        place = at((CLICKS.name, "web"), None, number)
         record: Any = log[place][0]
         moved = record.timestamp - number * MS // 10 + round(record.handling_time * SECOND)
         log[place] = [changed(record, time=moved, local="10.0.0.9:40000")]
         early.append(number * MS // 10)
     planted.skews["consumer", "10.1.0.0:4150", "10.0.0.9"] = (len(early), max(early))
-    place = _place((ORDERS.name, ""), 1, 120)
+    place = at((ORDERS.name, ""), 1, 120)
     publish: Any = log[place][0]
     delivery: Any = log[place[0], 1, "billing", place[3]][0]
     log[place] = [changed(publish, time=delivery.timestamp - 5 * MS)]
@@ -301,87 +276,37 @@ class Figures(NamedTuple):
     longest: int
 
 
-def figures_of(records: Iterable[TraceRecord], grace: int = 60 * SECOND) -> dict[Lane, Figures]:
-    groups: dict[Lane, list[_Life]] = defaultdict(list)
-    for life in lives_of(list(records), grace):
-        groups[life.group].append(life)
-    return {group: _figures(lives) for group, lives in groups.items()}
+def finishes_of(records: Iterable[TraceRecord]) -> dict[Lane, list[ConsumeRecord]]:
+    """The first FIN of each message that has one, by channel."""
+    found: dict[Lane, dict[int, ConsumeRecord]] = defaultdict(dict)
+    for record in sorted(records, key=lambda record: record.time):
+        if isinstance(record, ConsumeRecord) and record.outcome == "FIN":
+            found[record.topic, record.partition, record.channel].setdefault(record.internal_id, record)
+    return {lane: list(finishes.values()) for lane, finishes in found.items()}
 
 
-class _Life(NamedTuple):
-    group: Lane
-    message: Message
-    deliveries: list[ConsumeRecord]
-    state: str
-
-    @property
-    def finish(self) -> ConsumeRecord:
-        return min((each for each in self.deliveries if each.outcome == "FIN"), key=lambda each: each.time)
-
-    @property
-    def causes(self) -> list[str]:
-        """Why each redelivery happened, walking from delivery to delivery."""
-        found: list[str] = []
-        before, cause = 0, ""
-        for each in sorted(self.deliveries, key=lambda each: (each.attempts, each.time)):
-            for number in range(max(1, each.attempts - before)):
-                if before or number:
-                    found.append(cause if cause in ("REQ", "TIMEOUT") else "unknown")
-                cause = ""
-            before, cause = each.attempts, each.outcome
-        return found
+def latency(finish: ConsumeRecord) -> int:
+    return finish.time - finish.timestamp
 
 
-def lives_of(records: list[TraceRecord], grace: int) -> Iterator[_Life]:
-    """What became of each message in each channel of its topic."""
-    end = max(record.time for record in records)
-    consumes = [record for record in records if isinstance(record, ConsumeRecord)]
-    channels: dict[str, set[str]] = defaultdict(set)
-    for record in consumes:
-        channels[record.topic].add(record.channel)
-    published = {_message(record): record.time for record in records if isinstance(record, PublishRecord)}
-    deliveries: dict[tuple[Message, str], list[ConsumeRecord]] = defaultdict(list)
-    for message in published:
-        for channel in channels[message[0]]:
-            deliveries[message, channel] = []
-    for record in consumes:
-        deliveries[_message(record), record.channel].append(record)
-    for (message, channel), found in deliveries.items():
-        if any(each.outcome == "FIN" for each in found):
-            state = "finished"
-        else:
-            at = found[0].timestamp if found else published[message]
-            state = "lost" if at + grace <= end else "pending"
-        yield _Life((message[0], message[1], channel), message, found, state)
-
-
-def _message(record: TraceRecord) -> Message:
-    return (record.topic, record.partition, record.internal_id, record.trace_id)
-
-
-def _figures(lives: list[_Life]) -> Figures:
-    states = [life.state for life in lives]
-    causes = [cause for life in lives for cause in life.causes]
-    finished = [life for life in lives if life.state == "finished"]
-    latencies = sorted(life.finish.time - life.finish.timestamp for life in finished)
-    return Figures(
-        len(lives),
-        *(states.count(state) for state in ("finished", "lost", "pending")),
-        sum(sum(each.outcome == "FIN" for each in life.deliveries) > 1 for life in lives),
-        _violations(finished),
-        *(causes.count(cause) for cause in ("REQ", "TIMEOUT", "unknown")),
-        *(nearest_rank(latencies, percent) for percent in (50, 95, 99, 100)),
-    )
-
-
-def _violations(finished: list[_Life]) -> int:
-    highest, found = -1, 0
-    for life in sorted(finished, key=lambda life: life.finish.time):
-        is_first = life.finish.attempts == 1 and life.finish.time == min(each.time for each in life.deliveries)
-        if is_first and life.finish.offset is not None:
-            found += life.message[2] < highest
-            highest = max(highest, life.message[2])
-    return found
+def figures_of(records: list[TraceRecord], planted: Planted) -> dict[Lane, Figures]:
+    """What is wrong is what was planted, and nothing else."""
+    ids: dict[tuple[str, int | None], set[int]] = defaultdict(set)
+    for record in records:
+        ids[record.topic, record.partition].add(record.internal_id)
+    figures = {}
+    for lane, finishes in finishes_of(records).items():
+        faults = (planted.lost, planted.pending, planted.duplicates, planted.violations)
+        causes = [found for place, found in planted.redelivered.items() if place[:3] == lane]
+        latencies = sorted(map(latency, finishes))
+        figures[lane] = Figures(
+            len(ids[lane[:2]]),
+            len(finishes),
+            *(sum(place[:3] == lane for place in places) for places in faults),
+            *map(sum, zip((0, 0, 0), *causes, strict=True)),
+            *(nearest_rank(latencies, percent) for percent in (50, 95, 99, 100)),
+        )
+    return figures
 
 
 def nearest_rank(ordered: list[int], percent: float) -> int:

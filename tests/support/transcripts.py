@@ -18,8 +18,9 @@ import dataclasses
 import json
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gevent import socket
 from gevent.select import select
@@ -133,9 +134,11 @@ class Stage:
 
     Attributes:
         slot: tells the topics of one stage on a server from those of another.
+        id_at: where the id of a message is in an answer, by the answer's kind.
     """
 
     slot = ""
+    id_at: ClassVar[dict[str, int]] = {"message": 2}
 
     def connect(self, role: str) -> Connection:
         """Open a connection to the server that has a role."""
@@ -159,7 +162,19 @@ class Stage:
         """After a sequence: nothing of it stays."""
 
     def finish(self, connections: Iterable[Connection]) -> None:
-        """Take out of the answers what differs from run to run, and can be told only when all have come."""
+        """When all answers have come: ids become the order in which a topic has given them."""
+        of_topic: dict[str, list[list[Any]]] = defaultdict(list)
+        for connection in connections:
+            of_topic[connection.topic] += [answer for answer in connection.answers if answer[0] in self.id_at]
+        for answers in of_topic.values():
+            ids = sorted({answer[self.id_at[answer[0]]] for answer in answers})
+            for answer in answers:
+                at = self.id_at[answer[0]]
+                answer[at] = self.label(ids.index(answer[at]), answer[at])
+
+    def label(self, number: int, id: Any) -> str:
+        """What stands for the id of a message."""
+        return f"message {number}"
 
     def may_differ(self, pair: list[str]) -> bool:
         """Whether two answers, as JSON, may differ."""
