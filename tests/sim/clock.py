@@ -144,6 +144,11 @@ class SimLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def hold_up(self, seconds: float) -> None:
+        """As what blocks the loop: what comes meanwhile comes late, and timers that are due ring together."""
+        self._now += seconds
+        _dispatch.hold_clock(self._now)
+
     def wall(self) -> float:
         """``time.time()``."""
         return WALL + self._now - EPOCH

@@ -14,6 +14,8 @@ import pytest
 from support.waiting import PROCESS
 
 from nsq_fast.aio import Consumer, Producer
+from nsq_fast.client.asyncio_loop import AsyncioLoop
+from nsq_fast.client.lookup import LookupPoller
 from nsq_fast.errors import PublishFailed
 
 from .clock import SimLoop
@@ -151,6 +153,20 @@ async def test_a_topic_of_a_pattern_is_asked_of_the_lookupd_that_named_it_while_
         good.notice()
         await asyncio.sleep(15.0)
         assert "orders60" in handled
+
+
+async def test_what_came_while_the_loop_was_held_up_is_part_of_a_list(loop: SimLoop) -> None:
+    nsqds = [ModelNsqd(loop.network, loop.books, f"10.1.0.{number}", "original") for number in range(3)]
+    lookupds = [ModelLookupd(loop.network, loop.books, f"10.2.0.{nsqd.address[0][-1]}", [nsqd]) for nsqd in nsqds]
+    lookupds[2].freeze()
+    poller = LookupPoller([f"{each.address[0]}:4161" for each in lookupds])
+    poller.start(AsyncioLoop())
+    asked = asyncio.ensure_future(poller.nodes())
+    while sum(each.asked for each in lookupds) < 2:
+        await asyncio.sleep(0.0001)
+    loop.hold_up(1.0)
+    assert {nsqd.tcp for nsqd in await asked} == {nsqd.address for nsqd in nsqds[:2]}
+    poller.stop()
 
 
 # Packets get lost for 8 to 30 s: publishes go on within two seconds of the end of that, whenever it comes.
