@@ -246,7 +246,7 @@ def run(kind: str) -> None:
     def ready() -> None:
         nonlocal is_ready
         is_ready = True
-        _write_line(_answer(lambda: _describe(group)))
+        _write_line(_answer(lambda: addresses_of(group)))
         follower.start()
 
     try:
@@ -296,7 +296,8 @@ class _Faults:
         self._begun.pop().__exit__(None, None, None)
 
 
-def _describe(group: ServerGroup) -> _Addresses:
+def addresses_of(group: ServerGroup) -> _Addresses:
+    """Where the servers of a group listen."""
     addresses = _Addresses([], [])
     for server in group.servers.values():
         servers = addresses.nsqds if isinstance(server, NsqdServer) else addresses.lookupds

@@ -20,7 +20,8 @@ from gevent.event import Event
 
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.broker.options import SINGULAR, ClusterOptions, LookupdOptions, NsqdOptions, is_path, listen_host
-from nsq_fast.broker.servers import REGISTER_TIMEOUT, NsqdServer, ServerGroup
+from nsq_fast.broker.process import ServerAddresses, addresses_of
+from nsq_fast.broker.servers import REGISTER_TIMEOUT, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
@@ -245,13 +246,12 @@ def _running(group: ServerGroup) -> Iterator[ServerGroup]:
 
 
 def _describe(group: ServerGroup) -> dict[str, Any]:
-    nsqds, lookupds = [], []
-    for server in group.servers.values():
-        faces = {"tcp": str(server.tcp_address), "http": str(server.http_address)}
-        if isinstance(server, NsqdServer):
-            nsqds.append({**faces, "https": str(server.https_address or "") or None})
-        else:
-            lookupds.append(faces)
+    def faces(server: ServerAddresses, *names: str) -> dict[str, str | None]:
+        return {name: address and str(address) for name in names for address in [getattr(server, name)]}
+
+    found = addresses_of(group)
+    lookupds = [faces(each, "tcp", "http") for each in found.lookupds]
+    nsqds = [faces(each, "tcp", "http", "https") for each in found.nsqds]
     return {"nsqds": nsqds, "lookupd": lookupds[0] if lookupds else None, "lookupds": lookupds}
 
 
