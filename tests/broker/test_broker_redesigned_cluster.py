@@ -226,9 +226,14 @@ def test_a_leader_that_is_cut_off_stops_to_lead_before_it_is_replaced() -> None:
     with RedesignedCluster(2, 1, readiness=0.0, takeover_delay=0.5) as replicated:
         replicated.create_topic("t", 1, 1, channels=["ch"])
         leader = replicated.leader_of("t", 0)
-        client = client_of(leader)
+        client, consumer = client_of(leader), Consumer(leader, "SUB t ch 0", rdy=1)
+        assert put(client, b"x") == b"OK"
+        frame = consumer.receive()
         replicated.isolate_node(leader)
         until(lambda: put(client, b"x") == NOT_LEADER)
+        until(lambda: replicated.partition("t", 0).leader is None)  # else the consumer would go to another
+        consumer.finish(frame)
+        assert consumer.frame().data == NOT_LEADER
         confirmed = len(stored(replicated))
         replicated.restart_node(leader)  # it is still cut off
         until(lambda: replicated.partition("t", 0).leader is None)
