@@ -135,11 +135,11 @@ def test_publishing_over_http(cluster: RedesignedCluster) -> None:
     deep = "%7B%22a%22:" + "%5B" * 3000
     assert post(f"/pub_ext?topic=ord&partition=0&ext={deep}") == (400, "E_INVALID_JSON_HEADER")
     replica = cluster.node(cluster.partition("ord", 0).replicas[1])
-    refused = ask(replica.http_address, "POST", "/pub?topic=ord&partition=0", b"x", **ACCEPT)
-    assert (refused.status, refused.json) == (400, {"message": "E_FAILED_ON_NOT_LEADER"})
-    for path in ("/pub_ext?topic=ord&partition=0&ext=x", "/pubtrace?topic=ord&partition=0&trace_id=x"):
-        refused = ask(replica.http_address, "POST", path, b"x", **ACCEPT)  # before what is wrong with the arguments
-        assert (refused.status, refused.json) == (400, {"message": "E_FAILED_ON_NOT_LEADER"})
+    orders = [f"/channel/{order}?channel=ch" for order in ("pause", "create", "delete", "setoffset")]
+    # Before what is wrong with the arguments.
+    for path in ("/pub?", "/pub_ext?ext=x", "/pubtrace?trace_id=x", "/message/finish?channel=ch&msgid=1", *orders):
+        refused = ask(replica.http_address, "POST", f"{path}&topic=ord&partition=0", b"special:-1", **ACCEPT)
+        assert (refused.status, refused.json) == (400, {"message": "E_FAILED_ON_NOT_LEADER"}), path
 
 
 def test_ext_headers_over_http(cluster: RedesignedCluster) -> None:
