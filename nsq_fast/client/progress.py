@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from nsq_fast.protocol.topology import Topology
 
     from .consumer import AnyConsumer
+    from .http import HttpClient
     from .lookup import LookupPoller
     from .loop import Task
     from .producer import ProducerCore
@@ -442,13 +443,14 @@ class ConsumerObserver:
         self._asked_at = {key: at for key, at in self._asked_at.items() if now - at < ASK_EVERY}
         present = {each.target for each in self._consumer.subscribers}
         self._words = {target: word for target, word in self._words.items() if target in present}
-        due: dict[tuple[Address, str], list[Subscriber]] = {}
+        due: dict[Address, dict[str, list[Subscriber]]] = {}
         for topic in self._subscriptions.each_topic():
             for each in topic:
                 nsqd = topic.nsqd_of(each.target)
-                if nsqd is not None and nsqd.http is not None and self._is_silent(each, now):
-                    due.setdefault((nsqd.http, topic.topic), []).append(each)
-        due = {key: each for key, each in due.items() if key not in self._asked_at}
+                if nsqd is None or nsqd.http is None or (nsqd.http, topic.topic) in self._asked_at:
+                    continue
+                if self._is_silent(each, now):
+                    due.setdefault(nsqd.http, {}).setdefault(topic.topic, []).append(each)
         if due:
             self._asking = self._consumer.supervisor.job("nsq_fast progress", self._ask_all, due)
 
@@ -457,20 +459,21 @@ class ConsumerObserver:
         asks = subscriber.is_connected and subscriber.subscription.share.rdy > 0
         return asks and not subscriber.connection.in_flight and now - last_delivery(subscriber) >= MOVING
 
-    async def _ask_all(self, due: dict[tuple[Address, str], list[Subscriber]]) -> None:
-        for (http, topic), subscribers in due.items():
-            self._asked_at[http, topic] = monotonic()
-            with suppress(NsqError, *UNREADABLE):  # what it would have said is not known, and asked for later
-                self._take(await self._stats_of(http, topic), subscribers)
-
-    async def _stats_of(self, http: Address, topic: str) -> list[_Topic]:
+    async def _ask_all(self, due: dict[Address, dict[str, list[Subscriber]]]) -> None:
         from .http import Endpoint, HttpClient  # where nsqds are configured, none is asked
 
+        timeout = self._consumer.lookup_config.lookupd_timeout
+        for http, topics in due.items():
+            with closing(HttpClient(Endpoint("http", http), timeout=timeout, max_reply_size=MOST_BYTES)) as client:
+                for topic, subscribers in topics.items():
+                    self._asked_at[http, topic] = monotonic()
+                    with suppress(NsqError, *UNREADABLE):  # what it would have said is not known, and asked for later
+                        self._take(await self._stats_of(client, topic), subscribers)
+
+    async def _stats_of(self, client: HttpClient, topic: str) -> list[_Topic]:
         consumer = self._consumer
-        timeout = consumer.lookup_config.lookupd_timeout
         query = {"format": "json", "topic": topic, "channel": consumer.channel, "include_clients": "false"}
-        with closing(HttpClient(Endpoint("http", http), timeout=timeout, max_reply_size=MOST_BYTES)) as client:
-            reply = await client.ask(consumer.loop, "GET", "/stats", {**query, "needClients": "false"})
+        reply = await client.ask(consumer.loop, "GET", "/stats", {**query, "needClients": "false"})
         return msgspec.json.decode(unwrap(reply.body), type=_Stats).topics or []
 
     def _take(self, topics: list[_Topic], subscribers: list[Subscriber]) -> None:

@@ -54,8 +54,8 @@ def an_nsqd(loop: SimLoop, dialect: str = "original", *topics: str) -> ModelNsqd
     return nsqd
 
 
-def consumer_of(nsqds: Any = NSQD, handler: Any = finish, **options: Any) -> Consumer:
-    return Consumer("t", "c", nsqds, message_handler=handler, max_in_flight=2, **options)
+def consumer_of(nsqds: Any = NSQD, handler: Any = finish, topic: Any = "t", **options: Any) -> Consumer:
+    return Consumer(topic, "c", nsqds, message_handler=handler, max_in_flight=2, **options)
 
 
 def consumer_by_lookup(handler: Any = finish, **options: Any) -> Consumer:
@@ -265,8 +265,8 @@ class Stats(ModelLookupd):
         }  # fmt: skip
 
 
-def stats_of(loop: SimLoop, dialect: str = "original") -> Stats:
-    nsqd = an_nsqd(loop, dialect)
+def stats_of(loop: SimLoop, dialect: str = "original", *others: str) -> Stats:
+    nsqd = an_nsqd(loop, dialect, *others)
     stats = Stats(nsqd, "t")
     ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
     return stats
@@ -393,24 +393,24 @@ async def test_a_connection_without_rdy_says_what_has_it(loop: SimLoop) -> None:
 async def test_stats_that_cannot_be_read_are_no_fault_of_the_client(
     loop: SimLoop, monkeypatch: pytest.MonkeyPatch, stats: bytes
 ) -> None:
-    asked: list[str] = []
+    asked: list[HttpClient] = []
 
     async def ask(self: HttpClient, loop: Any, method: str, path: str, *arguments: Any, **options: Any) -> Reply:
         if path != "/stats":
             return await real_ask(self, loop, method, path, *arguments, **options)
-        asked.append(path)
+        asked.append(self)
         return Reply(200, stats, {})
 
     real_ask = HttpClient.ask
     monkeypatch.setattr(HttpClient, "ask", ask)
-    stats_of(loop).log.store(b"work")
+    stats_of(loop, "original", "u").log.store(b"work")
     faults: list[NsqError] = []
-    async with consumer_by_lookup() as consumer:
+    async with consumer_by_lookup(topic=["t", "u"]) as consumer:
         consumer.on_error.connect(lambda _, error: faults.append(error), weak=False)
         await asyncio.sleep(2 * MOVING)
         await named(loop, consumer, "idle")
         await asyncio.sleep(MOVING)
-    assert asked
+    assert asked == 2 * asked[:1], "about both topics over one connection"
     assert faults == []
 
 
