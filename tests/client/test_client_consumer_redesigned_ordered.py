@@ -118,8 +118,10 @@ def test_a_violation_may_be_dropped_or_stop_the_consumer(nsqd, consume):
 
 
 FAILING = [
-    (Recorder(1), 200), (Recorder(1, error=lambda _: RequeueMessage(0.2)), 5000), (lambda *_: (each for each in ()), 200)
-]  # fmt: skip
+    (Recorder(1), 200),
+    (Recorder(1, error=lambda _: RequeueMessage(0.2)), 5000),
+    (lambda *_: (each for each in ()), 200),
+]
 
 
 @pytest.mark.parametrize(("handler", "delay"), FAILING)
