@@ -120,8 +120,9 @@ def test_nsqds_that_are_not_there_or_say_nothing_hold_up_no_other(servers, consu
     assert not any(error.__cause__ for error in refused), "the reason itself is told"
 
 
-def test_what_a_lost_connection_had_is_not_handled_and_its_answers_are_counted_as_lost(servers, consume):
+def test_what_a_lost_connection_had_is_not_handled_and_its_answers_are_counted_as_lost(servers, consume, caplog):
     """Also those that were queued when it ended."""
+    caplog.set_level("INFO")
     server, release, handled, taken = servers(), Event(), [], []
 
     def handle(_, message):
@@ -151,6 +152,7 @@ def test_what_a_lost_connection_had_is_not_handled_and_its_answers_are_counted_a
     assert (totals.answers_lost, totals.finished, totals.requeued) == (4, 0, 0)
     server.connection(2).wait_rdy(10)
     assert not {b"FIN", b"REQ"}.intersection(second.words())
+    assert caplog.text.count("before the FIN of") == 2, "it is said where an answer is lost, and nowhere else"
 
 
 # Lookup

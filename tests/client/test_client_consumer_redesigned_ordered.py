@@ -117,9 +117,16 @@ def test_a_violation_may_be_dropped_or_stop_the_consumer(nsqd, consume):
 # Failed messages
 
 
-@pytest.mark.parametrize(("error", "delay"), [(ValueError, 200), (lambda _: RequeueMessage(0.2), 5000)])
-def test_a_failed_message_is_held_and_given_back_at_once_then(nsqd, consume, error, delay):
-    consumer = consume(Recorder(1, error=error), found=topology({0: nsqd}), requeue_delay=delay, max_backoff_duration=9)
+FAILING = [
+    (Recorder(1), 200),
+    (Recorder(1, error=lambda _: RequeueMessage(0.2)), 5000),
+    (lambda *_: (each for each in ()), 200),
+]
+
+
+@pytest.mark.parametrize(("handler", "delay"), FAILING)
+def test_a_failed_message_is_held_and_given_back_at_once_then(nsqd, consume, handler, delay):
+    consumer = consume(handler, found=topology({0: nsqd}), requeue_delay=delay, max_backoff_duration=9)
     connection = nsqd.subscriber(0)
     began = monotonic()
     push(connection, 1)

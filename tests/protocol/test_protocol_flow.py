@@ -170,7 +170,8 @@ class Server:
             came_at = min(now, sent + self.DELAY)
             self.ledger.expire(came_at)
             self.ledger.received([Message(1, 1, id, b"", received_at=came_at)])
-            self.ledger.expire_excess(self.share.highest(came_at), came_at)
+            excess = self.ledger.expire_excess(self.share.highest(came_at), came_at)
+            assert not any(message.id in self.in_flight for message in excess), "it waits for their answers still"
         self.ledger.expire(now)
         self.share.in_flight = self.ledger.count
 

@@ -229,6 +229,8 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
     expect(took <= (limit or timeout) + 3.0, f"close took {took:.3f} s")
     await asyncio.wait_for(asyncio.gather(*late), 0.01)
     await asyncio.sleep(2.5)  # a connection whose server is silent takes two more to end
+    held = producer.stats()["held"]
+    expect(held == 0, f"{held} messages are held after all have ended")
     ends.judge(at_most_once)
     return {"published": len(ends.sent), "stored": len(ends.stored), "unknown": len(ends.unknown),
             "refused": len(ends.refused)}  # fmt: skip

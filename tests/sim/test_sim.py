@@ -292,25 +292,42 @@ async def test_a_server_that_was_slow_and_then_falls_silent_is_left_for_a_new_co
         assert loop.time() - silent <= 1.0 + SOON
 
 
+class Tries(list[float]):
+    """When somebody tried to connect to an nsqd, from now on."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        knock = loop.network.knock
+
+        def counted(sock: Any, address: tuple[str, int]) -> None:
+            if address[1] == 4150:
+                self.append(loop.time())
+            knock(sock, address)
+
+        loop.network.knock = counted  # type: ignore[method-assign]
+
+
 async def test_an_nsqd_that_is_gone_is_tried_ever_more_seldom_until_something_is_published(loop: SimLoop) -> None:
-    tries: list[float] = []
-    knock = loop.network.knock
-
-    def counted(sock: Any, address: tuple[str, int]) -> None:
-        tries.append(loop.time())
-        knock(sock, address)
-
     nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
     async with Producer("10.1.0.1:4150") as producer:
         await producer.publish("t", b"first")
         nsqd.kill()
-        loop.network.knock = counted  # type: ignore[method-assign]
+        tries = Tries(loop)
         await asyncio.sleep(600.0)
         seldom = len(tries)
         with pytest.raises(PublishFailed):
             await producer.publish("t", b"second", timeout=60.0)
     assert seldom < 40, "pauses of 30 to 60 s after the first"
     assert len(tries) - seldom > 25, "of two seconds at most"
+
+
+async def test_an_nsqd_that_is_gone_is_tried_ever_more_seldom_though_lookup_names_it(loop: SimLoop) -> None:
+    nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+    nsqd.log("t")
+    ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd]).mood = "ghost"
+    tries = Tries(loop)
+    async with Consumer("t", "c", lookupd_http_addresses=["10.2.0.1:4161"], lookupd_poll_interval=5.0):
+        await asyncio.sleep(600.0)
+    assert 10 < len(tries) < 40
 
 
 async def test_close_without_a_timeout_says_how_long_publishes_may_take(
