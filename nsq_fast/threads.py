@@ -23,7 +23,7 @@ from inspect import signature
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from gevent._hub_local import get_hub_if_exists
 from gevent.exceptions import HubDestroyed
@@ -424,7 +424,7 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
 
     _is_started = False
     _new_promise = _Promise
-    __reduce_ex__ = refuse_copies
+    __reduce_ex__: Callable[..., NoReturn] = refuse_copies
 
     @arguments_of(GeventProducer.__init__)
     def __init__(self, *arguments: Any, **options: Any) -> None:

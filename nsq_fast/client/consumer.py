@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -143,7 +143,7 @@ class ConsumerOptions:
 
     config: ConsumerConfig
     lookup_config: LookupConfig
-    __reduce_ex__ = refuse_copies
+    __reduce_ex__: Callable[..., NoReturn] = refuse_copies
 
     max_tries: OptionAttribute = OptionAttribute("config")
     requeue_delay: OptionAttribute = OptionAttribute("config")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nsq_fast._lazy import get_logger
 from nsq_fast._publish_path import ProducerPath, Wakeups
@@ -54,7 +54,7 @@ class ProducerCore(ProducerPath):
     config: ProducerConfig
     connection_config: ConnectionConfig
     lookup_config: LookupConfig
-    __reduce_ex__ = refuse_copies
+    __reduce_ex__: Callable[..., NoReturn] = refuse_copies
 
     def __init__(
         self,
