@@ -266,7 +266,7 @@ def test_auth_and_tls_through_options(
 
     files = {"tls_cert": tls_files["cert"], "tls_key": tls_files["key"]}
     with BrokerProcess(lookupd=False, auth_http_addresses=(str(auth_server),), tls_required="true", **files) as broker:
-        options = {"nsqd_tcp_addresses": broker.nsqd.tcp, "topic": topic, "nsq.publish_timeout": "2"}
+        options = {"nsqd_tcp_addresses": broker.nsqd.tcp, "topic": topic, "nsq.publish_timeout": "4"}
         secure = {"nsq.tls_v1": "true", "nsq.tls_cafile": tls_files["ca"]}
         append(numbers(spark, 500), **options, **secure, **{"nsq.auth_secret": "hush"})
         with pytest.raises(PythonException, match=r"E_AUTH|E_UNAUTHORIZED") as caught:
