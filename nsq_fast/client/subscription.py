@@ -27,8 +27,6 @@ from nsq_fast.errors import (
     ConnectionClosed,
     ConnectionLost,
     MessageTooLarge,
-    NotLeader,
-    NotWritable,
     NsqError,
     ServerError,
     said_at,
@@ -166,7 +164,6 @@ class Subscription:
         self.is_live: bool = False
         self.is_ending: bool = False
         self.is_ordered: bool = False
-        self._last_finished: Message | None = None
         self.is_awaiting_close: bool = False
         self._silent_at = 0.0  # when nothing more can come
         self.overdue_since: float | None = None
@@ -302,8 +299,9 @@ class Subscription:
         if requeued:
             counters.requeued += requeued
         if finished:
-            self._last_finished = finished[-1]
-            self._subscriber.finished_at = monotonic()
+            now = self._subscriber.finished_at = monotonic()
+            if self.inbound.lock is not None:
+                self.inbound.lock.finished, self.inbound.lock.finished_at = finished[-1], now
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
             if self._trace.is_active and self._is_traced():
@@ -334,8 +332,6 @@ class Subscription:
     # What is only told
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
-        if self.is_ordered and self._last_finished is not None and isinstance(error, (NotLeader, NotWritable)):
-            self._consumer.ordered.fin_refused(self.target, self._last_finished)
         self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
         emit(self._consumer, "on_error", error=error)
 
