@@ -320,7 +320,8 @@ class Subscription:
 
     def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
         self.counters.answers_failed += 1
-        self._consumer.logger.warning("%s: answered too late: %s", self.target, error, extra=RESPONSE_FAILED)
+        if self._subscriber.recurring.is_worth_a_line(error.code):
+            self._consumer.logger.warning("%s: answered too late: %s", self.target, error, extra=RESPONSE_FAILED)
         emit(self._consumer, "on_error", error=error)
 
     def _freed(self) -> None:
@@ -332,7 +333,9 @@ class Subscription:
     # What is only told
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
-        self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
+        # A leader without its replicas ends a connection a second so.
+        if self._subscriber.recurring.is_worth_a_line(error.code):
+            self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
         emit(self._consumer, "on_error", error=error)
 
     def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
@@ -458,10 +461,11 @@ class Subscription:
             return
         if self.backoff is not consumer.flow.backoff:
             consumer.flow.result(False, self.backoff)
-        consumer.logger.warning(
-            "%s: %s; %d unstarted messages dropped",
-            self.target, said_at(self.target.address, error), len(unstarted), extra=SUBSCRIPTION_LOST,
-        )  # fmt: skip
+        if self._subscriber.recurring.is_worth_a_line(type(error)):
+            consumer.logger.warning(
+                "%s: %s; %d unstarted messages dropped",
+                self.target, said_at(self.target.address, error), len(unstarted), extra=SUBSCRIPTION_LOST,
+            )  # fmt: skip
         emit(consumer, "on_error", error=error)
         self._subscriber.doubt()
 
