@@ -45,7 +45,16 @@ from nsq_fast.protocol.rdy import RequeueDelay
 from nsq_fast.protocol.topology import Target
 
 from .connection import Connection
-from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, is_worth_a_line, message_name, tell_outdated
+from .give_up import (
+    GIVE_UP,
+    AgePolicy,
+    Discard,
+    GiveUpPolicy,
+    Recurring,
+    is_worth_a_line,
+    message_name,
+    tell_outdated,
+)
 from .loop import Repeated
 from .workers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
@@ -441,6 +450,7 @@ class Ordered:
         self._blocked_policy = blocked_policy
         self._locks: dict[str, PartitionLock] = {}
         self._held: dict[Message, Timer] = {}
+        self._recurring = Recurring()
         self._log: logging.Logger = consumer.logger
 
     def lock_of(self, target: Target) -> PartitionLock:
@@ -473,7 +483,8 @@ class Ordered:
                     message.finish()
             return not is_done
         error = OrderViolated(target.partition, last, seen)
-        self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
+        if self._recurring.is_worth_a_line(_key(target)):  # what is held back comes again and again
+            self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
         emit(self._consumer, "on_order_violation", message=message, error=error)
         if self._order_policy == "deliver":
             self.ledger.rewind(_key(target), seen)
