@@ -40,6 +40,7 @@ from nsq_fast.log_events import (
     ORDER_VIOLATED,
     PARTITION_BLOCKED,
     RESPONSE_LOST,
+    RESPONSE_REPEATED,
 )
 from nsq_fast.protocol.rdy import RequeueDelay
 from nsq_fast.protocol.topology import Target
@@ -477,11 +478,15 @@ class Ordered:
         seen = message.internal_id, message.offset or 0
         last = self.ledger.check(_key(target), seen)
         if last is None:
-            is_done = self._is_done(self.lock_of(target), message)
-            if is_done:
-                with suppress(ConnectionLost):  # it comes once more
-                    message.finish()
-            return not is_done
+            lock = self.lock_of(target)
+            if not self._is_done(lock, message):
+                return True
+            if self._recurring.is_worth_a_line(lock):
+                text = "%s: message %s comes again after its FIN, and is finished again"
+                self._log.info(text, target, message_name(message), extra=RESPONSE_REPEATED)
+            with suppress(ConnectionLost):  # it comes once more
+                message.finish()
+            return False
         error = OrderViolated(target.partition, last, seen)
         if self._recurring.is_worth_a_line(_key(target)):  # what is held back comes again and again
             self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
