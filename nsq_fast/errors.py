@@ -87,7 +87,8 @@ class ConnectionLost(NsqError, OSError):
     """The TCP connection to an nsqd ended, or was never there.
 
     ``outcome_unknown``: the command this is the answer to may have been carried out all the same.
-    ``is_abrupt``: the server closed the connection or reset it without a word, as one that crashes does.
+    ``is_abrupt``: the server closed the connection or reset it without a word, as one that crashes does; or it refused
+    another command, and the connection had to end.
     ``was_first``: of the commands without a reply, the one this is the answer to was the oldest: the server was
     working on it, if on any.
     ``waited``: seconds, at least, for which it had been so; 0.0 where that was not watched.

@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.processes import until_async
-from support.scripted_nsqd import ScriptedNsqd
+from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, ignore
 from support.waiting import PROCESS, WAIT, until
-from support.wire import frame
+from support.wire import error_frame, frame
 
 import nsq_fast
 from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer, aio, log_events, threads
@@ -112,6 +112,23 @@ def test_the_records_of_a_program_carry_their_events() -> None:
 
 
 # JSON
+
+
+def test_what_a_server_says_again_and_again_is_logged_ever_more_seldom() -> None:
+    """As a leader without its replicas that refuses a FIN and ends the connection, each second for minutes."""
+
+    def refuse(connection: ScriptedConnection, _: Any) -> None:
+        if len(server.connections) <= 16:
+            connection.send(error_frame(b"E_FIN_FAILED x") + error_frame(b"E_FAILED_ON_NOT_WRITABLE "))
+            connection.close()
+
+    server = ScriptedNsqd({"version": "0.3.7-HA.1.9.9"}, {b"RDY": refuse})
+    options = {"message_handler": ignore, "max_reconnect_delay": 0.01}
+    with all_records() as kept, Consumer("t", "c", server.address, **options):
+        server.connection(16)
+    server.stop()
+    events = [getattr(record, "event", None) for record in kept.records if record.levelno >= logging.WARNING]
+    assert [events.count(event) for event in ("response_failed", "server_error", "subscription_lost")] == [5, 5, 5]
 
 
 def record_of(text: Any, *args: Any, level: int = logging.INFO, name: str = "app", **more: Any) -> logging.LogRecord:

@@ -40,12 +40,22 @@ from nsq_fast.log_events import (
     ORDER_VIOLATED,
     PARTITION_BLOCKED,
     RESPONSE_LOST,
+    RESPONSE_REPEATED,
 )
 from nsq_fast.protocol.rdy import RequeueDelay
 from nsq_fast.protocol.topology import Target
 
 from .connection import Connection
-from .give_up import GIVE_UP, AgePolicy, Discard, GiveUpPolicy, is_worth_a_line, message_name, tell_outdated
+from .give_up import (
+    GIVE_UP,
+    AgePolicy,
+    Discard,
+    GiveUpPolicy,
+    Recurring,
+    is_worth_a_line,
+    message_name,
+    tell_outdated,
+)
 from .loop import Repeated
 from .workers import BatchHandler, Handler, HandlerTiming, refuse_deferred
 
@@ -333,11 +343,17 @@ LONGEST_HOLD = 0.8
 
 
 class PartitionLock:
-    """The right to handle messages of one ordered partition: one worker has it, over all its connections."""
+    """The right to handle messages of one ordered partition: one worker has it, over all its connections.
 
-    __slots__ = ("_holder", "_waiting")
+    Attributes:
+        finished: the message whose FIN was sent last; ``finished_at``: when, monotonic.
+    """
+
+    __slots__ = ("_holder", "_waiting", "finished", "finished_at")
 
     def __init__(self) -> None:
+        self.finished: Message | None = None
+        self.finished_at = 0.0
         self._holder: WorkerPool | None = None
         self._waiting: list[WorkerPool] = []
 
@@ -435,7 +451,7 @@ class Ordered:
         self._blocked_policy = blocked_policy
         self._locks: dict[str, PartitionLock] = {}
         self._held: dict[Message, Timer] = {}
-        self._unconfirmed: dict[str, tuple[bytes, int]] = {}
+        self._recurring = Recurring()
         self._log: logging.Logger = consumer.logger
 
     def lock_of(self, target: Target) -> PartitionLock:
@@ -461,14 +477,19 @@ class Ordered:
         """Judge a message that is the first, comes again or goes backwards; whether it shall be handled."""
         seen = message.internal_id, message.offset or 0
         last = self.ledger.check(_key(target), seen)
-        is_done = self._unconfirmed.pop(_key(target), None) == (message.id, message.timestamp)
         if last is None:
-            if is_done:
-                with suppress(ConnectionLost):  # it comes once more
-                    message.finish()
-            return not is_done
+            lock = self.lock_of(target)
+            if not self._is_done(lock, message):
+                return True
+            if self._recurring.is_worth_a_line(lock):
+                text = "%s: message %s comes again after its FIN, and is finished again"
+                self._log.info(text, target, message_name(message), extra=RESPONSE_REPEATED)
+            with suppress(ConnectionLost):  # it comes once more
+                message.finish()
+            return False
         error = OrderViolated(target.partition, last, seen)
-        self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
+        if self._recurring.is_worth_a_line(_key(target)):  # what is held back comes again and again
+            self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
         emit(self._consumer, "on_order_violation", message=message, error=error)
         if self._order_policy == "deliver":
             self.ledger.rewind(_key(target), seen)
@@ -482,12 +503,17 @@ class Ordered:
             self._consumer.acknowledger.requeue(message, None, False)
         return False
 
-    def fin_refused(self, target: Target, message: Message) -> None:
-        """The leader cannot record that a message is done, and sends it until it can: no handler sees it once more.
+    def _is_done(self, lock: PartitionLock, message: Message) -> bool:
+        """Whether it is the message that was finished last: no handler sees it once more, it is finished again.
 
-        A leader without its replicas did so for two minutes, each second.
+        A leader that cannot tell its replicas of a FIN takes the FIN back, and sends the message again, and again: each
+        second for two minutes, where it refuses the FIN at once; 44 times in 7 s, where it first waits for a replica
+        (youzan/nsq: consistence/nsqd_coordinator_cluster_write.go, FinishMessageToCluster). Later than that it may be
+        an administrator who wants the message to be handled again.
         """
-        self._unconfirmed[_key(target)] = message.id, message.timestamp
+        done, timeout = lock.finished, message.responder.info.msg_timeout
+        is_same = done is not None and (done.id, done.timestamp) == (message.id, message.timestamp)
+        return is_same and monotonic() < lock.finished_at + timeout
 
     def _stop(self, message: Message, error: NsqError) -> None:
         self._consumer.fail(error)

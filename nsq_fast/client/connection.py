@@ -720,8 +720,9 @@ class Connection(ConnectionPath):
         for number, (command, token) in enumerate(lost.pending):
             text = f"{self.address}: the connection ended before the reply to {command}: {reason}"
             error = lost_error(text, outcome_unknown=lost.executed is None)
-            error.is_abrupt = isinstance(reason, ConnectionLost) and reason.is_abrupt
-            error.was_first = number == 0
+            is_behind = isinstance(reason, ServerError)  # it waited behind an MPUB_EXT that was refused
+            error.is_abrupt = is_behind or (isinstance(reason, ConnectionLost) and reason.is_abrupt)
+            error.was_first = number == 0 and not is_behind
             error.__cause__ = reason
             try:
                 self._failed(token, error)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message, TruncatedMessage
@@ -35,6 +35,9 @@ logger: logging.Logger = get_logger(__name__)
 
 # What a connection says of its subscription, which a producer has none of.
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}
+
+QUIET = 60.0
+"""Seconds after which what comes again is told as something new."""
 
 if TYPE_CHECKING:
     from .consumer import AnyConsumer
@@ -204,6 +207,19 @@ def tell_outdated(consumer: AnyConsumer, message: Message) -> None:
 def is_worth_a_line(count: int) -> bool:
     """Of what may come a million times the first, second, fourth... is logged: no disk fills in a night."""
     return count > 0 and count & (count - 1) == 0
+
+
+class Recurring:
+    """Counts what may come each second for hours; what has not come for a minute is new again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[object, tuple[int, float]] = {}
+
+    def is_worth_a_line(self, kind: object) -> bool:
+        """Whether this one of its kind is to be logged: the first, second, fourth..."""
+        (count, at), now = self._seen.get(kind, (0, 0.0)), monotonic()
+        self._seen[kind] = count, _ = 1 if now - at > QUIET else count + 1, now
+        return is_worth_a_line(count)
 
 
 def topic_of(consumer: AnyConsumer, message: Message) -> str:

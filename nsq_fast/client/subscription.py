@@ -27,8 +27,6 @@ from nsq_fast.errors import (
     ConnectionClosed,
     ConnectionLost,
     MessageTooLarge,
-    NotLeader,
-    NotWritable,
     NsqError,
     ServerError,
     said_at,
@@ -166,7 +164,6 @@ class Subscription:
         self.is_live: bool = False
         self.is_ending: bool = False
         self.is_ordered: bool = False
-        self._last_finished: Message | None = None
         self.is_awaiting_close: bool = False
         self._silent_at = 0.0  # when nothing more can come
         self.overdue_since: float | None = None
@@ -302,8 +299,9 @@ class Subscription:
         if requeued:
             counters.requeued += requeued
         if finished:
-            self._last_finished = finished[-1]
-            self._subscriber.finished_at = monotonic()
+            now = self._subscriber.finished_at = monotonic()
+            if self.inbound.lock is not None:
+                self.inbound.lock.finished, self.inbound.lock.finished_at = finished[-1], now
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
             if self._trace.is_active and self._is_traced():
@@ -322,7 +320,8 @@ class Subscription:
 
     def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
         self.counters.answers_failed += 1
-        self._consumer.logger.warning("%s: answered too late: %s", self.target, error, extra=RESPONSE_FAILED)
+        if self._subscriber.recurring.is_worth_a_line(error.code):
+            self._consumer.logger.warning("%s: answered too late: %s", self.target, error, extra=RESPONSE_FAILED)
         emit(self._consumer, "on_error", error=error)
 
     def _freed(self) -> None:
@@ -334,9 +333,9 @@ class Subscription:
     # What is only told
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
-        if self.is_ordered and self._last_finished is not None and isinstance(error, (NotLeader, NotWritable)):
-            self._consumer.ordered.fin_refused(self.target, self._last_finished)
-        self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
+        # A leader without its replicas ends a connection a second so.
+        if self._subscriber.recurring.is_worth_a_line(error.code):
+            self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
         emit(self._consumer, "on_error", error=error)
 
     def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
@@ -462,10 +461,11 @@ class Subscription:
             return
         if self.backoff is not consumer.flow.backoff:
             consumer.flow.result(False, self.backoff)
-        consumer.logger.warning(
-            "%s: %s; %d unstarted messages dropped",
-            self.target, said_at(self.target.address, error), len(unstarted), extra=SUBSCRIPTION_LOST,
-        )  # fmt: skip
+        if self._subscriber.recurring.is_worth_a_line(type(error)):
+            consumer.logger.warning(
+                "%s: %s; %d unstarted messages dropped",
+                self.target, said_at(self.target.address, error), len(unstarted), extra=SUBSCRIPTION_LOST,
+            )  # fmt: skip
         emit(consumer, "on_error", error=error)
         self._subscriber.doubt()
 

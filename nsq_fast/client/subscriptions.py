@@ -71,6 +71,7 @@ from nsq_fast.protocol.topology import (
 )
 
 from .connection import Connection
+from .give_up import Recurring
 from .loop import Changes, Repeated
 from .start_position import Starter, StartPositions
 from .subscription import ConnectionStats, Counters, Subscription
@@ -575,7 +576,7 @@ class Subscriber:
         desired: what it shall do.
         refusal: why the subscription cannot work as it is meant; None unless it was refused.
         refused_in: round of lookup in which it was.
-        counters: over all connections to this target.
+        counters, recurring: over all connections to this target.
         pool: the workers that handle its messages; ``is_pool_shared``: and those of other connections.
         changes: wakes whoever waits for a change of its state.
         task: what passes through its states; None before it is started.
@@ -598,6 +599,7 @@ class Subscriber:
         self.refusal: NsqError | None = None
         self.refused_in = 0
         self.counters: Counters = Counters()
+        self.recurring: Recurring = Recurring()
         self.delivered_at = self.finished_at = 0.0
         self.renewed: int = 0
         self._is_mute = False

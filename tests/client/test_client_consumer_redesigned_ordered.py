@@ -92,16 +92,17 @@ def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
     assert [(error.last, error.seen) for error in violations] == [((8, 320), (6, 240))]
 
 
-def test_a_violation_may_be_dropped_or_stop_the_consumer(nsqd, consume):
+def test_a_violation_may_be_dropped_or_stop_the_consumer(nsqd, consume, caplog):
     handler = Recorder()
     consumer = consume(handler, found=topology({0: nsqd}), order_policy="drop")
     connection = nsqd.subscriber(0)
-    push(connection, 5, 3)
-    wait_answers(connection, b"REQ", [3])
+    push(connection, 5, 3, 3, 3)
+    wait_answers(connection, b"REQ", [3, 3, 3])
     push(connection, 6)
     wait_answers(connection, b"FIN", [5, 6])
     assert handler.seen == [5, 6], "neither handled nor finished"
-    assert consumer.stats().order_violations == 1
+    assert consumer.stats().order_violations == 3
+    assert caplog.text.count("partition 0 went backwards") == 2, "the first and the second"
     consumer = consume(handler, found=topology({1: nsqd}), order_policy="stop")
     connection = nsqd.subscriber(1)
     push(connection, 5)

@@ -492,6 +492,20 @@ def test_an_error_to_a_batch_with_headers_ends_the_connection(lookup_producer, p
     assert len(nsqd.peers) == 2
 
 
+def test_what_was_behind_a_batch_with_headers_that_is_refused_has_used_up_no_attempt(lookup_producer, publish_nsqd):
+    refusals = [NOT_WRITABLE] * 3
+
+    def answer(peer, command):
+        peer.frame(1, refusals.pop()) if command.name == "MPUB_EXT" and refusals else peer.ok()
+
+    nsqd = publish_nsqd(answer, version=REDESIGNED)
+    options = {"connections_per_nsqd": 1, "max_publish_attempts": 1, "publish_timeout": 60.0}
+    sender, _ = lookup_producer(replace(topology({0: nsqd, 1: nsqd}), meta=None), **options)
+    batch = sender.multipublish("t", [b"x"], headers={"a": 1}, partition=0, raise_error=False)
+    behind = sender.publish_nowait("t", b"y", partition=1)
+    assert [each.get(timeout=WAIT) for each in (batch, behind)] == [b"OK", b"OK"]
+
+
 # Publishes bound to a partition stay in order, whatever its leaders do; others go where they can
 
 

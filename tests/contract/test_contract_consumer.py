@@ -304,27 +304,30 @@ async def within(consumer: aio.Consumer) -> None:
         await consumer.join()
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["refused", "taken back"])
 async def test_a_handler_runs_once_while_a_leader_cannot_record_that_its_message_is_done(
-    face: Face, servers: Any
+    face: Face, servers: Any, is_told: bool
 ) -> None:
-    """It has too few replicas: it refuses the FIN, ends the connection, and sends the message again to the next."""
+    """It has too few replicas: it refuses the FIN, ends the connection, and sends the message again to the next. Or it
+    waits for a replica, takes the FIN back, and sends the message again meanwhile."""
     handled: list[int] = []
-    refusal = error_frame(b"E_FAILED_ON_NOT_WRITABLE ")
+    fins: list[ScriptedConnection] = []
 
     def finished(connection: ScriptedConnection, _: Any) -> None:
-        if len(server.connections) < 3:
-            connection.send(refusal)
+        fins.append(connection)
+        if is_told and len(fins) < 3:
+            connection.send(error_frame(b"E_FAILED_ON_NOT_WRITABLE "))
             connection.close()
+        elif len(fins) < 4:
+            connection.send(ordered_frame(1 if len(fins) < 3 else 2))
 
     server = await face.do(lambda: servers({"version": "0.3.7-HA.1.9.9"}, {b"SUB_ORDERED": OK, b"FIN": finished}))
     handle = holding(face, handled, [True])
     async with face.consuming("ordered", handle, server.address, **WAYS["ordered"]):
-        for number in range(3):
+        for number in range(3 if is_told else 1):
             await face.until(lambda number=number: is_ready(server, number + 1))  # type: ignore[misc]
-            connection = server.connections[number]
-            await face.do(lambda connection=connection: connection.send(ordered_frame(1)))  # type: ignore[misc]
-            await face.until(lambda connection=connection: connection.answered(b"FIN"))  # type: ignore[misc]
-        await face.do(lambda: connection.send(ordered_frame(2)))
+            await face.do(lambda number=number: server.connections[number].send(ordered_frame(1)))  # type: ignore[misc]
+            await face.until(lambda number=number: len(fins) > number)  # type: ignore[misc]
         await face.until(lambda: 2 in handled)
     assert handled == [1, 2]
 
