@@ -876,7 +876,7 @@ cdef class SessionPath:
         cdef list frames
         cdef Py_ssize_t in_flight
         if not data or not self.is_ready():
-            return self._receive_otherwise(data, now)
+            return self._receive_otherwise(bytes_like(data, "data"), now)
         frames = reader.feed(data, now)
         self.message_count = reader.message_count
         self.failure = reader._error  # behind frames that were whole, which are returned first

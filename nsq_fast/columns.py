@@ -199,7 +199,7 @@ class ColumnSubscription:
             raise LocalProtocolError(f"{self.address}: open() was called already")
         self._thread.claim()
         try:
-            with connecting(self.address, self.config.connect_timeout) as deadline:
+            with connecting(self.address, self.config.connect_timeout, self.session) as deadline:
                 refusal = run(self._begin(deadline))
             if refusal is not None:
                 raise refusal

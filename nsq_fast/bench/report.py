@@ -222,7 +222,7 @@ def html(run: Run) -> str:
             for scenario in run.scenarios
         ],
         made_with=list(about_rows(run)),
-        method=METHOD,
+        method=re.sub(r"(?<=\S)\n *(?=[^-\s])", " ", METHOD),  # its lines are as long as those of a file
     )
     return page
 

@@ -266,7 +266,7 @@ class Connection(ConnectionPath):
         self._thread.claim()
         transport: Transport = self._transport
         try:
-            with connecting(self.address, self.config.connect_timeout) as deadline:
+            with connecting(self.address, self.config.connect_timeout, self.session) as deadline:
                 await transport.connect(deadline)
                 self.local_address = transport.local_address
                 ready = await shake_hands(transport, self.session, deadline, lambda: self._owner.on_heartbeat(self))
@@ -782,8 +782,16 @@ def with_hostname(config: ConnectionConfig) -> ConnectionConfig:
     return config if config.hostname is not None else config.replace(hostname=gethostname())
 
 
+_AWAITED = {
+    Stage.IDENTIFYING: ": no reply to IDENTIFY",
+    Stage.UPGRADING: ": the handshake of TLS has not ended",
+    Stage.CONFIRMING: ": no reply after the upgrade to TLS or compression",
+    Stage.AUTHENTICATING: ": no reply to AUTH, for which nsqd asks its auth server",
+}
+
+
 @contextmanager
-def connecting(address: Address, seconds: float) -> Iterator[float]:
+def connecting(address: Address, seconds: float, session: Session) -> Iterator[float]:
     """Give the deadline of what is done inside, and make every reason why it failed the cause of a ConnectFailed.
 
     Whatever a peer sends, or a resolver makes of a host name, is one more failed connection for the caller. ConfigError
@@ -796,7 +804,7 @@ def connecting(address: Address, seconds: float) -> Iterator[float]:
     except TimeoutError as error:
         if error.errno is not None:  # the system's, of the other end
             raise ConnectFailed(f"{address}: cannot connect: {error}") from error
-        raise ConnectFailed(f"{address}: not connected within {seconds} s") from error
+        raise ConnectFailed(f"{address}: not connected within {seconds} s{_AWAITED.get(session.stage, '')}") from error
     except (NsqError, OSError) as error:
         raise ConnectFailed(f"{address}: cannot connect: {error}") from error
     except Exception as error:  # UnicodeError, RecursionError...

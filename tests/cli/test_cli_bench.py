@@ -287,6 +287,7 @@ def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path,
     html, docs = tmp_path / "report.html", tmp_path / "performance.md"
     assert bench("report", str(suite_run), "--html", str(html), "--docs", str(docs)).exit_code == 0
     page, text = html.read_text(), docs.read_text()
+    assert "where DIR has an nsqd binary, then `nsq-fast bench" in page  # one line, which a narrow window breaks
     assert not re.search(r"""src=|href="[^#]|@import|url\([^#]|<script""", page)
     run = results.load(suite_run)
     speeds = [scenario.loop_ms for scenario in run.scenarios]

@@ -98,7 +98,8 @@ def test_connection_that_ends_during_the_handshake(connect_to, stage, ending):
             connect_to(script, **options)
         assert isinstance(caught.value.__cause__, OSError)
         return
-    with promptly(), pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
+    awaited = {"before the upgrade": "the upgrade", "before the reply to AUTH": "AUTH, for"}.get(stage, "IDENTIFY")
+    with promptly(), pytest.raises(ConnectFailed, match=rf"not connected within 0\.1 s: no reply .*{awaited}"):
         connect_to(script, connect_timeout=0.1, **options)
 
 

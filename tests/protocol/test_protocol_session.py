@@ -309,6 +309,7 @@ def test_a_bad_argument_leaves_nothing_behind(say: Say) -> None:
         (lambda session: session.req(b"0123456789abcdef", 0), "message must be Message"),
         (lambda session: session.touch(b"0123456789abcdef"), "message must be Message"),
         (lambda session: session.set_rdy("5"), "count must be int"),
+        (lambda session: session.receive(None), "data must be bytes-like"),
         (lambda session: Session(None), "config must be ConnectionConfig"),
         (lambda session: parse_lookup("{}"), "body must be bytes"),
     ],

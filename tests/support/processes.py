@@ -46,7 +46,7 @@ def run_quietly(program: str, *arguments: str, **environment: str) -> str:
 
 
 _OF_SLOWNESS = re.compile(
-    r".*(: has not replied for .* s|: given up: it does not reply|: not connected within .* s"
+    r".*(: has not replied for .* s|: given up: it does not reply|: not connected within .* s(: .*)?"
     r"|: closed after .* without the server's consent|closing waits for CLOSE_WAIT of .*)\n"
 )
 
