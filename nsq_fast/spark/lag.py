@@ -169,7 +169,7 @@ def _of_channels(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
             topic=topic,
             partition=partition,
             channel=options.channel,
-            depth=depth.ready,
+            depth=depth.ready + depth.paused,
             in_flight=depth.in_flight,
             deferred=depth.deferred,
             planned=planned.get(source, 0),

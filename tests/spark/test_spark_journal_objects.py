@@ -506,10 +506,46 @@ def test_orphans_may_be_refused_or_warned_of(server: Server, tmp_path: Path, cap
     old, _ = dead(server, tmp_path / "j")
     told = rf"{old.folder} \({LEFT_ROWS:,} rows, the oldest"
     with pytest.raises(JournalError, match=f"{told}.*orphans=adopt"):
-        Query(tmp_path / "j", {**server.options, "orphans": "refuse"})
-    query = Query(tmp_path / "j", {**server.options, "orphans": "warn"})
+        Query(tmp_path / "j", {**server.options, "orphans": "refuse"}).plan()
+    assert not Query(tmp_path / "j", {**server.options, "orphans": "warn"}).plan()
     assert re.search(told, caplog.text)
+
+
+@pytest.mark.parametrize("orphans", ["adopt", "refuse", "warn"])
+def test_a_query_killed_in_its_first_batch_takes_its_own_folder_for_no_other(
+    server: Server, tmp_path: Path, orphans: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = server.publish(10)
+    query = Query(tmp_path / "j", {**server.options, "orphans": orphans})
+    query.plan()
+    query.run()
+    query.start()
+    query.reader.initialOffset()  # Spark asks for it as long as no batch is committed
+    query.done(query.run())
     assert not query.plan()
+    assert "another checkpoint" not in caplog.text
+    account(bodies, query.rows).check()
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_what_tasks_acknowledge_that_outlive_their_driver_is_adopted(
+    server: Server, tmp_path: Path, begun: int
+) -> None:
+    bodies = server.publish(20)
+    old = Query(tmp_path / "j", {**server.options, "minPartitions": "2"})
+    old.plan()
+    tasks = old.tasks()
+    for task in tasks[:begun]:
+        old.run_task(task)
+    query = Query(tmp_path / "j", server.options)
+    assert query.plan()
+    old.run_task(tasks[1])
+    query.rows, query.offset = query.run(), query.planned
+    assert query.plan()  # as Spark, which commits a batch when the next one is planned
+    query.reader.commit(query.offset)
+    query.done(query.run())
+    query.drain(server)
+    account(bodies, query.rows).check()
 
 
 @pytest.mark.parametrize("other", [{"topic": "others"}, {"channel": "other"}])

@@ -6,7 +6,9 @@ The calls are those of Spark, made one by one. Faults are in readers derived fro
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import socket
 import threading
 import time
@@ -42,6 +44,7 @@ from nsq_fast.errors import (
     JournalTaken,
     LookupFailed,
 )
+from nsq_fast.spark import lags
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.journal.files import Storage, open_storage
@@ -284,10 +287,20 @@ def test_a_channel_is_made_before_the_first_message(server: Server, tmp_path: Pa
     account(bodies, query.rows).check()
 
 
-def test_a_paused_channel_is_left_alone(server: Server, query: Query) -> None:
+def test_a_paused_channel_is_left_alone_and_told_of(
+    server: Server, query: Query, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server.publish(10)
     server.client.pause_channel(TOPIC, CHANNEL)
     assert not query.plan()
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(query.offset)}")
+    (lag,) = lags(tmp_path, {**server.options, "topic": TOPIC, "channel": CHANNEL})
+    assert lag.depth == 10
+    reported = query.reader.reportLatestOffset()
+    assert reported is not None
+    assert (sum(reported["backlog"].values()), sum(reported["ready"].values())) == (10, 0)
+    assert re.search(f"topic {TOPIC}, channel {CHANNEL}: paused at nsqd .*: nothing is read there", caplog.text)
     server.client.unpause_channel(TOPIC, CHANNEL)
     assert len(query.batch()) == 10
 

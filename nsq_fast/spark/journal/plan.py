@@ -46,11 +46,12 @@ _PARTITION = re.compile(r"p([0-9]{1,4})\Z")
 
 
 class Depth(NamedTuple):
-    """What a channel holds at one source: messages that wait, that are with consumers, and that come later."""
+    """What a channel holds at one source: messages that wait, are with consumers, come later, are held by a pause."""
 
     ready: int = 0
     in_flight: int = 0
     deferred: int = 0
+    paused: int = 0
 
     @property
     def total(self) -> int:
@@ -319,9 +320,13 @@ class Backlog:
         for channel in topic.get("channels") or []:
             if channel.get("channel_name") == self._options.channel:
                 self.has_channel = True
+                found = Depth(*(int(channel.get(key) or 0) for key in ("depth", "in_flight_count", "deferred_count")))
+                key = f"topic {self.topic}, channel {self._options.channel}: paused at nsqd {nsqd}"
                 if channel.get("paused") or topic.get("paused"):
-                    return Depth()
-                return Depth(*(int(channel.get(key) or 0) for key in ("depth", "in_flight_count", "deferred_count")))
+                    self._reminder.warn(key, f"{key}: nothing is read there until it is unpaused")
+                    return found._replace(ready=0, paused=found.ready)
+                self._reminder.over(key)
+                return found
             self.others.add(str(channel.get("channel_name")))
         # Until there is a channel, nothing waits in it; messages of the topic come into the first one that is made.
         waits = int(topic.get("depth") or 0) if partition is None else 0

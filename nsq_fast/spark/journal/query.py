@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -136,6 +136,7 @@ class QueryJournal:
     def create(self, about: About) -> None:
         """Make it, readable by its owner only; without effect when it is there. Raises ConfigError, JournalError."""
         try:
+            self.parent.names()  # its errors say what a bucket lacks
             self.parent.make(parents=True)
             self.parent.check()
             self._storage.make()
@@ -374,55 +375,57 @@ def parse_adopted(name: str) -> Adopted | None:
 
 
 class Adoption:
-    """What a query reads of other folders in the first batch of a run, and commits with that batch."""
+    """What a query reads of other folders in a batch of its own, the first of a run, and commits with that batch."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._orphans: list[Orphan] = []
         self._begins_at = 0
         self._adopted: Adoptions | None = None
+        self._open: set[str] = set()
 
-    def find(self, journal: QueryJournal) -> None:
-        """Look for folders that hold rows of these topics and this channel: a new query is to adopt them.
+    def begin(self, journal: QueryJournal, batch: int, *, is_new: bool) -> None:
+        """The run goes on behind ``batch``.
+
+        A query adopts what it was told to (``nsq-fast journal adopt``), and has not yet. One that ``is_new``, which
+        has committed no batch, looks for folders of these topics and this channel, too.
 
         Raises JournalError for a file that is damaged, and when the option ``orphans`` refuses them.
         """
-        options = self._options
-        found = [
-            uncommitted(journal.parent, id, about)
-            for id, about in folders(journal.parent)
-            if id != journal.id and about.channel == options.channel and about.may_have(options)
-        ]
-        self._orphans = self._judged([each for each in found if each.slots and self._is_of(each)])
-
-    def begin(self, journal: QueryJournal, batch: int) -> None:
-        """The run goes on behind ``batch``. What was found is for a new query alone.
-
-        Any query adopts what it was told to (``nsq-fast journal adopt``), and has not yet.
-        """
         self._begins_at = batch
-        self._orphans = [] if batch else self._orphans
-        if asked := set(journal.asked_to_adopt()):
-            done = {id: last for id, (by, last) in journal.adopted().items() if by <= batch}
-            self._orphans += [each for each in self._left(journal, asked) if each.last > done.get(each.id, 0)]
+        self._adopted = journal.adopted()
+        done = {id: last for id, (by, last) in self._adopted.items() if by <= batch}
+        beside = [
+            uncommitted(journal.parent, id, about)
+            for id, about in (folders(journal.parent) if is_new else ())
+            if id != journal.id and about.channel == self._options.channel and about.may_have(self._options)
+        ]
+        self._open = {each.id for each in beside if not each.slots}
+        self._orphans = self._judged([each for each in beside if each.last > done.get(each.id, 0)])
+        asked = {*journal.asked_to_adopt()} - {each.id for each in self._orphans}
+        self._orphans += [each for each in self._left(journal, asked) if each.last > done.get(each.id, 0)]
 
-    def look_back(self, journal: QueryJournal, batch: int) -> None:
+    def look_back(self, journal: QueryJournal, offset: Offset) -> None:
         """A batch is done: what it was to adopt and no task has read is adopted once more.
 
-        A sink leaves a batch out when it knows its number, which may be that of another checkpoint.
+        A sink leaves a batch out when it knows its number, which may be that of another checkpoint. And a task that
+        outlives its driver for a moment may fill a slot when the query has begun; its folder may have had none then.
         """
-        if self._adopted is None:
-            self._adopted = journal.adopted()
-        due = {id for id, (by, _) in self._adopted.items() if by == batch}
-        if due and not journal.was_read(batch):
-            self._orphans, self._begins_at = self._left(journal, due), batch
+        if offset.batch > self._begins_at:
+            self._begins_at = offset.batch
+            self._orphans, self._open = self._judged(self._left(journal, self._open)), set()
+        due = {id for id, (by, _) in (self._adopted or {}).items() if by == offset.batch}
+        read = offset.slots if due and journal.was_read(offset.batch) else ()
+        for each in self._left(journal, due):
+            if slots := {name: rows for name, rows in each.slots.items() if name not in read}:
+                self._orphans.append(each._replace(slots=slots))
 
     def is_due(self, batch: int) -> bool:
         """Whether the batch behind this one is to be that of `plan`."""
         return bool(self._orphans) and batch == self._begins_at
 
     def plan(self, journal: QueryJournal, offset: Offset) -> Offset:
-        """The first batch of the run: all that is to be adopted, whatever the limit."""
+        """All that is to be adopted, whatever the limit."""
         found = offset.following({name: rows for each in self._orphans for name, rows in each.slots.items()})
         self._adopted = journal.adopt(found.batch, {each.id: each.last for each in self._orphans})
         return found
@@ -437,12 +440,14 @@ class Adoption:
                 journal.beside(id).commit(last)
             del self._adopted[id]
 
-    def _left(self, journal: QueryJournal, ids: Container[str]) -> list[Orphan]:
-        found = [uncommitted(journal.parent, id, about) for id, about in folders(journal.parent) if id in ids]
-        return [each for each in found if each.slots]
+    def _left(self, journal: QueryJournal, ids: Collection[str]) -> list[Orphan]:
+        found = folders(journal.parent) if ids else ()
+        orphans = [uncommitted(journal.parent, id, about) for id, about in found if id in ids]
+        return [each for each in orphans if each.slots]
 
     def _judged(self, orphans: list[Orphan]) -> list[Orphan]:
         """Those that are to be adopted, as the option ``orphans`` says."""
+        orphans = [each for each in orphans if each.slots and self._is_of(each)]
         if not orphans:
             return []
         options = self._options
@@ -457,7 +462,7 @@ class Adoption:
             )
         is_adopted = options.orphans == ADOPT
         then = (
-            "They are the first batch of this query; those that its sink has already come twice"
+            "They are the next batch of this query; those that its sink has already come twice"
             if is_adopted
             else "Nobody reads them: orphans=adopt does"
         )

@@ -126,12 +126,7 @@ class JournalStreamReader(_ReadsSlots, StreamReader):
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self._initial is None:
             offset = self._last or Offset(uuid.uuid4().hex)
-            journal = self._journal(offset)
-            try:
-                self._adoption.find(journal)
-            except (OSError, JournalStorageFailed) as error:
-                raise ConfigError(f"journal={self.journal!r}: cannot be read: {error}") from error
-            journal.create(About.of(self.options))
+            self._journal(offset).create(About.of(self.options))
             self._initial = self._last = offset
         return self._initial.encode()
 
@@ -169,11 +164,14 @@ class JournalStreamReader(_ReadsSlots, StreamReader):
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.decode(start)
         if self._checked != offset:  # once: Spark asks again and again, and a request has its price
-            self._journal(offset).renew(About.of(self.options))
+            journal = self._journal(offset)
+            journal.renew(About.of(self.options))
             if self._checked is None:
-                self._adoption.begin(self._journal(offset), offset.batch)
+                # Spark asks for the initial offset, too, when it runs the first batch again: it says which query it is
+                # with that batch only, and the folders beside this one are looked at when its own is known.
+                self._adoption.begin(journal, offset.batch, is_new=self._initial is not None)
                 self.backlog.create_channels()
-            self._adoption.look_back(self._journal(offset), offset.batch)
+            self._adoption.look_back(journal, offset)
             self._checked = offset
         must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self._knows_topics
         if must_know and not self._check_topics():
