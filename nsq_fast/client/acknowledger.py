@@ -482,12 +482,12 @@ class Ordered:
             self._consumer.acknowledger.requeue(message, None, False)
         return False
 
-    def fin_refused(self, target: Target, message: Message) -> None:
+    def fin_refused(self, target: Target, id: bytes, timestamp: int) -> None:
         """The leader cannot record that a message is done, and sends it until it can: no handler sees it once more.
 
         A leader without its replicas did so for two minutes, each second.
         """
-        self._unconfirmed[_key(target)] = message.id, message.timestamp
+        self._unconfirmed[_key(target)] = id, timestamp
 
     def _stop(self, message: Message, error: NsqError) -> None:
         self._consumer.fail(error)

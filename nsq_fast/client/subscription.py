@@ -166,7 +166,7 @@ class Subscription:
         self.is_live: bool = False
         self.is_ending: bool = False
         self.is_ordered: bool = False
-        self._last_finished: Message | None = None
+        self._last_finished: tuple[bytes, int] | None = None
         self.is_awaiting_close: bool = False
         self._silent_at = 0.0  # when nothing more can come
         self.overdue_since: float | None = None
@@ -302,7 +302,8 @@ class Subscription:
         if requeued:
             counters.requeued += requeued
         if finished:
-            self._last_finished = finished[-1]
+            if self.is_ordered:
+                self._last_finished = finished[-1].id, finished[-1].timestamp
             self._subscriber.finished_at = monotonic()
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
@@ -334,8 +335,8 @@ class Subscription:
     # What is only told
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
-        if self.is_ordered and self._last_finished is not None and isinstance(error, (NotLeader, NotWritable)):
-            self._consumer.ordered.fin_refused(self.target, self._last_finished)
+        if self._last_finished is not None and isinstance(error, (NotLeader, NotWritable)):
+            self._consumer.ordered.fin_refused(self.target, *self._last_finished)
         self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
         emit(self._consumer, "on_error", error=error)
 
