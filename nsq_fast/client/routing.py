@@ -1043,7 +1043,7 @@ class Routing:
     @property
     def _may_forget(self) -> bool:
         """Whether no publish waits for room: it has chosen its queue already."""
-        return not self.sender.pending_limit.queue
+        return not self.sender.pending_limit.queue and not self.sender.pending_limit.admitted
 
     def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
         is_idle = not route.is_used and not route.is_busy and self._may_forget
