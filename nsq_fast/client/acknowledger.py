@@ -27,6 +27,7 @@ from nsq_fast.errors import (
     OrderViolated,
     PartitionBlocked,
     RequeueMessage,
+    counted,
     seconds,
 )
 from nsq_fast.log_events import (
@@ -658,9 +659,10 @@ class Deadlines(Repeated):
             return
         self._quiet_until = now + LOG_PAUSE
         self._log.warning(
-            "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
+            "%s not answered before the msg_timeout was over, and delivered again by nsqd;"
             " no handler had begun with %d of them%s",
-            self._expired, self._unstarted, LEFT if self._consumer.is_left else "", extra=MESSAGES_EXPIRED,
+            counted(self._expired, "message"), self._unstarted, LEFT if self._consumer.is_left else "",
+            extra=MESSAGES_EXPIRED,
         )  # fmt: skip
         self._expired = self._unstarted = 0
 

@@ -29,7 +29,7 @@ import msgspec
 
 from nsq_fast._lazy import get_logger
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError, printable
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError, counted, printable
 from nsq_fast.log_events import (
     DISCOVERY_EXCLUDED,
     DISCOVERY_FAILED,
@@ -453,8 +453,8 @@ class PolledTopic:
     def found(self, topology: Topology) -> None:
         if self.searches:
             self.searches = 0
-            nsqds, text = topology.nsqds, "topic %s is known now: %d nsqds, first %s"
-            log.warning(text, self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND)
+            nsqds, text = topology.nsqds, "topic %s is known now: %s, first %s"
+            log.warning(text, self.name, counted(len(nsqds), "nsqd"), nsqds[0].tcp, extra=TOPIC_FOUND)
 
 
 class TopicListing(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from nsq_fast.errors import (
     NotWritable,
     NsqError,
     ServerError,
+    counted,
     said_at,
 )
 from nsq_fast.log_events import (
@@ -314,9 +315,9 @@ class Subscription:
     def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
         self.counters.answers_lost += len(finished) + requeued
         self._consumer.logger.info(
-            "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
-            self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
-            extra=RESPONSE_LOST,
+            "%s: connection lost before the FIN of %s%s and the REQ of %d",
+            self.target, counted(len(finished), "message"),
+            f" (first {message_name(finished[0])})" if finished else "", requeued, extra=RESPONSE_LOST,
         )  # fmt: skip
         self._consumer.flow.changed()
         self._freed()
