@@ -88,7 +88,7 @@ class WriteToFolder:
     """Write each message given up to two files: ``<topic>.<channel>.<id>.body`` and ``.json`` with its other fields.
 
     The body is on disk (fsync) before the message is finished. A message that
-    is given up twice overwrites its own files.
+    is given up twice overwrites its own files. Raises ConfigError where the folder cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -99,7 +99,10 @@ class WriteToFolder:
 
         self._encode = json.dumps
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"folder={str(folder)!r}: cannot be made: {error}") from error
 
     def __call__(self, consumer: AnyConsumer, message: Message) -> object:
         _check_body(message)
