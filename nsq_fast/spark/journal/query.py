@@ -415,6 +415,8 @@ class Adoption:
             self._adopted = journal.adopted()
         due = {id for id, (by, _) in self._adopted.items() if by == batch}
         if due and not journal.was_read(batch):
+            if self._begins_at == batch:  # and with it what `begin` has found just now
+                due.update(each.id for each in self._orphans)
             self._orphans, self._begins_at = self._left(journal, due), batch
 
     def is_due(self, batch: int) -> bool:
