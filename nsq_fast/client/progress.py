@@ -412,7 +412,7 @@ class ConsumerObserver:
         if rdy > 0:
             return self._why_silent(subscriber)
         if running:
-            return "handlers_busy", f"{len(running)} handlers hold all of max_in_flight={flow.max_in_flight}"
+            return "handlers_busy", f"max_in_flight={flow.max_in_flight} is held by {counted(len(running), 'handler')}"
         if consumer.total_in_flight or consumer.pools.orphaned:
             return "awaiting_answers", f"messages that are not answered hold all of max_in_flight={flow.max_in_flight}"
         return "max_in_flight_zero", f"RDY is 0: max_in_flight={flow.max_in_flight} is shared, and it is another's turn"
@@ -433,9 +433,9 @@ class ConsumerObserver:
         if options.sample_rate and word.has_grown:
             return "sampled_out", f"messages were published, and sample_rate={options.sample_rate} left them out"
         if word.held:
-            elsewhere = f"{word.held} messages are in flight to others, or deferred"
+            elsewhere = f"in flight to others, or deferred: {counted(word.held, 'message')}"
             if subscriber.subscription.is_ordered:
-                return "blocked_message", f"{elsewhere}: the partition sends no other before they are answered"
+                return "blocked_message", f"{elsewhere}; the partition sends no other before they are answered"
             return "idle", elsewhere
         return "idle", "the server says that nothing waits"
 
