@@ -41,7 +41,8 @@ cdef class PendingPath:
 cdef class LimitPath:
     cdef readonly Py_ssize_t limit
     cdef public Py_ssize_t used
-    cdef readonly object queue          # a deque
+    cdef public Py_ssize_t admitted
+    cdef readonly object queue          # an OrderedDict: who waits -> weight
 
     cdef bint has_room(self, Py_ssize_t weight) except -1
 

@@ -1,4 +1,4 @@
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -21,10 +21,11 @@ class PendingPath:
 
 class LimitPath:
     used: int
+    admitted: int
     @property
     def limit(self) -> int: ...
     @property
-    def queue(self) -> deque[Any]: ...
+    def queue(self) -> OrderedDict[Any, int]: ...
     def __init__(self, limit: int) -> None: ...
 
 class PublishPath:

@@ -10,7 +10,7 @@ often: ``PublishPath`` and ``LimitPath`` of ``publishes.Publish`` and ``PendingL
 """
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 
 from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 from cpython.exc cimport PyErr_CheckSignals
@@ -180,16 +180,17 @@ cdef class LimitPath:
     Attributes:
         limit: the most that may be held.
         used: those held now.
-        queue: who waits for room, or was let in and is about to go on.
+        queue: who waits for room, in order: each can leave at once, however many wait.
+        admitted: how many were let in and are about to go on.
     """
 
     def __init__(self, Py_ssize_t limit):
         self.limit = limit
-        self.queue = deque()
+        self.queue = OrderedDict()
 
     cdef bint has_room(self, Py_ssize_t weight) except -1:
         """Whether so many may come in now, without a further look."""
-        return self.used + weight <= self.limit and not self.queue
+        return self.used + weight <= self.limit and not self.admitted and not self.queue
 
 
 cdef class PublishPath:

@@ -766,7 +766,7 @@ class TaskWorker(Worker):
             self._leave(inbound)
             raise error
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            self._requeue_current(inbound)
+            asyncio.get_running_loop().call_soon(self._requeue, inbound, list(self.in_hand()))
             self._leave(inbound)
             raise error
         failure: BaseException = error
@@ -782,9 +782,12 @@ class TaskWorker(Worker):
             raise error
         return True
 
-    def _requeue_current(self, inbound: InboundQueue) -> None:
-        """The worker ends: its messages go back to nsqd now, while something can be sent."""
-        for message in self.in_hand():
+    def _requeue(self, inbound: InboundQueue, messages: list[Message]) -> None:
+        """A handler has exited, and the loop goes on: they go back. If it is cancelled, they do so behind a CLS."""
+        consumer: Any = self._acknowledger.consumer
+        if consumer.is_cut_off:
+            return
+        for message in messages:
             if not message.is_async():
                 self._acknowledger.requeue(message, 0, False)
         inbound.connection.flush()

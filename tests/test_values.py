@@ -548,6 +548,7 @@ def test_a_wrong_name_of_an_admin_client_is_named() -> None:
         ("tcp_address", lambda: LookupdOptions(tcp_address="x")),
         ("inactive_producer_timeout", lambda: LookupdOptions(inactive_producer_timeout=0)),
         ("folder", lambda: WriteToFolder(5)),  # type: ignore[arg-type]
+        ("folder", lambda: WriteToFolder("/dev/null/given-up")),
     ],
 )
 def test_a_wrong_argument_elsewhere_is_named(name: str, use: Use) -> None:

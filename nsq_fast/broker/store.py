@@ -37,6 +37,7 @@ from nsq_fast.broker.channel import Channel, add_to_runs, joined
 from nsq_fast.broker.journal import Journal, read_all, read_file, read_json, read_patiently, replace_file, write_json
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
+from nsq_fast.errors import counted
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
@@ -164,9 +165,9 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
     if (first := checkpoint.first(log.kept)) < min(log.first, checkpoint.end):
         missing = min(log.first, checkpoint.end) - first
         logger.error(
-            "the first %d messages that topic %s had not finished are missing in its log",
-            missing,
+            "missing in the log of topic %s: the first %s not finished",
             topic.name,
+            counted(missing, "message"),
             extra=BROKER_DATA_DAMAGED,
         )
     log.held_at = log.at(log.end if checkpoint.held_at is None else checkpoint.held_at)

@@ -3,7 +3,7 @@ nsqlookupds of either kind know of a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
@@ -63,9 +63,15 @@ class Lookup(ClusterAdmin):
         """POST ``/topic/<action>``, or ``/channel/<action>``, at each of these places."""
         return [self._on_partition(topic, channel, *place, posting(action, channel)) for place in places]
 
-    def order(self, action: str, topic: str, channel: str | None, partition: int | None) -> list[PartitionResult]:
-        """The same at each place that the topic has, or at a partition of it. Raises NsqError where there is none."""
-        return self._post(action, topic, channel, partition)
+    def order(self, action: str, topic: str, channel: str | None, partition: int | None) -> Iterator[PartitionResult]:
+        """The same at each place that the topic has, or at a partition of it. Raises NsqError where there is none, and
+        at last where there are partitions that nobody leads."""
+        yield from self._post(action, topic, channel, partition)
+        found = self._topology(topic)
+        if partition is None and not found.is_complete:
+            assert found.meta is not None
+            others = ", ".join(str(each) for each in range(found.meta.partition_num) if each not in found.partitions)
+            raise NsqError(f"{topic}: not done, for want of a leader: partition {others}")
 
     def tell_all(self, action: str, topic: str, channel: str | None) -> None:
         """Tell all nsqlookupds of the original. Raises HttpError; one that does not know the name is content."""
@@ -116,17 +122,19 @@ _INSTEAD = {
 
 @command.result_callback()
 @click.pass_context
-def _report(context: click.Context, results: Sequence[PartitionResult] | None) -> None:
+def _report(context: click.Context, results: Results) -> None:
     """Say what became of an order at each of its places, where it has any."""
     order = str(context.invoked_subcommand)
+    is_done = True
     for result in results or ():
+        is_done &= result.is_done
         where = f"{result.nsqd.tcp}" + ("" if result.partition is None else f" partition {result.partition}")
         error = result.error
         if result.partition is None and _is_missing_route(error):
             cure = _INSTEAD.get(order, "it can create, delete, empty, pause and unpause")
             error = f"an nsqd of the original NSQ has no {order}: {cure}"
         click.echo(f"{where}: {error or 'done'}", err=bool(error))
-    if not all(result.is_done for result in results or ()):
+    if not is_done:
         raise SystemExit(1)
 
 
@@ -135,7 +143,7 @@ def _is_missing_route(error: str) -> bool:
     return error.endswith("NOT_FOUND") and not error.endswith(("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"))
 
 
-Results = Sequence[PartitionResult] | None
+Results = Iterable[PartitionResult] | None
 _subcommand = partial(options.command, group=command)
 _TOPIC: Any = argument(type=options.topic)
 _CHANNEL: Any = argument(type=options.channel)

@@ -27,6 +27,7 @@ from nsq_fast.errors import (
     OrderViolated,
     PartitionBlocked,
     RequeueMessage,
+    counted,
     seconds,
 )
 from nsq_fast.log_events import (
@@ -346,13 +347,13 @@ class PartitionLock:
     """The right to handle messages of one ordered partition: one worker has it, over all its connections.
 
     Attributes:
-        finished: the message whose FIN was sent last; ``finished_at``: when, monotonic.
+        finished: id and timestamp of the message whose FIN was sent last; ``finished_at``: when, monotonic.
     """
 
     __slots__ = ("_holder", "_waiting", "finished", "finished_at")
 
     def __init__(self) -> None:
-        self.finished: Message | None = None
+        self.finished: tuple[bytes, int] | None = None
         self.finished_at = 0.0
         self._holder: WorkerPool | None = None
         self._waiting: list[WorkerPool] = []
@@ -511,9 +512,8 @@ class Ordered:
         (youzan/nsq: consistence/nsqd_coordinator_cluster_write.go, FinishMessageToCluster). Later than that it may be
         an administrator who wants the message to be handled again.
         """
-        done, timeout = lock.finished, message.responder.info.msg_timeout
-        is_same = done is not None and (done.id, done.timestamp) == (message.id, message.timestamp)
-        return is_same and monotonic() < lock.finished_at + timeout
+        is_same = lock.finished == (message.id, message.timestamp)
+        return is_same and monotonic() < lock.finished_at + message.responder.info.msg_timeout
 
     def _stop(self, message: Message, error: NsqError) -> None:
         self._consumer.fail(error)
@@ -684,9 +684,10 @@ class Deadlines(Repeated):
             return
         self._quiet_until = now + LOG_PAUSE
         self._log.warning(
-            "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
+            "%s not answered before the msg_timeout was over, and delivered again by nsqd;"
             " no handler had begun with %d of them%s",
-            self._expired, self._unstarted, LEFT if self._consumer.is_left else "", extra=MESSAGES_EXPIRED,
+            counted(self._expired, "message"), self._unstarted, LEFT if self._consumer.is_left else "",
+            extra=MESSAGES_EXPIRED,
         )  # fmt: skip
         self._expired = self._unstarted = 0
 

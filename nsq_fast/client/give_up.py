@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._lazy import get_logger
 from nsq_fast.config import Config
-from nsq_fast.errors import ConfigError, MessageTooLarge, seconds
+from nsq_fast.errors import ConfigError, MessageTooLarge, counted, seconds
 from nsq_fast.log_events import MESSAGE_GIVEN_UP, MESSAGE_OUTDATED
 from nsq_fast.names import check_topic
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
@@ -60,9 +60,9 @@ class Discard:
         if self._callback is not None:
             refuse_deferred(self._callback(consumer, message))
         logger.warning(
-            "giving up message %s of %s/%s after %d attempts%s",
-            message_name(message), topic_of(consumer, message), consumer.channel, message.attempts - 1,
-            _note_on_body(message), extra=MESSAGE_GIVEN_UP,
+            "giving up message %s of %s/%s after %s%s",
+            message_name(message), topic_of(consumer, message), consumer.channel,
+            counted(message.attempts - 1, "attempt"), _note_on_body(message), extra=MESSAGE_GIVEN_UP,
         )  # fmt: skip
 
 
@@ -81,9 +81,9 @@ class LogMessage:
     def __call__(self, consumer: AnyConsumer, message: Message) -> None:
         self._log.log(
             self._level,
-            "given up: message %s of %s/%s after %d attempts%s: %r",
-            message_name(message), topic_of(consumer, message), consumer.channel, message.attempts - 1,
-            _note_on_body(message), message.body, extra=MESSAGE_GIVEN_UP,
+            "given up: message %s of %s/%s after %s%s: %r",
+            message_name(message), topic_of(consumer, message), consumer.channel,
+            counted(message.attempts - 1, "attempt"), _note_on_body(message), message.body, extra=MESSAGE_GIVEN_UP,
         )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ class WriteToFolder:
     """Write each message given up to two files: ``<topic>.<channel>.<id>.body`` and ``.json`` with its other fields.
 
     The body is on disk (fsync) before the message is finished. A message that
-    is given up twice overwrites its own files.
+    is given up twice overwrites its own files. Raises ConfigError where the folder cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -102,7 +102,10 @@ class WriteToFolder:
 
         self._encode = json.dumps
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"folder={str(folder)!r}: cannot be made: {error}") from error
 
     def __call__(self, consumer: AnyConsumer, message: Message) -> object:
         _check_body(message)

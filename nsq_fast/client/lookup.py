@@ -29,7 +29,16 @@ import msgspec
 
 from nsq_fast._lazy import get_logger
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError, printable
+from nsq_fast.errors import (
+    ConfigError,
+    HttpError,
+    LookupFailed,
+    NotRunning,
+    NsqError,
+    RemoteProtocolError,
+    counted,
+    printable,
+)
 from nsq_fast.log_events import (
     DISCOVERY_EXCLUDED,
     DISCOVERY_FAILED,
@@ -161,6 +170,9 @@ class Lookupd:
             reply = await self._http.ask(loop, "GET", "/lookup", query, max_reply_size=size)
             answer = parse_lookup(reply.body, self._config.lookupd_max_producers)
         except HttpError as error:
+            if error.status == 404 and error.text == "NOT_FOUND":  # nsqio/nsq: internal/http_api, NotFound
+                text = f"{error}: this is no nsqlookupd, but perhaps the HTTP port of an nsqd"
+                raise RemoteProtocolError(text) from None
             if not is_unknown_topic(error.status, error.text):
                 raise
             answer = unknown_topic(printable(error.text))
@@ -453,8 +465,8 @@ class PolledTopic:
     def found(self, topology: Topology) -> None:
         if self.searches:
             self.searches = 0
-            nsqds, text = topology.nsqds, "topic %s is known now: %d nsqds, first %s"
-            log.warning(text, self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND)
+            nsqds, text = topology.nsqds, "topic %s is known now: %s, first %s"
+            log.warning(text, self.name, counted(len(nsqds), "nsqd"), nsqds[0].tcp, extra=TOPIC_FOUND)
 
 
 class TopicListing(msgspec.Struct, frozen=True):

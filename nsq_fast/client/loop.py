@@ -21,7 +21,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 from msgspec import UNSET, UnsetType
 
 from nsq_fast._lazy import get_original
-from nsq_fast.errors import ConfigError, InternalError, NsqError, TypeInvalid, printable
+from nsq_fast.errors import ConfigError, InternalError, NsqError, TypeInvalid, counted, printable
 from nsq_fast.log_events import INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 
 T = TypeVar("T")
@@ -371,8 +371,9 @@ def tell_unconfirmed(log: logging.Logger, count: int) -> None:
     """The interpreter ends: say in one line how many publishes were not confirmed, if there are any."""
     if count:
         log.warning(
-            "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
-            " Call close() of the producer, which waits for them", count, extra=PUBLISHES_UNCONFIRMED,
+            "the interpreter ended before the confirmation of %s: it is unknown whether that is stored."
+            " Call close() of the producer, which waits for it",
+            counted(count, "publish", "publishes"), extra=PUBLISHES_UNCONFIRMED,
         )  # fmt: skip
 
 

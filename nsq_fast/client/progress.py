@@ -38,7 +38,7 @@ import msgspec
 
 from nsq_fast._codec import Message
 from nsq_fast._record import Record
-from nsq_fast.errors import NsqError, seconds
+from nsq_fast.errors import NsqError, counted, seconds
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import UNREADABLE
 from nsq_fast.protocol.topology import Target, is_complete, unwrap
@@ -392,9 +392,12 @@ class ConsumerObserver:
         if ordered.holds(connection) or (subscription.is_ordered and any(map(ordered.is_blocked, own))):
             return "blocked_message", "the partition waits for a message that failed"
         if own or (running and waiting):
-            return "handlers_busy", f"{len(running)} handlers run, {waiting} messages wait for one"
+            return (
+                "handlers_busy",
+                f"running: {counted(len(running), 'handler')}; waiting for one: {counted(waiting, 'message')}",
+            )
         if waiting:
-            return "handlers_busy", f"{waiting} messages wait, and nobody takes them"
+            return "handlers_busy", f"nobody takes {counted(waiting, 'message')}"
         if in_flight:
             return "awaiting_answers", f"{in_flight} asynchronous messages are not answered"
         flow, backoff, rdy = consumer.flow, subscriber.backoff, subscription.share.rdy
@@ -409,7 +412,7 @@ class ConsumerObserver:
         if rdy > 0:
             return self._why_silent(subscriber)
         if running:
-            return "handlers_busy", f"{len(running)} handlers hold all of max_in_flight={flow.max_in_flight}"
+            return "handlers_busy", f"max_in_flight={flow.max_in_flight} is held by {counted(len(running), 'handler')}"
         if consumer.total_in_flight or consumer.pools.orphaned:
             return "awaiting_answers", f"messages that are not answered hold all of max_in_flight={flow.max_in_flight}"
         return "max_in_flight_zero", f"RDY is 0: max_in_flight={flow.max_in_flight} is shared, and it is another's turn"
@@ -422,17 +425,17 @@ class ConsumerObserver:
         if word is None or word.at <= last_delivery(subscriber):
             return "idle", "RDY asks for messages, and the server sends none"
         if word.is_paused:
-            return "paused_by_server", f"{word.depth} messages wait in the channel"
+            return "paused_by_server", f"the channel holds {counted(word.depth, 'message')}"
         if (options.desired_tag or options.ext_filter) and (word.depth or word.has_grown):
             return "filtered", "the server sends what desired_tag or ext_filter asks for, and there was none"
         if word.unpushed:
-            return "server_not_pushing", f"{word.depth} messages wait in the channel, and none comes"
+            return "server_not_pushing", f"the channel holds {counted(word.depth, 'message')}, and none comes"
         if options.sample_rate and word.has_grown:
             return "sampled_out", f"messages were published, and sample_rate={options.sample_rate} left them out"
         if word.held:
-            elsewhere = f"{word.held} messages are in flight to others, or deferred"
+            elsewhere = f"in flight to others, or deferred: {counted(word.held, 'message')}"
             if subscriber.subscription.is_ordered:
-                return "blocked_message", f"{elsewhere}: the partition sends no other before they are answered"
+                return "blocked_message", f"{elsewhere}; the partition sends no other before they are answered"
             return "idle", elsewhere
         return "idle", "the server says that nothing waits"
 
@@ -492,7 +495,7 @@ class ConsumerObserver:
         if word.unpushed >= RENEW_AFTER:
             del self._words[subscriber.target]  # of the new connection nothing is known
             subscriber.renew(
-                f"{word.depth} messages wait in the channel, and RDY {subscriber.connection.rdy} brings none"
+                f"the channel holds {counted(word.depth, 'message')}, and RDY {subscriber.connection.rdy} brings none"
             )
 
     def _word(self, subscriber: Subscriber, topic: _Topic, channel: _Channel, now: float) -> ChannelWord:
@@ -557,7 +560,7 @@ def producer_progress(producer: ProducerCore) -> ProducerProgress:
     oldest = max((each.oldest for each in topics), default=None)
     reason, detail = _whole((each.reason, each.detail) for each in topics)
     if producer._is_closed:
-        reason, detail = "closing", f"close() was called, and {len(publishes)} publishes have not ended"
+        reason, detail = "closing", f"close() was called; not ended: {counted(len(publishes), 'publish', 'publishes')}"
     elif not producer.is_running:
         reason, detail = "not_connected", "it is not started"
     elif not topics:

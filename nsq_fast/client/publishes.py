@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -34,7 +34,7 @@ from nsq_fast import _codec
 from nsq_fast._publish_path import COUNT_BYTES, LENGTH_BYTES, LimitPath, PublishPath, Wakeups
 from nsq_fast.client.trace import TraceLog, check_trace_id, new_trace_id
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
-from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, NsqError, PublishFailed, TypeInvalid
+from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, NsqError, PublishFailed, TypeInvalid, counted
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
 from nsq_fast.protocol.publishing import (
     CODEC_HEADER,
@@ -270,38 +270,36 @@ class PendingLimit(LimitPath):
     publishes is the order of the calls. One that is larger than the limit goes in alone, when nothing else is there.
     """
 
-    __slots__ = ("_admitted", "_loop")
+    __slots__ = ("_loop",)
 
     used: int
 
-    queue: deque[tuple[int, Waiter]]
+    queue: OrderedDict[Waiter, int]
 
     def __init__(self, limit: int, loop: Loop) -> None:
         super().__init__(limit)
         self._loop = loop
-        self._admitted = 0  # how many at the head of the queue were let in
 
     def fits(self, weight: int) -> bool:
         """Whether ``weight`` messages may come in now."""
-        return not self.queue and self._fits(weight)
+        return not self.queue and not self.admitted and self._fits(weight)
 
     async def take(self, weight: int, deadline: float) -> bool:
         """Come in with ``weight`` messages, waiting for room until ``deadline`` (monotonic); False: none came free."""
         if self.fits(weight):
             self.used += weight
             return True
-        entry = (weight, self._loop.waiter())
-        self.queue.append(entry)
+        waiter = self._loop.waiter()
+        self.queue[waiter] = weight
         try:
-            await self._loop.wait(entry[1], max(deadline - monotonic(), 0.0))
+            await self._loop.wait(waiter, max(deadline - monotonic(), 0.0))
         except TimeoutError:
-            self._leave(entry)
+            self._leave(waiter, weight)
             return False
         except BaseException:
-            self._leave(entry)
+            self._leave(waiter, weight)
             raise
-        self.queue.remove(entry)
-        self._admitted -= 1
+        self.admitted -= 1
         self._admit()
         return True
 
@@ -312,22 +310,20 @@ class PendingLimit(LimitPath):
             self._admit()
 
     def _admit(self) -> None:
-        while self._admitted < len(self.queue) and self._fits(self.queue[self._admitted][0]):
-            weight, admitted = self.queue[self._admitted]
-            self._admitted += 1
+        while self.queue and self._fits(next(iter(self.queue.values()))):
+            waiter, weight = self.queue.popitem(last=False)
+            self.admitted += 1
             self.used += weight
-            if not admitted.ready():
-                admitted.set(True)
+            if not waiter.ready():
+                waiter.set(True)
 
     def _fits(self, weight: int) -> bool:
         return self.used + weight <= self.limit or not self.used
 
-    def _leave(self, entry: tuple[int, Waiter]) -> None:
-        at = self.queue.index(entry)
-        del self.queue[at]
-        if at < self._admitted:  # admitted, but interrupted before it could run
-            self._admitted -= 1
-            self.used -= entry[0]
+    def _leave(self, waiter: Waiter, weight: int) -> None:
+        if self.queue.pop(waiter, None) is None:  # admitted, but interrupted before it could run
+            self.admitted -= 1
+            self.used -= weight
         self._admit()
 
 
@@ -603,7 +599,7 @@ def _each(name: str, value: Any, count: int) -> Sequence[Any]:
     """One value for each message: ``value`` itself for all, or the items of a list of them."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         if len(value) != count:
-            raise ConfigError(f"{name} has {len(value)} items for {count} messages")
+            raise ConfigError(f"{name} has {counted(len(value), 'item')} for {counted(count, 'message')}")
         return value
     return [value] * count
 

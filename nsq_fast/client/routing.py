@@ -84,9 +84,10 @@ class Queue(QueuePath):
         route: what is known of the topic.
         open: the partitions with a connection to their leader; None where the topic has none.
         is_sought: somebody looks for a connection to send to; ``seeks`` counts the questions.
+        withdrawn: how many publishes ended since ``remove_ended``, and may wait here all the same.
     """
 
-    __slots__ = ("_turn", "is_sought", "open", "route", "seeks")
+    __slots__ = ("_turn", "is_sought", "open", "route", "seeks", "withdrawn")
 
     in_flight: int
 
@@ -99,6 +100,7 @@ class Queue(QueuePath):
         self.open: list[PartitionQueue] | None = None
         self.is_sought: bool = False
         self.seeks: int = 0
+        self.withdrawn: int = 0
         self._turn = random.randrange(1024)  # many that start together begin apart
         self.is_for_any_link = True
 
@@ -190,6 +192,7 @@ class Queue(QueuePath):
 
     def remove_ended(self) -> None:
         """Forget what ended while it waited."""
+        self.withdrawn = 0
         live = [publish for publish in self.waiting if not publish.done]
         self.waiting.clear()
         self.waiting.extend(live)
@@ -1040,7 +1043,7 @@ class Routing:
     @property
     def _may_forget(self) -> bool:
         """Whether no publish waits for room: it has chosen its queue already."""
-        return not self.sender.pending_limit.queue
+        return not self.sender.pending_limit.queue and not self.sender.pending_limit.admitted
 
     def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
         is_idle = not route.is_used and not route.is_busy and self._may_forget

@@ -767,7 +767,8 @@ class Sender(SendPath):
             interrupted = ConnectionClosed("interrupted")
             self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.may_be_stored))
             queue = publish.destination
-            if len(queue.waiting) > 2 * len(self.pending.publishes):  # at least half have ended, as in ``_look``
+            queue.withdrawn += 1
+            if 2 * queue.withdrawn > len(queue.waiting):  # looking costs each two steps at most
                 queue.remove_ended()
 
     async def drain(self, timeout: float | None) -> None:

@@ -29,6 +29,7 @@ from nsq_fast.errors import (
     MessageTooLarge,
     NsqError,
     ServerError,
+    counted,
     said_at,
 )
 from nsq_fast.log_events import (
@@ -300,8 +301,9 @@ class Subscription:
             counters.requeued += requeued
         if finished:
             now = self._subscriber.finished_at = monotonic()
-            if self.inbound.lock is not None:
-                self.inbound.lock.finished, self.inbound.lock.finished_at = finished[-1], now
+            lock, last = self.inbound.lock, finished[-1]
+            if lock is not None:
+                lock.finished, lock.finished_at = (last.id, last.timestamp), now
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
             if self._trace.is_active and self._is_traced():
@@ -311,9 +313,9 @@ class Subscription:
     def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
         self.counters.answers_lost += len(finished) + requeued
         self._consumer.logger.info(
-            "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
-            self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
-            extra=RESPONSE_LOST,
+            "%s: connection lost before the FIN of %s%s and the REQ of %d",
+            self.target, counted(len(finished), "message"),
+            f" (first {message_name(finished[0])})" if finished else "", requeued, extra=RESPONSE_LOST,
         )  # fmt: skip
         self._consumer.flow.changed()
         self._freed()

@@ -53,7 +53,7 @@ from nsq_fast._frame import (
     SessionPath,
 )
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError, ServerError
+from nsq_fast.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError, ServerError, counted
 from nsq_fast.names import check_channel, check_topic
 
 from .dialect import (
@@ -909,7 +909,7 @@ class Session(SessionPath):
         """
         if self.stage is READY and self._limit.is_exceeded(in_flight, now) and self.failure is None:
             self.failure = RemoteProtocolError(
-                f"the server ignores RDY: {in_flight} messages are unanswered, and the highest RDY that was sent to it"
+                f"the server ignores RDY: {counted(in_flight, 'message')} unanswered, and the highest RDY sent to it"
                 f" explains {self._limit.most:.0f}, with all time-outs until now; RDY is {self.rdy}"
             )
 

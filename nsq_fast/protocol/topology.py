@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from nsq_fast.config import MAX_PARTITION
-from nsq_fast.errors import ConfigError, RemoteProtocolError, printable
+from nsq_fast.errors import ConfigError, RemoteProtocolError, counted, printable
 from nsq_fast.names import Address, check_topic, is_valid_name
 
 from .dialect import UNREADABLE, dialect_of
@@ -498,7 +498,7 @@ def left_out(partitions: Sequence[int]) -> str:
 def _none_left(excluded: tuple[Nsqd, ...]) -> str:
     named = ", ".join(_described_criteria(nsqd) for nsqd in excluded[:MOST_NAMED])
     more = f" and {len(excluded) - MOST_NAMED} others" if len(excluded) > MOST_NAMED else ""
-    return f"discovery_filter leaves none of the {len(excluded)} nsqds that lookup names: {named}{more}"
+    return f"discovery_filter leaves none of the {counted(len(excluded), 'nsqd')} that lookup names: {named}{more}"
 
 
 def _described_criteria(nsqd: Nsqd) -> str:

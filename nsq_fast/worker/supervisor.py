@@ -359,13 +359,17 @@ class Slot:
         return self.successor is not None or bool(self.leaving)
 
     def replace(self) -> None:
-        """Start another process; the old one is asked to end as soon as the new one is ready."""
-        if self.current is None:
-            self.start()
-            self.has_failed = self.current is None
-        else:
-            self.successor = self._started()
-            self.has_failed = self.successor is None
+        """Start another process; the old one, if any, is asked to end as soon as the new one is ready."""
+        self._start_at = None
+        self.successor = self._started()
+        self.has_failed = False
+        if self.successor is None:
+            self._replacing_failed(monotonic())
+
+    def _replacing_failed(self, now: float) -> None:
+        self.successor, self.has_failed = None, True
+        if self.current is None:  # it waited to be started again, and does so once more
+            self._start_later(now)
 
     def drain(self) -> None:
         """Ask everything here to end, for good."""
@@ -388,14 +392,16 @@ class Slot:
         # Where the old one is not ready either, there is no gap to fear: the servers are away.
         is_running = self.successor.report.phase is Phase.RUNNING
         limit = self._config.start_timeout
-        if self.current is None or self.successor.report.is_ready or (is_running and not self.current.report.is_ready):
+        is_old_ready = self.current is not None and self.current.report.is_ready
+        if self.successor.report.is_ready or (is_running and not is_old_ready):
             self._dismiss(self.current)
             self.current, self.successor = self.successor, None
         elif now - self.successor.started_at >= limit:
             text = "%s is not ready after %g s (start_timeout): %s goes on"
-            logger.error(text, self.successor, limit, self.current, extra=WORKER_PROCESS_LATE)
+            old = self.current or f"process {self.number}"
+            logger.error(text, self.successor, limit, old, extra=WORKER_PROCESS_LATE)
             self._dismiss(self.successor)
-            self.successor, self.has_failed = None, True
+            self._replacing_failed(now)
 
     def _dismiss(self, process: Process | None) -> None:
         if process is not None:
@@ -410,9 +416,9 @@ class Slot:
             text = process.why(code) if code else f"{process} has ended"
             logger.log(level, "%s", text, extra=WORKER_PROCESS_ENDED)
         elif process is self.successor:
-            self.successor, self.has_failed = None, True
             old = self.current or f"process {self.number}"
             logger.error("%s; %s goes on", process.why(code), old, extra=WORKER_PROCESS_DIED)
+            self._replacing_failed(now)
         elif process is self.current:
             self._lost(process, code, now)
 

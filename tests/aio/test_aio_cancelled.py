@@ -415,11 +415,13 @@ async def test_a_close_waits_for_no_publish_that_was_cancelled(nsqd_process: Any
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is of Python 3.11")
 async def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
     async with Producer("127.0.0.1:1") as producer:
+        other = asyncio.ensure_future(producer.publish("u", b"x"))
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(0.05):
                 await producer.publish("t", b"x")
         assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
-        assert producer.stats()["waiting"] == 0
+        assert producer.stats()["waiting"] == 1
+        other.cancel()
         with pytest.raises(NoNsqd):
             await producer.publish("t", b"x", timeout=0.05)
 

@@ -291,8 +291,7 @@ def test_a_handler_that_exits_ends_the_program_without_another_word(nsqd_process
 import asyncio
 from nsq_fast.aio import Consumer, Producer
 async def handle(consumer, message):
-    if message.attempts == 1:
-        raise SystemExit  # its message comes again, and is handled, while asyncio.run cancels what runs
+    raise SystemExit  # asyncio.run cancels what runs
 async def main():
     consumer = Consumer("t", "c", {nsqd_process.address!r}, message_handler=handle)
     await consumer.start()
@@ -302,6 +301,8 @@ async def main():
 asyncio.run(main())
 """
     run_quietly(program)
+    with threads.Consumer("t", "c", nsqd_process.address) as consumer:
+        assert next(iter(consumer)).attempts == 2, "the exit has cost one"
 
 
 def test_a_handler_that_exits_leaves_what_waits_in_the_loop_to_others(nsqd_process: Any) -> None:

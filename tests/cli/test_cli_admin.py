@@ -154,6 +154,22 @@ def test_redesigned_channels_are_paused_and_emptied(redesigned: Servers, topic: 
         assert (refused.exit_code, "name a CHANNEL" in refused.output) == (2, True)
 
 
+@pytest.mark.parametrize("action", ["create", "delete", "pause"])
+def test_partitions_that_nobody_leads_are_named(action: str) -> None:
+    def answer(question: Question) -> None:
+        host, port = server.address
+        nsqd = {"broadcast_address": host, "tcp_port": 1, "http_port": port, "version": "0.3.7-HA.1.9.9"}
+        meta = {"partition_num": 3, "replica": 1}
+        found = {"partitions": {"1": nsqd}, "producers": [nsqd], "channels": [], "meta": meta}
+        question.answer({**found, "lookupdnodes": [], "lookupdleader": {}})
+
+    with scripted_http(answer) as [server]:
+        done = run("admin", action, "t", "c", "--lookupd", str(server.address))
+    assert (done.exit_code, done.output.count("done")) == (1, 2), done.output
+    assert "partition 1: done" in done.output
+    assert "for want of a leader: partition 0, 2" in done.output
+
+
 # --- pub and tail ----------------------------------------------------------------------------------------------------
 
 

@@ -324,7 +324,10 @@ def test_channels_are_paused_skipped_and_ordered(place):
     consumer = Consumer(place.nsqd, "SUB t c 0", rdy=2)
     assert consumer.is_quiet()
     assert place.admin.unpause("t", "c", partition=0)[0].is_done
-    assert take(consumer) == b"a"
+    frame = consumer.receive()
+    consumer.finish(frame)
+    consumer.send(b"TOUCH " + frame.id + b"\n")  # refused as soon as the FIN is carried out
+    assert (frame.body, consumer.frame().data[:14]) == (b"a", b"E_TOUCH_FAILED")
     assert place.admin.skip("t", "c")[0].is_done
     put(place, b"lost")
     assert consumer.is_quiet()

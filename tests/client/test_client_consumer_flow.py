@@ -184,7 +184,7 @@ def test_a_topic_that_appears_and_an_nsqd_that_restarts_are_found_without_waitin
     publish(other, "young", b"first")
     until(lambda: b"first" in seen)
     assert caplog.text.count("no nsqlookupd knows topic young yet; asking again until one does") == 1
-    assert caplog.text.count("topic young is known now") == 1
+    assert caplog.text.count("topic young is known now: 1 nsqd, first") == 1
     away.stop()
     until(lambda: len(consumer.stats().connections) == 2)
     assert f"{away.tcp_address}: lookup names it no longer" in caplog.text

@@ -234,7 +234,11 @@ LIES: dict[str, Any] = {
     "huge": reply(b'{"channels":[' + b'"c",' * 500_000 + b'"c"],"producers":[]}'),
     "too many": {"channels": [], "producers": [peer(port) for port in range(1, 500)]},
 }
-SAID = {"too many": "names 499 nsqds, more than lookupd_max_producers=100 allows", "huge": "a reply of more than"}
+SAID = {
+    "no such route": "404 NOT_FOUND: this is no nsqlookupd, but perhaps the HTTP port of an nsqd",
+    "too many": "names 499 nsqds, more than lookupd_max_producers=100 allows",
+    "huge": "a reply of more than",
+}
 
 
 @pytest.mark.parametrize("lie", LIES)

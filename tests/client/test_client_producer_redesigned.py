@@ -401,7 +401,7 @@ def test_traced_publishes_return_receipts(lookup_producer, tracing):
         Receipt(1001, 6, 5031, 32, 0, address),
     ]
     assert [receipt.trace_id for receipt in sender.multipublish("t", [b"a", b"b"], trace_id=9)] == [9, 9]
-    with pytest.raises(errors.ConfigError, match="trace_id has 1 items for 2 messages"):
+    with pytest.raises(errors.ConfigError, match="trace_id has 1 item for 2 messages"):
         sender.multipublish("t", [b"a", b"b"], trace_id=[5])
     receipts = sender.multipublish("t", [b"x" * 40] * 5, trace_id=list(range(1, 6)), key="a")
     assert [each.trace_id for each in receipts] == [1, 2, 3, 4, 5], "a batch that is cut has all its receipts"

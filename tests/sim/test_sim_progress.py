@@ -296,7 +296,7 @@ async def server_not_pushing(loop: SimLoop, reason: str) -> None:
     async with consumer_by_lookup() as consumer:
         await asyncio.sleep(2 * MOVING)
         progress = await named(loop, consumer, reason)
-        assert "1 messages" in progress.detail
+        assert "1 message, and none comes" in progress.detail
         assert {each.partition: each.depth for each in progress.topics[0].connections} == {0: 1, 1: 0}
         del stats.channel.push  # it has come to its senses
         stats.channel.push()
@@ -338,7 +338,7 @@ async def test_what_others_hold_is_told(loop: SimLoop, is_ordered: bool) -> None
         consumer.progress()
         await asyncio.sleep(MOVING)
         progress = await named(loop, consumer, "blocked_message" if is_ordered else "idle")
-        assert progress.detail.startswith("1 messages are in flight to others, or deferred")
+        assert progress.detail.startswith("in flight to others, or deferred: 1 message")
 
 
 async def test_a_blocked_partition_is_told_of_its_topic_while_another_moves(loop: SimLoop) -> None:
@@ -383,7 +383,7 @@ async def test_a_connection_without_rdy_says_what_has_it(loop: SimLoop) -> None:
         await says("max_in_flight_zero", "it is another's turn")
         (ready,) = (each for each in consumer.stats().connections if each.rdy)
         next(each for each in nsqds if each.address == tuple(ready.address)).log("t").store(b"work")
-        await says("handlers_busy", "1 handlers hold all of max_in_flight=1")
+        await says("handlers_busy", "max_in_flight=1 is held by 1 handler")
         may_go_on.set()
         await says("awaiting_answers", "hold all of max_in_flight=1")
         held.pop().finish()

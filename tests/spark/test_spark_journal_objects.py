@@ -633,6 +633,23 @@ def test_adopt_gives_rows_to_a_query_that_has_begun(server: Server, tmp_path: Pa
     assert not [path for path in folders(tmp_path) if old in str(path)]
 
 
+def test_adopt_gives_rows_also_to_a_query_whose_sink_has_left_others_out(server: Server, tmp_path: Path) -> None:
+    heir, bodies, old = later(server, tmp_path)
+    told(heir, tmp_path, old)
+    heir.start()
+    assert heir.plan()
+    assert heir.tasks()
+    heir.done([])
+    other = Query(tmp_path, {**server.options, "orphans": "warn"})
+    bodies += server.publish(LEFT_ROWS, "more")
+    assert other.plan()
+    assert len(other.run()) == LEFT_ROWS
+    told(heir, tmp_path, other.folder)
+    heir.start()
+    heir.batch()
+    account(bodies, heir.rows).check()
+
+
 def test_adopt_refuses_what_cannot_be(server: Server, tmp_path: Path) -> None:
     heir, _, old = later(server, tmp_path)
     assert "one of them" in journal("adopt", tmp_path, old).output

@@ -240,7 +240,7 @@ def test_the_end_of_the_interpreter_tells_in_one_line_what_was_not_delivered(
     nsqd_process.thaw()
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
-    assert f"before {count} publishes were confirmed" in line
+    assert f"before the confirmation of {count} publish" in line
 
 
 def test_the_end_of_the_interpreter_delivers_what_is_pending(nsqd_process: Any) -> None:

@@ -622,6 +622,18 @@ def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: R
 
 
 @embedded
+def test_a_restart_with_a_broken_program_fails_also_while_no_process_runs(run: Run) -> None:
+    worker = run(HANDLER, "--restart-delay", "500", "--max-restart-delay", "500").ready()
+    os.kill(worker.children()[0], signal.SIGKILL)
+    until(lambda: "is started again in" in worker.log(), START, about=worker.log)
+    for program, says in (("import half_written\n", "not all processes are"), (HANDLER, ": all processes are")):
+        worker.write(program)
+        worker.send(signal.SIGHUP)
+        until(lambda said=says: said in worker.log(), START, about=worker.log)  # type: ignore[misc]
+    worker.ready()
+
+
+@embedded
 def test_a_restart_reads_the_configuration_anew_and_keeps_what_runs_if_it_is_wrong(
     run: Run, nsqd_process: Any, tmp_path: Path
 ) -> None:
