@@ -119,6 +119,7 @@ async def stay():
     try:
         await sleep(3600)  # sleep: until the loop ends
     finally:
+        await sleep(0.01)  # sleep: what it does at its end may wait
         note(b"stayed")
 
 @subscribe("orders", "greenlets")
