@@ -671,11 +671,10 @@ class _DeadLetters(Producer):
 
 
 class _Waiters:
-    """Tasks that wait for messages. A release wakes one of them, or the next that comes."""
+    """Tasks that wait for messages. A release wakes one; who comes later looks for messages first."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._spare = 0
 
     def release(self) -> None:
         """Let one go on."""
@@ -687,13 +686,9 @@ class _Waiters:
                 except RuntimeError:  # the loop is closed: it waits no more
                     continue
                 return
-        self._spare += 1
 
     async def wait(self) -> None:
         """Wait until it is one's turn."""
-        if self._spare:
-            self._spare -= 1
-            return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:

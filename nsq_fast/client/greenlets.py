@@ -313,31 +313,25 @@ def _arguments(frame: FrameType) -> Iterable[object]:
 
 
 class Waiters:
-    """Greenlets of one hub that wait for messages. A release wakes one of them, or the next that comes.
+    """Greenlets of one hub that wait for messages. A release wakes one; who comes later looks for messages first.
 
     A consumer waits once for each read. A semaphore of gevent's, which serves any thread and knows limits of time,
     takes 5,000 instructions more: 2 % of all, for reads of 100 messages (bench/instructions.py).
     """
 
-    __slots__ = ("_run_callback", "_spare", "_waiting")
+    __slots__ = ("_run_callback", "_waiting")
 
     def __init__(self) -> None:
         self._run_callback = get_hub().loop.run_callback
         self._waiting: deque[Waiter[Any]] = deque()
-        self._spare = 0
 
     def release(self) -> None:
         """Let one go on, soon."""
         if self._waiting:
             self._run_callback(self._waiting.popleft().switch, None)
-        else:
-            self._spare += 1
 
     def wait(self) -> None:
         """Wait until it is one's turn."""
-        if self._spare:
-            self._spare -= 1
-            return
         waiter: Waiter[Any] = Waiter()
         self._waiting.append(waiter)
         try:

@@ -717,7 +717,7 @@ class LookupPoller:
         A lookupd that cannot answer about one topic says nothing of the others; one that does not answer at all is
         asked nothing more.
         """
-        life, most = self._life, max(1, SIDE_BY_SIDE // len(list(self._lookupds)))
+        life, most = self._life, SIDE_BY_SIDE // len(list(self._lookupds))
         count, has_answered, is_silent, failure = 0, False, False, ""
 
         async def ask_some() -> None:

@@ -347,7 +347,7 @@ def traced_node(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
     if request.param == "real":
         server = request.getfixturevalue("standalone_nsqd")
         server.create_topic("t")
-        yield Traced(server, lambda: LINE.findall((tmp_path / "nsqd.INFO").read_text()))
+        yield Traced(server, lambda: LINE.findall((tmp_path / "nsqd" / "nsqd.INFO").read_text()))
     else:
         with caplog.at_level(logging.INFO, "nsq_fast.broker.redesigned.channel"), RedesignedCluster(1, 1) as cluster:
             cluster.create_topic("t", channels=["c"])

@@ -376,10 +376,8 @@ def test_who_is_killed_while_nothing_comes_takes_nothing_with_it() -> None:
     gevent.idle()
     killed.kill()
     waiters.release()
-    waiters.release()
     other.join(WAIT)
     assert other.successful()
-    waiters.wait()  # the second release was for whoever comes next
 
 
 # An nsqd that listens on Unix sockets: every face reaches it, by TCP's commands and by HTTP.

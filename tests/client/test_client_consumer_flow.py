@@ -271,20 +271,25 @@ def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, cons
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
 
-def test_messages_that_nobody_can_answer_any_more_hold_nothing_up(nsqd, consume):
-    touched = []
+def test_messages_that_nobody_can_answer_any_more_hold_nothing_up(servers, consume, caplog):
+    kept = []
 
-    def drop(consumer, message):
+    def keep(consumer, message):
         message.enable_async()
         message.touch()
-        touched.append(message.id)
+        kept.append(message)
 
-    consumer = consume(drop)
-    conn = nsqd.connection()
+    server = servers({"msg_timeout": 10000})  # what is dropped is seen within a tenth of it
+    consumer = consume(keep, server)
+    conn = server.connection()
     conn.push(1, 2, 3)
-    until(lambda: len(touched) == 3)
+    until(lambda: len(kept) == 3)
     with promptly():
-        consumer.close()
+        del kept[:2]
+        closing = gevent.spawn(consumer.close)
+        until(lambda: "closing waits for 1 message without a response" in caplog.text)
+        kept.clear()
+        closing.join(WAIT)
     assert sorted(conn.answered(b"REQ")) == [1, 2, 3]
 
 

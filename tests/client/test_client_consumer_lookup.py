@@ -74,6 +74,7 @@ def test_a_topic_that_can_have_none_of_the_partitions_does_not_end_the_others(ns
 
 
 def test_topics_that_match_are_taken_up_and_left_as_they_come_and_go(make_nsqd, make_lookupd, start_consumer, caplog):
+    caplog.set_level(logging.INFO)
     lookupd = make_lookupd()
     nsqd = make_nsqd(lookupd, broadcast_address="127.0.0.1")
     lookup = {"lookupd_http_addresses": str(lookupd.http_address), **QUICK}
@@ -99,7 +100,12 @@ def test_topics_that_match_are_taken_up_and_left_as_they_come_and_go(make_nsqd, 
     for topic, body in (("orders_us", b"third"), ("orders_eu", b"fourth")):
         publish(nsqd, topic, body)
         until(lambda topic=topic, body=body: (topic, body) in seen)
-    assert consumer.stats().totals.received == len(seen) == 4
+    with LookupdHTTPClient(*lookupd.http_address) as admin:
+        admin.delete_topic("orders_us")  # and the connections stay
+    until(lambda: "topic orders_us is listed no longer" in caplog.text)
+    publish(make_nsqd(lookupd, broadcast_address="127.0.0.1"), "orders_us", b"fifth")
+    until(lambda: ("orders_us", b"fifth") in seen)
+    assert consumer.stats().totals.received == len(seen) == 5
 
 
 @pytest.mark.parametrize(

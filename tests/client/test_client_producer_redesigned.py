@@ -217,7 +217,7 @@ def test_original_nsqds_behind_lookup_are_published_to_as_ever(lookup_producer, 
         sender.publish("t", b"x", key="a")
 
 
-def test_without_lookup_keys_are_refused_from_the_moment_a_redesigned_nsqd_is_there(publish_nsqd, new_producer):
+def test_without_lookup_keys_are_refused_from_the_moment_a_redesigned_nsqd_is_there(publish_nsqd, new_producer, caplog):
     original, redesigned = publish_nsqd(), publish_nsqd(version=REDESIGNED)
     redesigned.is_refusing = True
     sender = new_producer(original, redesigned, max_backoff_duration=0.05)
@@ -233,6 +233,7 @@ def test_without_lookup_keys_are_refused_from_the_moment_a_redesigned_nsqd_is_th
     for _ in range(2):
         assert sender.publish("t", b"last", key="k") == b"OK"
     assert original.bodies == [*numbers(5), b"last", b"last"]
+    assert caplog.text.count("where keys give no order") == 1
     assert not redesigned.commands
 
 

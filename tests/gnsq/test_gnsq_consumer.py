@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import gevent
 import pytest
 from gevent.event import Event
+from support.http_server import scripted_http
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT, holds, promptly, until
 from support.wire import frame
@@ -182,6 +183,17 @@ def test_one_more_nsqd_can_be_added_while_it_runs(nsqd, make_consumer):
     consumer.redistribute_ready_state()
     assert len(other.connections) == 1
     other.stop()
+
+
+def test_query_lookupd_asks_at_once(nsqd, make_consumer):
+    found = {"broadcast_address": nsqd.address.host, "tcp_port": nsqd.address.port, "http_port": 1}
+    with scripted_http(lambda question: question.answer({"producers": [found]})) as (lookupd,):
+        lookup = {"lookupd_http_addresses": str(lookupd.address), "lookupd_poll_interval": 600}
+        consumer = make_consumer(nsqd_tcp_addresses=(), message_handler=do_nothing, **lookup)
+        start(nsqd, consumer)
+        asked = lookupd.count("/lookup")
+        until(lambda: consumer.query_lookupd() or lookupd.count("/lookup") > asked)  # not if it has asked just now
+        consumer.close()
 
 
 # Subclasses

@@ -34,6 +34,11 @@ async def hang(consumer: Any, message: Any) -> None:
     await asyncio.sleep(1000.0)
 
 
+async def hang_at_each(consumer: Any) -> None:
+    async for message in consumer:
+        await hang(consumer, message)
+
+
 async def fail(consumer: Any, message: Any) -> None:
     raise ValueError("a handler fails")
 
@@ -105,6 +110,11 @@ async def handlers_busy(loop: SimLoop, reason: str) -> None:
     (connection,) = progress.topics[0].connections
     assert (connection.in_flight, connection.unstarted) == (2, 1)
     await consumer.close(drain=False)
+    async with consumer_of(handler=None, topic="iterated") as consumer:
+        nsqd.log("iterated").store(b"work")
+        iterating = loop.create_task(hang_at_each(consumer))
+        assert "in hang" in (await named(loop, consumer, reason)).handler.stack
+        iterating.cancel()
 
 
 async def awaiting_answers(loop: SimLoop, reason: str) -> None:

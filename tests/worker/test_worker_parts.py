@@ -333,6 +333,8 @@ def test_the_page_for_people_adds_up_processes_and_reckons_rates_of_the_last_sec
     assert 250 < float(found["finished/s"]) < 350
     assert found["processes"] == "2"
     assert found["connected"] == "2 of 2"
+    page.show(Snapshot(start + 21, (state(READY, start + 21), state(READY, start + 21, is_leaving=True))), Totals())
+    assert re.findall(r'data-name="phase">([^<]*)<', page.html()) == ["running", "leaving"]
 
 
 @pytest.mark.slow
