@@ -354,7 +354,7 @@ class PartitionLock:
 
     def __init__(self) -> None:
         self.finished: tuple[bytes, int] | None = None
-        self.finished_at = 0.0
+        self.finished_at: float = 0.0
         self._holder: WorkerPool | None = None
         self._waiting: list[WorkerPool] = []
 
