@@ -273,7 +273,7 @@ class PendingLimit(LimitPath):
     __slots__ = ("_loop",)
 
     used: int
-
+    admitted: int
     queue: OrderedDict[Waiter, int]
 
     def __init__(self, limit: int, loop: Loop) -> None:
