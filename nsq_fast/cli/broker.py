@@ -246,12 +246,12 @@ def _running(group: ServerGroup) -> Iterator[ServerGroup]:
 
 
 def _describe(group: ServerGroup) -> dict[str, Any]:
-    def faces(server: ServerAddresses, *names: str) -> dict[str, str | None]:
-        return {name: address and str(address) for name in names for address in [getattr(server, name)]}
+    def faces(server: ServerAddresses) -> dict[str, str | None]:
+        return {"tcp": str(server.tcp), "http": str(server.http)}
 
     found = addresses_of(group)
-    lookupds = [faces(each, "tcp", "http") for each in found.lookupds]
-    nsqds = [faces(each, "tcp", "http", "https") for each in found.nsqds]
+    lookupds = [faces(each) for each in found.lookupds]
+    nsqds = [{**faces(each), "https": each.https and str(each.https)} for each in found.nsqds]
     return {"nsqds": nsqds, "lookupd": lookupds[0] if lookupds else None, "lookupds": lookupds}
 
 

@@ -479,17 +479,16 @@ class Ordered:
         seen = message.internal_id, message.offset or 0
         last = self.ledger.check(_key(target), seen)
         if last is None:
-            lock = self.lock_of(target)
-            if not self._is_done(lock, message):
+            if not self._is_done(self.lock_of(target), message):
                 return True
-            if self._recurring.is_worth_a_line(lock):
+            if self._recurring.is_worth_a_line(("repeated", _key(target))):
                 text = "%s: message %s comes again after its FIN, and is finished again"
                 self._log.info(text, target, message_name(message), extra=RESPONSE_REPEATED)
             with suppress(ConnectionLost):  # it comes once more
                 message.finish()
             return False
         error = OrderViolated(target.partition, last, seen)
-        if self._recurring.is_worth_a_line(_key(target)):  # what is held back comes again and again
+        if self._recurring.is_worth_a_line(("violated", _key(target))):  # what is held back comes again and again
             self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
         emit(self._consumer, "on_order_violation", message=message, error=error)
         if self._order_policy == "deliver":

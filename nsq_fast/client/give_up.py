@@ -220,8 +220,10 @@ class Recurring:
 
     def is_worth_a_line(self, kind: object) -> bool:
         """Whether this one of its kind is to be logged: the first, second, fourth..."""
-        (count, at), now = self._seen.get(kind, (0, 0.0)), monotonic()
-        self._seen[kind] = count, _ = 1 if now - at > QUIET else count + 1, now
+        count, at = self._seen.get(kind, (0, 0.0))
+        now = monotonic()
+        count = 1 if now - at > QUIET else count + 1
+        self._seen[kind] = count, now
         return is_worth_a_line(count)
 
 
